@@ -17,6 +17,7 @@ from support.uncompiled_kernels import compiled_again, nothing_compiled
 
 import minrnn_gen
 from minrnn_gen.config.package_files import package_folder
+from minrnn_gen.errors import BadInput
 
 LEAKY = {"name": "leaky", "equations": "h[t] = keep * h[t-1] + (1 - keep) * tanh(W.h)", "parameters": ["keep"]}
 SPEC: dict[str, Any] = {"model": "min_gru", "hidden_size": 8, "precision": "fp32"}
@@ -141,3 +142,12 @@ def test_an_interpreted_kernel_is_one_again() -> None:
 def test_what_a_kernel_shows_may_be_kept_too(name: str) -> None:
     shown = getattr(minrnn_gen.compile(SPEC, gpu="h100"), name)
     assert copy.deepcopy(shown) == shown and pickle.loads(pickle.dumps(shown)) == shown
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy], ids=lambda function: function.__name__)
+def test_what_a_forward_saved_says_that_it_stays(copied: Any) -> None:
+    kernel = minrnn_gen.compile(SPEC, gpu="h100")
+    y, _, saved = kernel.forward(numpy.ones((1, 3, 2, 8), "f"))
+    with pytest.raises(BadInput, match=r"^saved holds the arrays .* and run the forward again$"):
+        copied({"saved": [saved]} if copied is copy.deepcopy else saved)
+    assert kernel.backward(saved, numpy.ones_like(y))["x"].any()

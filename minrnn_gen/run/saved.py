@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from minrnn_gen.call.arguments import Call, Outputs
 from minrnn_gen.call.array import Array
@@ -59,6 +59,12 @@ class Saved:
         """Save a forward and its results; `origin` is what ran it."""
         self._origin = origin
         self._held: tuple[ForwardResult, Forward | ForwardReplay] | None = (result, forward)
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise BadInput(
+            "saved holds the arrays of a forward of this process and is neither pickled nor copied; pickle the kernel and the "
+            "arguments, and run the forward again"
+        )
 
     def release(self) -> None:
         """Let go of the arrays; a backward with this object is an error from now on."""
