@@ -165,8 +165,7 @@ class LayerStack:
         check_tensor(resets, "resets")
         resets = marks_in(resets)
         wanted = input.shape[:-1]
-        # Sizes that are symbols are compared when they have values.
-        if resets.dim() != len(wanted) or not (torch.compiler.is_compiling() or resets.shape == wanted):
+        if resets.shape != wanted:
             raise BadInput(
                 f"resets has shape {list(resets.shape)}; {list(wanted)} is expected, the shape of input without its features"
             )

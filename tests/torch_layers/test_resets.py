@@ -97,6 +97,29 @@ def test_a_compiler_knows_no_values() -> None:
         compiled(x, resets=marks)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiler_refuses_other_shapes_in_the_layers_order(batch_first: bool, dynamic: bool) -> None:
+    layer = wing.GRU(INPUTS, HIDDEN, batch_first=batch_first)
+    x = torch.randn(5, 7, INPUTS)
+    marks = torch.zeros(x.shape[:2], dtype=torch.bool)
+    compiled = torch.compile(layer, backend="eager", dynamic=dynamic)
+    for size in (2, 3, 5):  # the same program for other sizes
+        assert torch.equal(compiled(x[:size], resets=marks[:size])[0], layer(x[:size])[0])
+    with pytest.raises(BadInput, match=r"resets has shape \[7, 5\]; \[5, 7\] is expected"):
+        compiled(x, resets=marks.t())
+
+
+def test_an_exported_program_takes_resets_of_every_size() -> None:
+    layer, x = wing.GRU(INPUTS, HIDDEN, batch_first=False), torch.randn(TIME, BATCH, INPUTS)
+    marks = torch.rand(TIME, BATCH) < 0.4
+    sizes = {0: torch.export.Dim("time"), 1: torch.export.Dim("batch")}
+    program = torch.export.export(layer, (x,), {"resets": marks}, dynamic_shapes={"input": sizes, "resets": sizes})
+    for piece in (slice(None), slice(0, 3)):
+        found = program.module()(x[piece, :2], resets=marks[piece, :2])[0]
+        assert torch.equal(found, layer(x[piece, :2], resets=marks[piece, :2])[0])
+
+
 def test_where_there_are_none_one_sentence_says_so() -> None:
     x, marks = torch.zeros(TIME, BATCH, INPUTS), torch.zeros(TIME, BATCH, dtype=torch.bool)
     replaced = torch.nn.ModuleList([torch.nn.LSTM(INPUTS, HIDDEN), torch.nn.GRU(INPUTS, HIDDEN), torch.nn.RNN(INPUTS, HIDDEN)])
