@@ -121,5 +121,14 @@ def test_an_install_names_extras_that_there_are(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for named in re.findall(r'"\.\[([\w,]+)\]"', text):
         assert set(named.split(",")) <= set(extras), named
-    if "to compile" in text and "where there is no GPU" in text:
-        assert "nvrtc13" in text
+
+
+def test_an_install_line_promises_what_its_extra_brings() -> None:
+    """Those who only compile need NVRTC alone; CuPy, which calls on a GPU need, is a download of gigabytes."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    lines = [found for text in texts for found in re.findall(r'^ +pip install "\.\[([\w,]+)\]" +(\S.*)$', text, re.MULTILINE)]
+    said = {extra: told for extra, told in lines if extra.startswith(("cuda", "nvrtc"))}
+    assert any(extra.startswith("nvrtc") for extra in said)
+    assert {extra for extra, told in said.items() if "compile" in told} == {
+        extra for extra in said if extra.startswith("nvrtc")
+    }
