@@ -6,6 +6,8 @@ tracing again registers nothing, and a program that another process compiled fin
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import math
 import threading
@@ -42,6 +44,17 @@ def _register() -> None:
     for which, (platform, handler) in enumerate(_HANDLERS.items()):
         address = _address(handler) if trip.LIBRARY is None else trip.LIBRARY.forward(which, _address(handler) or 0)
         jax.ffi.register_ffi_target(TARGET, {"execute": jax.ffi.pycapsule(address)}, platform=platform)
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    """Wait for the calls whose results nobody has read: at exit JAX waits for XLA's threads, and these for Python, for ever.
+
+    JAX has registered its own cleaning up before, so it runs after this.
+    """
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):  # of a call that failed, or deleted: nobody reads it any more
+            array.block_until_ready()
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.patience import within
 
 from minrnn_gen.errors import BadInput
 
@@ -89,3 +90,18 @@ def test_symbolic_sizes_are_refused_in_a_sentence(call: Callable[[Any], Any], sh
     x = jax.ShapeDtypeStruct(export.symbolic_shape(shape), jnp.float32)
     with pytest.raises(BadInput, match=r"has shape \[.*\], whose sizes are symbols, but .*export one for each size"):
         export.export(jax.jit(call), disabled_checks=SAFE)(x)
+
+
+_UNREAD = """
+import sys
+import jax, numpy
+import minrnn_gen.jax as front
+layer = front.RNN("lstm", 4, 6, num_layers=2)
+params = layer.init(jax.random.key(0))
+run = jax.jit(lambda x: layer.apply(params, x)[0])
+y = run(numpy.ones((2, 5, 4), "f"))
+"""
+
+
+def test_a_process_ends_whose_last_results_nobody_read() -> None:
+    subprocess.run([sys.executable, "-c", _UNREAD], check=True, cwd=Path(__file__).parents[2], timeout=within(60))
