@@ -338,6 +338,8 @@ def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path
         assert (int(workspace) >> 44, int(arguments[6]) >> 40, int(arguments[10]) >> 32) == (int(stream),) * 3
 
 
+# A step whose units read each other's outputs, advanced in place.
+EVERY_DAY = ("dense", "h200")
 # On a GPU: every kind of pass, of product and of type in which something is kept.
 ON_A_GPU: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 64},
@@ -373,10 +375,13 @@ def test_the_check_passes_on_a_gpu(tmp_path: Path, name: str) -> None:
     assert "as recorded" in ran.stdout
 
 
-@pytest.mark.matrix_full
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize(
-    ("name", "gpu"), [*((name, "h200") for name in ON_A_GPU), ("dense-both-directions", "t4"), ("dense", "t4")]
+    ("name", "gpu"),
+    [
+        pytest.param(*case, marks=() if case == EVERY_DAY else pytest.mark.matrix_full)
+        for case in [*((name, "h200") for name in ON_A_GPU), ("dense-both-directions", "t4"), ("dense", "t4")]
+    ],
 )
 def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: str) -> None:
     """The program that checks results on a GPU, on a driver and a cuBLAS that compute on the host."""
