@@ -14,7 +14,7 @@ import minrnn_gen  # noqa: E402
 from minrnn_gen.call.pieces import Piece  # noqa: E402
 from minrnn_gen.gpu import memory  # noqa: E402
 from minrnn_gen.run.dropout import Dropout  # noqa: E402
-from minrnn_gen.run.stack import Cut, StackRun  # noqa: E402
+from minrnn_gen.run.stack import Cut, StackResult, StackRun  # noqa: E402
 from minrnn_gen.torch import beside  # noqa: E402
 from minrnn_gen.torch.dropout import draw_masks, dropped  # noqa: E402
 
@@ -82,7 +82,9 @@ def test_dropout_is_what_torch_makes_of_the_same_mask(dtype: Any, hidden: int) -
     for piece in (Piece(0, TIME, TIME), Piece(5, 7, TIME)):
         target = torch.zeros_like(source)
         wanted = Dropout(*(memory.inspect(array, "an array") for array in (source, mask, target)), PROBABILITY)
-        wanted.piece("bth", piece).run(kernel.executor.backend.begin(wanted.source, None, ()))
+        recorder = kernel.executor.backend.begin(wanted.source, None, ())
+        wanted.piece("bth", piece).run(recorder)
+        recorder.finish(StackResult(()), None)
         outside = torch.zeros_like(source)
         steps = slice(piece.start, piece.start + piece.steps)
         outside[:, steps] = expected[:, steps]
