@@ -81,7 +81,7 @@ def test_a_backward_says_what_it_reads_and_what_it_computes_again() -> None:
     assert plan.problem.recomputed_values[:4] == ("product i", "product f", "product z", "product o")
     assert {"i", "f", "z", "o"} <= set(plan.problem.recomputed_values)
     forward = builder.solve(builder.key_of("forward", builder.hinted_specialization)).plan()
-    assert forward.saved_values == forward.recomputed_values == ()
+    assert forward.problem.saved_values == forward.problem.recomputed_values == ()
     scan = builder_of("qrnn")
     assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().problem.saved_values == ("state c",)
     assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().problem.recomputed_values == ("f", "o", "z")

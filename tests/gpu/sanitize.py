@@ -27,6 +27,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.scan.projected import TILE_STEPS, refusal
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dropout import Dropout
+from minrnn_gen.run.stack import StackResult
 
 BATCH = 2
 # A cell that keeps its states, one with a parameter, and one in rows that only plain loads can copy.
@@ -119,6 +120,7 @@ def drop(kernel: Kernel, y: Any) -> None:
     time = y.shape[axes.index("t")]
     recorder = kernel.executor.backend.begin(dropout.source, None, ())
     dropout.piece(axes, Piece(1, time - 1, time)).run(recorder)
+    recorder.finish(StackResult(()), None)
 
 
 def run_projected(kernel: Kernel, batch: int, tiles: int) -> None:

@@ -54,7 +54,7 @@ def test_more_others_than_ways_are_still_others() -> None:
 
 @pytest.mark.parametrize("layout", ["BTD", "BDT"])
 def test_tickets_reach_a_second_group(layout: str) -> None:
-    plans = [one for one in plans_of(3, model="min_gru", hidden_size=24, layout=layout) if one.group_tiles]
+    plans = [one for one in plans_of(3, model="min_gru", hidden_size=24, layout=layout) if one.launch.group_tiles]
     assert plans
     for plan in plans:
         for at_once in (False, True):

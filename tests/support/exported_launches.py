@@ -36,6 +36,8 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.replay import Finished
+from minrnn_gen.run.saved import owner_of
 from minrnn_gen.run.scan_launch import Launch
 
 FOLDER = Path(__file__).parent
@@ -294,8 +296,11 @@ class PlannedRun:
         self.shared = {}
         return self
 
-    def finish(self, *_: Any) -> None:
-        return None
+    def finish(self, result: Any, metadata: Any) -> Finished[Any, Any]:
+        return Finished(result.mapped(owner_of), metadata, None)
+
+    def loop(self, start: int, stop: int, step: int = 1) -> range:
+        return range(start, stop, step)
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
         return self.builder.build(kernel).plan

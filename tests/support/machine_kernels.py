@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,9 +58,9 @@ class MachineKernel:
         return replace(self.kernel, plan=plan).launch(blocks, words, seed, memory)
 
 
-def shape(threads: int, shared_bytes: int, variables: dict[str, int]) -> SimpleNamespace:
+def shape(threads: int, shared_bytes: int, variables: dict[str, int]) -> Any:
     """Return what the machine reads of a plan."""
-    return SimpleNamespace(
+    return plan_with(
         entry=ENTRY,
         storage_dtype="bfloat16",
         threads=threads,

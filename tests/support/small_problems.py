@@ -36,6 +36,7 @@ from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.dropout import Dropout, scale_of
+from minrnn_gen.run.stack import StackResult
 
 Arrays = Mapping[str, Any]
 
@@ -246,6 +247,7 @@ def _dropped(kernel: Kernel, source: Any) -> Any:
         dropout = Dropout(*(wrap_numpy(array, "an array") for array in (source, mask, target)), DROPPED)
         recorder = kernel.backend.begin(dropout.source, None, (dropout.source, dropout.mask, dropout.target))
         dropout.piece("bth", piece).run(recorder)
+        recorder.finish(StackResult(()), None)
     else:
         target[:, 1:-1] = numpy.where(mask, source * scale_of(DROPPED), 0)[:, 1:-1]
     return target
