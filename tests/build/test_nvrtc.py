@@ -64,7 +64,7 @@ def test_a_report_that_says_less_is_refused(lost: str) -> None:
 
 
 def taking(**changes: int) -> KernelResources:
-    kept = KernelResources("scan_forward", PLAN.registers_per_thread, PLAN.shared_bytes, 0, 0)
+    kept = KernelResources("scan_forward", PLAN.budget.registers_per_thread, PLAN.budget.shared_bytes, 0, 0)
     return dataclasses.replace(kept, **changes)
 
 
@@ -75,10 +75,10 @@ def taking(**changes: int) -> KernelResources:
         ((taking(registers=1),), ()),
         ((taking(spill_bytes=8),), ("scan_forward spills 8 bytes",)),
         (
-            (taking(registers=PLAN.registers_per_thread + 1),),
-            (f"scan_forward uses {PLAN.registers_per_thread + 1} registers of {PLAN.registers_per_thread}",),
+            (taking(registers=PLAN.budget.registers_per_thread + 1),),
+            (f"scan_forward uses {PLAN.budget.registers_per_thread + 1} registers of {PLAN.budget.registers_per_thread}",),
         ),
-        ((taking(shared_bytes=PLAN.shared_bytes + 4),), (f"the plan {PLAN.shared_bytes}",)),
+        ((taking(shared_bytes=PLAN.budget.shared_bytes + 4),), (f"the plan {PLAN.budget.shared_bytes}",)),
         ((taking(shared_bytes=0),), ("0 bytes of shared memory",)),
         ((), ("no kernel",)),
         ((taking(), taking(spill_bytes=8, shared_bytes=0)), ("spills", "shared memory")),
@@ -115,7 +115,7 @@ def test_a_cubin_is_a_whole_elf_file() -> None:
     compiled = compile_source(TINY, dataclasses.replace(PLAN, entry="tiny"))
     assert compiled.cubin.startswith(b"\x7fELF") and compiled.cubin.endswith(b"\0")
     (kernel,) = compiled.kernels
-    assert (kernel.name, kernel.shared_bytes, kernel.spill_bytes) == ("tiny", PLAN.shared_bytes, 0)
+    assert (kernel.name, kernel.shared_bytes, kernel.spill_bytes) == ("tiny", PLAN.budget.shared_bytes, 0)
 
 
 @needs_nvrtc
