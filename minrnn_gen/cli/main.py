@@ -32,7 +32,7 @@ from minrnn_gen.cli import (
     verify,
 )
 from minrnn_gen.cli.terminal import Commands, print_json, print_note
-from minrnn_gen.errors import MinrnnError
+from minrnn_gen.errors import MinrnnError, nearest_name
 
 PROGRAM = "minrnn-gen"
 FAILED, BAD_INPUT = 1, 2
@@ -141,6 +141,9 @@ def _usage_sentence(error: Exception) -> str:
     # Of a name that is nearly right, the library's own suggestion is a second sentence.
     message = re.sub(r"\.? Did you mean (.*)\?$", r" (did you mean \1?)", message)
     context = getattr(error, "ctx", None)
+    # Older libraries suggest options and no commands.
+    if context is not None and (unknown := re.search(r"[Nn]o such command '([^']*)'$", message)):
+        message += nearest_name(unknown[1], context.command.list_commands(context))
     where = context.command_path if context is not None else PROGRAM
     return f"{message[:1].lower()}{message[1:]}; see '{where} --help'"
 

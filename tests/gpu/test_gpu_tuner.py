@@ -30,7 +30,7 @@ from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung
 from minrnn_gen.tune.session import tune_here
 from minrnn_gen.tune.subprocess import ChildMeasurer
 from minrnn_gen.tune.tuner import Limits, kernels_of
-from minrnn_gen.tune.worker import GpuMeasurer, gpu_measurer
+from minrnn_gen.tune.worker import MEASUREMENT_US, GpuMeasurer, gpu_measurer
 
 # Times, and how long something takes that hangs, say little while others use the GPU.
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -81,7 +81,9 @@ def test_candidates_are_right_and_have_times(measurer: GpuMeasurer, shared_store
                 measurer.prepare(trial)
                 assert measurer.error_share(trial) <= 1, (key.kernel_pass, dict(built.plan.variables))
                 times_us = measurer.times_us(trial, 3)
-                assert len(times_us) == 3 and all(0.5 < us < 1e6 for us in times_us)
+                # Of a slow one fewer times.
+                assert len(times_us) == 3 or sum(times_us) >= MEASUREMENT_US
+                assert all(0.5 < us < 1e6 for us in times_us)
                 measured += 1
     assert measured >= 2
 
