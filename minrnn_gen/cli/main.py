@@ -139,11 +139,11 @@ def _usage_sentence(error: Exception) -> str:
     """Return a usage error as one sentence in the manner of the others."""
     message = str(error.format_message()).rstrip(".").replace("Value error, ", "")  # type: ignore[attr-defined]
     # Of a name that is nearly right, the library's own suggestion is a second sentence.
-    message = re.sub(r"\.? Did you mean (.*)\?$", r" (did you mean \1?)", message)
+    message = re.sub(r"\.? \(?Did you mean (.*)\?\)?$", r" (did you mean \1?)", message)
     context = getattr(error, "ctx", None)
-    # Older libraries suggest options and no commands.
-    if context is not None and (unknown := re.search(r"[Nn]o such command '([^']*)'$", message)):
-        message += nearest_name(unknown[1], context.command.list_commands(context))
+    # Libraries suggest several commands, one, or none.
+    if context is not None and (unknown := re.match(r"[Nn]o such command '([^']*)'", message)):
+        message = unknown[0] + nearest_name(unknown[1], context.command.list_commands(context))
     where = context.command_path if context is not None else PROGRAM
     return f"{message[:1].lower()}{message[1:]}; see '{where} --help'"
 
