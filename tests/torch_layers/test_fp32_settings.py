@@ -29,9 +29,10 @@ def write(rnn: str, matmul: str) -> None:
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    before = read()
+    before, conv = read(), torch.backends.cudnn.conv.fp32_precision
     yield
     write(*before)
+    torch.backends.cudnn.conv.fp32_precision = conv  # which `allow_tf32` sets too, and refuses to be read where they differ
 
 
 def products(layer: Any, *inputs: Any) -> set[str]:
