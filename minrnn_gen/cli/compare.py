@@ -52,9 +52,7 @@ def compare(
         print_json({"device": place.value, "batch": sizes[0], "time": sizes[1], "seconds_per_call": seconds})
         return
     screen, ours = console(), contenders[0].seconds
-    screen.print(
-        f"{kernel.builder.cell_source.name}, {sizes[0]} sequences of {sizes[1]} steps, {why}; medians of {ROUNDS} calls"
-    )
+    screen.print(f"{kernel.builder.cell_source.name}, {sizes[0]} sequences of {sizes[1]} steps, {why}; medians")
     table = new_table("", "time", "of ours", right=("time", "of ours"))
     for contender in contenders:
         table.add_row(contender.name, duration_text(contender.seconds), f"{contender.seconds / ours:.2f}")

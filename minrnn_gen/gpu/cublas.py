@@ -33,7 +33,7 @@ _MATRIX = (_POINTER, _INT, _INT, _STRIDE)
 # cublasGemmStridedBatchedEx (cublas_api.h).
 _GEMM_ARGUMENTS = (_POINTER, *(_INT,) * 5, _POINTER, *_MATRIX, *_MATRIX, _POINTER, *_MATRIX, *(_INT,) * 3)
 # cuBLAS 13.1.0 on an H200 drops the last k % 64 terms of some sums of 16-bit factors that it splits over blocks: 126 of some
-# 50,000 drawn products of one batch, k of 2,561 and more, none with k % 64 = 0.
+# 45,000 drawn products of one batch, k of 2,561 and more, none with k % 64 = 0.
 _TERMS_AT_ONCE, _LONG_SUM = 64, 2048
 _NARROW_BYTES = {"float16": 2, "bfloat16": 2}
 # What cuBLAS asks for on sm_90 and later (cuBLAS documentation, cublasSetWorkspace).
