@@ -19,8 +19,8 @@ import torch
 from benchmarks.contenders.cpu_loop import scan_loop
 from benchmarks.report.cpu_record import CpuRow
 from minrnn_gen.torch import nn
-from minrnn_gen.torch.layers import MinGRU, MinLSTM
-from minrnn_gen.torch.raw_scan import scan
+from minrnn_gen.torch.layers.named import MinGRU, MinLSTM
+from minrnn_gen.torch.operators.raw_scan import scan
 
 LAYERS = ("LSTM", "GRU", "RNN")
 BATCHES, TIMES, WIDTHS = (1, 4, 16, 64), (1, 32, 256), (32, 128, 256, 512)

@@ -29,7 +29,7 @@ def contenders(problem: Problem, gpu: Gpu, baselines: Collection[str], refused: 
 
 
 def _ours(problem: Problem) -> Callable[..., Any]:
-    from minrnn_gen.torch.layer import RNN
+    from minrnn_gen.torch.layers.layer import RNN
 
     return partial(RNN, str(problem.model), heads=problem.heads or 1)
 

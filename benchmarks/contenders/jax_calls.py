@@ -162,7 +162,7 @@ def _of_torch(subject: Subject) -> Contender:
     gpu = subject.gpu
 
     def prepare() -> Run:
-        from minrnn_gen.torch.functional import recurrence
+        from minrnn_gen.torch.operators.functional import recurrence
 
         spec = load_spec(subject.problem.spec)
         kernel = Kernel(builder_for(spec, target_of(spec)))

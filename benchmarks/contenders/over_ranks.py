@@ -20,7 +20,7 @@ from benchmarks.harness.rounds import Limits, failure_of, quartiles, rounds_for
 from benchmarks.problems.distributed_problems import MICRO_BATCHES, REMEMBERING_LOGIT, DistributedProblem, KernelPass
 from benchmarks.report.distributed_record import ALONE, DistributedRow
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.operators.functional import recurrence
 from minrnn_gen.torch.sequence_group.cells import expected_ways
 from minrnn_gen.torch.sequence_group.exchange import watched
 from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup, member_of

@@ -92,7 +92,7 @@ def _scan_ways(problem: Problem, gpu: Gpu) -> _Ways:
     inputs = layers.Inputs(problem.model_copy(update={"precision": problem.stored_precision}), gpu)
 
     def ours() -> Subject:
-        from minrnn_gen.torch.layers import MinGRULog, MinLSTMLog
+        from minrnn_gen.torch.layers.named import MinGRULog, MinLSTMLog
 
         weight, x = inputs.array("weight"), _leaf(inputs.array("x"), problem)
         kinds: dict[str, type[Any]] = {"min_gru_log": MinGRULog, "min_lstm_log": MinLSTMLog}

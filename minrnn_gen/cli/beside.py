@@ -48,7 +48,7 @@ def torch_layer_of(kernel: Kernel, x: Any) -> tuple[str, Callable[[], Any]] | No
     if name is None or not spec.input_size or spec.heads != 1 or interface.directions or interface.layout == "BDT":
         return None
     try:
-        from minrnn_gen.torch.same_sizes import torch_layer
+        from minrnn_gen.torch.drop_in.same_sizes import torch_layer
     except Exception:  # an installation of torch may fail in any way, and nothing else is asked of it here
         return None
     precision = interface.precision

@@ -65,8 +65,8 @@ def explain(
 def _on_cpu(request: Request) -> str:
     """Say what runs where arrays are in host memory, and why."""
     from minrnn_gen.api import builder_for
+    from minrnn_gen.run.cpu.native import NativeKernels
     from minrnn_gen.run.executor import interface_of
-    from minrnn_gen.run.native import NativeKernels
 
     builder = builder_for(request.spec, request.target)
     return NativeKernels(interface_of(builder, builder.cell_shape), builder).in_words()
@@ -80,7 +80,7 @@ def _program(request: Request, which: Pass, batch: int | None, time: int | None)
     """Return the program of a call of these sizes; what is not given is the spec's."""
     from minrnn_gen.api import builder_for
     from minrnn_gen.plan.problem import Sizes
-    from minrnn_gen.run.plain_program import plain_program
+    from minrnn_gen.run.recording.plain_program import plain_program
 
     builder = builder_for(request.spec, request.target)
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)

@@ -10,8 +10,8 @@ import torch
 from minrnn_gen.api import compile
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
-from minrnn_gen.torch.functional import recurrence
-from minrnn_gen.torch.raw_scan import scan
+from minrnn_gen.torch.operators.functional import recurrence
+from minrnn_gen.torch.operators.raw_scan import scan
 from minrnn_gen.torch.tensors import check_devices, check_shape, integers_in
 
 _CELL = {"name": "log_gated", "gates": ["g", "x"], "states": ["h"], "equations": "h[t] = exp(W.g) * h[t-1] + W.x"}

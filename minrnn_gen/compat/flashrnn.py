@@ -10,8 +10,8 @@ from minrnn_gen.compat.flashrnn_kernel import kernel_of
 from minrnn_gen.compat.flashrnn_request import BIAS, INPUT, OUTPUT, RECURRENT, Request, request_of
 from minrnn_gen.compat.flashrnn_states import stacked
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
-from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.operators.calls import arithmetic_dtype, storage_dtype
+from minrnn_gen.torch.operators.functional import recurrence
 from minrnn_gen.torch.tensors import check_devices, check_real
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.dispatch import dense_gradients
+from minrnn_gen.torch.operators.dispatch import dense_gradients
 
 
 def stacked(y: Any, others: Sequence[Any], names: Sequence[str]) -> Any:

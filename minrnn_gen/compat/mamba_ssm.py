@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.torch.dispatch import refuse_transforms
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
-from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.operators.dispatch import refuse_transforms
+from minrnn_gen.torch.operators.functional import recurrence
 from minrnn_gen.torch.tensors import check_devices, check_real, check_shape
 
 

@@ -10,8 +10,8 @@ import torch
 from minrnn_gen.api import compile
 from minrnn_gen.compat.installed import Exchange
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
-from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.operators.calls import arithmetic_dtype, storage_dtype
+from minrnn_gen.torch.operators.functional import recurrence
 
 _REQUIREMENT = "minGRU-pytorch==0.2.1"
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.compat.installed import Exchange
-from minrnn_gen.torch.raw_scan import scan
+from minrnn_gen.torch.operators.raw_scan import scan
 
 
 def _layer() -> Any:

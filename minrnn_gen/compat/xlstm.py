@@ -12,8 +12,8 @@ from minrnn_gen.compat.flashrnn_states import stacked
 from minrnn_gen.compat.installed import Exchange
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.torch.calls import arithmetic_dtype, storage_dtype
-from minrnn_gen.torch.functional import recurrence
+from minrnn_gen.torch.operators.calls import arithmetic_dtype, storage_dtype
+from minrnn_gen.torch.operators.functional import recurrence
 
 
 def _cells() -> Any:

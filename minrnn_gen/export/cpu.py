@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.export.source import ExportSource, cpu_text
-from minrnn_gen.run import threads
-from minrnn_gen.run.native import NativeKernels
+from minrnn_gen.run.cpu import threads
+from minrnn_gen.run.cpu.native import NativeKernels
 
 
 def why_not_on_cpu(native: NativeKernels) -> str:

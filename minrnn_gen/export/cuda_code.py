@@ -12,8 +12,8 @@ from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
-from minrnn_gen.run.dense_launch import CALL_BYTES
-from minrnn_gen.run.vectors_launch import part_bytes_of
+from minrnn_gen.run.dense.launch import CALL_BYTES
+from minrnn_gen.run.vectors.launch import part_bytes_of
 
 
 @dataclass(frozen=True)

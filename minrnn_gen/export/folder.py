@@ -21,8 +21,8 @@ from minrnn_gen.export.cuda_code import manifest_of
 from minrnn_gen.export.recorded import recorded_cases
 from minrnn_gen.export.source import ExportSource, build_text, check_text, cuda_text, demand_whole, header_text
 from minrnn_gen.run.ahead import sizes_from
+from minrnn_gen.run.cpu.native import NativeKernels
 from minrnn_gen.run.executor import Executor
-from minrnn_gen.run.native import NativeKernels
 
 TARGETS = ("cpu", "cuda")
 # Begins every file, target and name in C: without it they would meet words of C, macros and headers of a system (X_OK, linux,

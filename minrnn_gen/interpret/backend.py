@@ -22,10 +22,10 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program.data import KernelRef
 from minrnn_gen.run.backend import Queue
-from minrnn_gen.run.describe import DescribedKernel
-from minrnn_gen.run.described_run import DescribedRun
 from minrnn_gen.run.kernels import BuiltKernels
-from minrnn_gen.run.replay import Finished, owners_of, rebound
+from minrnn_gen.run.recording.described_run import DescribedRun
+from minrnn_gen.run.recording.describer import DescribedKernel
+from minrnn_gen.run.recording.replay import Finished, owners_of, rebound
 
 MetadataT = TypeVar("MetadataT")
 

@@ -17,7 +17,7 @@ from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.library import EmulatedKernel, Memory
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At, Buffer, Gap, KernelRef, Program
-from minrnn_gen.run.replay import arrays_in
+from minrnn_gen.run.recording.replay import arrays_in
 
 # Guard zone around each allocation, so that an out-of-bounds write hits no other array.
 GAP_BYTES = 256

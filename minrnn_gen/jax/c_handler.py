@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from minrnn_gen.build.ffi_handler import handler_library, why_no_handler
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
-from minrnn_gen.run import c_program
+from minrnn_gen.run.cpu import c_program
 
 # The device of host memory.
 ON_HOST = -1

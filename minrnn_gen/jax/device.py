@@ -28,8 +28,8 @@ from minrnn_gen.jax.request import CallSite, Request, Shaped
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.arguments import keyed_scan
 from minrnn_gen.raw_scan.scan import BACKWARDS, SCANS, scan, scan_backward
-from minrnn_gen.run.operations import Program
-from minrnn_gen.run.replay import Trace
+from minrnn_gen.run.recording.operations import Program
+from minrnn_gen.run.recording.replay import Trace
 
 
 class OperandCast(NamedTuple):

@@ -11,8 +11,8 @@ from minrnn_gen.jax.c_handler import Layout
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.scan import scan, scan_backward
-from minrnn_gen.run.c_program import host_program
-from minrnn_gen.run.cpu_trace import LaunchOperation
+from minrnn_gen.run.cpu.c_program import host_program
+from minrnn_gen.run.cpu.trace import LaunchOperation
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Saved
 

@@ -17,7 +17,8 @@ from minrnn_gen.raw_scan.arrangement import Arrangement, RawLayout, arrangement_
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_kernels
 from minrnn_gen.run.backend import Launchable
 from minrnn_gen.run.cuda import CudaRecorder
-from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of, workspace_bytes_of
+from minrnn_gen.run.launch import alignment_of_call
+from minrnn_gen.run.scan.launch import backward_launch_of, forward_launch_of, workspace_bytes_of
 
 # The hidden size and the layout of kernels where there are no sequences.
 _NOTHING_LAUNCHED: tuple[int, RawLayout] = (1, "BTD")

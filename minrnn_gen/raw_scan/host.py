@@ -10,7 +10,7 @@ from minrnn_gen.config.environment import runs_native_code
 from minrnn_gen.raw_scan import cpu, native
 from minrnn_gen.raw_scan.arguments import BackwardCall, ScanCall
 from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
-from minrnn_gen.run.cpu_trace import CpuRecorder, CpuTraceCache
+from minrnn_gen.run.cpu.trace import CpuRecorder, CpuTraceCache
 
 # What native code did before on arrays of a key, by every scan of this process.
 SCANS = CpuTraceCache[ScanResult]()

@@ -17,9 +17,9 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import merged_stride
 from minrnn_gen.raw_scan.kernels import KERNELS_HELD, RawPrecision, raw_spec
-from minrnn_gen.run.cpu_trace import CpuRecorder
-from minrnn_gen.run.native import scan_plan
-from minrnn_gen.run.threads import pointwise_schedule
+from minrnn_gen.run.cpu.native import scan_plan
+from minrnn_gen.run.cpu.threads import pointwise_schedule
+from minrnn_gen.run.cpu.trace import CpuRecorder
 
 LOG = logging.getLogger("minrnn_gen")
 

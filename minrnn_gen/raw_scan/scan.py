@@ -8,7 +8,7 @@ from minrnn_gen.call.key import is_on_cpu
 from minrnn_gen.config.environment import runs_native_code
 from minrnn_gen.raw_scan.arguments import check_scan, check_scan_backward, keyed_scan
 from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
-from minrnn_gen.run.replay import TraceCache
+from minrnn_gen.run.recording.replay import TraceCache
 
 # What was run before on arrays of a key, by every scan of this process.
 SCANS = TraceCache[ScanResult, None]()

@@ -16,8 +16,8 @@ from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program.number import Number
-from minrnn_gen.run.replay import Finished
-from minrnn_gen.run.scan_launch import Launch
+from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.recording.replay import Finished
 
 MetadataT = TypeVar("MetadataT")
 

@@ -23,11 +23,11 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program.data import KernelRef
 from minrnn_gen.run.backend import GraphOnStream, Queue
-from minrnn_gen.run.describe import DescribedKernel
-from minrnn_gen.run.described_run import DescribedRun
-from minrnn_gen.run.replay import Finished, owners_of, without_owners
-from minrnn_gen.run.scan_launch import Launch
-from minrnn_gen.run.trace import trace_of
+from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.recording.described_run import DescribedRun
+from minrnn_gen.run.recording.describer import DescribedKernel
+from minrnn_gen.run.recording.replay import Finished, owners_of, without_owners
+from minrnn_gen.run.recording.trace import trace_of
 
 MetadataT = TypeVar("MetadataT")
 

@@ -25,12 +25,12 @@ from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
 from minrnn_gen.run.in_place import InPlace
-from minrnn_gen.run.replay import Trace
+from minrnn_gen.run.recording.replay import Trace
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
-    from minrnn_gen.run.cpu import CpuRun
-    from minrnn_gen.run.cpu_trace import CpuTrace
+    from minrnn_gen.run.cpu.calls import CpuRun
+    from minrnn_gen.run.cpu.trace import CpuTrace
 
 Layout = tuple[tuple[int, ...], str]
 """The shape and dtype of an array."""
@@ -112,7 +112,7 @@ class Executor:
     @cached_property
     def cpu(self) -> CpuRun:
         """What runs calls on host arrays."""
-        from minrnn_gen.run.cpu import CpuRun
+        from minrnn_gen.run.cpu.calls import CpuRun
 
         return CpuRun(self.interface, self._builder)
 

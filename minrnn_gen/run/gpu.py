@@ -18,15 +18,15 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
-from minrnn_gen.run.dense import DenseRun
-from minrnn_gen.run.direction_choice import DirectionsChoice
+from minrnn_gen.run.dense.direction_choice import DirectionsChoice
+from minrnn_gen.run.dense.runs import DenseRun
 from minrnn_gen.run.expected_time import BackwardOrForward
-from minrnn_gen.run.projected import ProjectedScan
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
-from minrnn_gen.run.replay import ByKey, Finished, Trace, TraceCache, without_slots
+from minrnn_gen.run.recording.replay import ByKey, Finished, Trace, TraceCache, without_slots
 from minrnn_gen.run.saved import Forward
-from minrnn_gen.run.scan import ScanRun
-from minrnn_gen.run.vectors import VectorsRun
+from minrnn_gen.run.scan.projected import ProjectedScan
+from minrnn_gen.run.scan.runs import ScanRun
+from minrnn_gen.run.vectors.runs import VectorsRun
 
 
 class CellRun(Protocol):

@@ -12,7 +12,7 @@ from minrnn_gen.call.key import KeyedArrays, keyed
 from minrnn_gen.call.results import ForwardResult
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
-from minrnn_gen.run.replay import Replay, Trace
+from minrnn_gen.run.recording.replay import Replay, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ from minrnn_gen.errors import INSTALL_TORCH, TorchMissing, needing
 
 with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
     from minrnn_gen.torch import nn
-    from minrnn_gen.torch.exported_program import export_operators
-    from minrnn_gen.torch.functional import recurrence
-    from minrnn_gen.torch.layer import RNN
-    from minrnn_gen.torch.layers import (
+    from minrnn_gen.torch.drop_in.replacement import replace
+    from minrnn_gen.torch.layers.layer import RNN
+    from minrnn_gen.torch.layers.named import (
         GRU,
         HGRN,
         LSTM,
@@ -22,10 +21,11 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
         MinLSTM,
         MinLSTMLog,
     )
-    from minrnn_gen.torch.onnx_translations import onnx_translations
-    from minrnn_gen.torch.raw_scan import scan
-    from minrnn_gen.torch.replacement import replace
-    from minrnn_gen.torch.selective_scan import SelectiveScan
+    from minrnn_gen.torch.layers.selective_scan import SelectiveScan
+    from minrnn_gen.torch.operators.exported_program import export_operators
+    from minrnn_gen.torch.operators.functional import recurrence
+    from minrnn_gen.torch.operators.onnx_translations import onnx_translations
+    from minrnn_gen.torch.operators.raw_scan import scan
     from minrnn_gen.torch.sequence_group.gradients import sum_gradients
     from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup
 

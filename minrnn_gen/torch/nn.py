@@ -21,12 +21,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.layers.architecture import Architecture, architecture_of
-from minrnn_gen.torch.autocast import layer_dtype, result_dtype
-from minrnn_gen.torch.decode import DecodingStack
-from minrnn_gen.torch.layers import ELMAN_RELU
-from minrnn_gen.torch.options import Function
-from minrnn_gen.torch.set_later import Checks, Settled, check_flag, check_probability, check_size, check_size_or_zero
-from minrnn_gen.torch.stack import LayerStack
+from minrnn_gen.torch.drop_in.autocast import layer_dtype, result_dtype
+from minrnn_gen.torch.layers.decode import DecodingStack
+from minrnn_gen.torch.layers.named import ELMAN_RELU
+from minrnn_gen.torch.layers.options import Function
+from minrnn_gen.torch.layers.set_later import Checks, Settled, check_flag, check_probability, check_size, check_size_or_zero
+from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.tensors import autocasts
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]

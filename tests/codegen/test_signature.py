@@ -28,7 +28,7 @@ from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dense_launch import BackwardArrays, scratch_sizes
+from minrnn_gen.run.dense.launch import BackwardArrays, scratch_sizes
 
 # A scan with a parameter and two states, of which a backward reads one that is not y.
 TWIN = {

@@ -11,7 +11,7 @@ import pytest
 from support.patience import within
 
 from minrnn_gen.build.cpu_kernel import why_no_native_code
-from minrnn_gen.run.interrupts import interpreter
+from minrnn_gen.run.cpu.interrupts import interpreter
 
 pytestmark = pytest.mark.skipif(bool(why_no_native_code()), reason=f"no native code: {why_no_native_code()}")
 

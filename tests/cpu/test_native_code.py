@@ -358,7 +358,7 @@ def test_layers_of_torch_are_replayed(name: str, inputs: int, has_state: bool, m
 def test_long_calls_run_in_pieces(name: str, is_batch_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call whose pre-activations nobody keeps projects as many steps as stay in cache."""
     torch = pytest.importorskip("torch")
-    from minrnn_gen.run import native_run
+    from minrnn_gen.run.cpu import native_run
     from minrnn_gen.torch import nn
 
     monkeypatch.setenv("MINRNN_CPU", "native")
@@ -389,7 +389,7 @@ def test_long_calls_run_in_pieces(name: str, is_batch_first: bool, monkeypatch: 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_the_gradient_of_R_of_several_heads_is_a_tensor(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from minrnn_gen.torch.functional import recurrence
+    from minrnn_gen.torch.operators.functional import recurrence
 
     kernel = minrnn_gen.compile({"model": "gru", "hidden_size": 6, "heads": 2, "precision": "fp64", "direction": direction})
     interface, generator = kernel.interface, torch.Generator().manual_seed(5)

@@ -25,7 +25,7 @@ from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.export.cpu import cpu_export
 from minrnn_gen.export.recorded import values_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.run.native import NativeKernels
+from minrnn_gen.run.cpu.native import NativeKernels
 
 
 def has_compiler() -> bool:

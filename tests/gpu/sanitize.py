@@ -26,8 +26,8 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.scan.projected import TILE_STEPS, refusal
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dropout import Dropout
-from minrnn_gen.run.stack import StackResult
+from minrnn_gen.run.layers.dropout import Dropout
+from minrnn_gen.run.layers.stack import StackResult
 
 BATCH = 2
 # A cell that keeps its states, one with a parameter, and one in rows that only plain loads can copy.

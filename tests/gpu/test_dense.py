@@ -11,9 +11,9 @@ from test_gradients import TOLERANCE as PLAIN_TOLERANCE
 
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run import executor
-from minrnn_gen.run.operations import Program
-from minrnn_gen.run.replay import ByKey
-from minrnn_gen.run.stepwise import GRAPH_STEPS
+from minrnn_gen.run.dense.stepwise import GRAPH_STEPS
+from minrnn_gen.run.recording.operations import Program
+from minrnn_gen.run.recording.replay import ByKey
 
 pytestmark = pytest.mark.gpu
 

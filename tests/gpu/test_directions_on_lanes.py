@@ -17,8 +17,8 @@ from minrnn_gen.interpret.verify import leaves  # noqa: E402
 from minrnn_gen.kernel import Kernel  # noqa: E402
 from minrnn_gen.layers.kernels import kernel_by  # noqa: E402
 from minrnn_gen.plan.problem import Sizes  # noqa: E402
-from minrnn_gen.run import dense  # noqa: E402
-from minrnn_gen.run.direction_choice import DirectionsChoice  # noqa: E402
+from minrnn_gen.run.dense import runs as dense  # noqa: E402
+from minrnn_gen.run.dense.direction_choice import DirectionsChoice  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -13,10 +13,10 @@ wing = pytest.importorskip("minrnn_gen.torch")
 import minrnn_gen  # noqa: E402
 from minrnn_gen.call.pieces import Piece  # noqa: E402
 from minrnn_gen.gpu import memory  # noqa: E402
-from minrnn_gen.run.dropout import Dropout  # noqa: E402
-from minrnn_gen.run.stack import Cut, StackResult, StackRun  # noqa: E402
-from minrnn_gen.torch import beside  # noqa: E402
-from minrnn_gen.torch.dropout import draw_masks, dropped  # noqa: E402
+from minrnn_gen.run.layers.dropout import Dropout  # noqa: E402
+from minrnn_gen.run.layers.stack import Cut, StackResult, StackRun  # noqa: E402
+from minrnn_gen.torch.layers import beside  # noqa: E402
+from minrnn_gen.torch.layers.dropout import draw_masks, dropped  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

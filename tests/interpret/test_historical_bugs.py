@@ -21,8 +21,8 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.interpret.findings import KernelMisbehaved
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.problem import alignment_of
-from minrnn_gen.run import scan
 from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.scan import runs as scan
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 

@@ -223,7 +223,7 @@ def test_a_kernel_serves_as_a_spec() -> None:
 
 def test_a_program_is_traced_without_a_compiler_and_runs_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its forward keeps states is known before; NumPy, which may need them after all, computes them once more."""
-    native = pytest.importorskip("minrnn_gen.run.native")
+    native = pytest.importorskip("minrnn_gen.run.cpu.native")
     random = np.random.default_rng(1)
     hidden = 5  # of no other test: kernels that are compiled stay so
     shapes = (BATCH, TIME, 3, hidden), (3, 1, hidden, hidden), (BATCH, TIME, hidden)

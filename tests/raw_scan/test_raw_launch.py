@@ -32,7 +32,7 @@ from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import arrangement_of
 from minrnn_gen.raw_scan.kernels import ARRAY_NAMES, raw_builder
 from minrnn_gen.run.kernels import CompiledKernels
-from minrnn_gen.run.replay import TraceCache
+from minrnn_gen.run.recording.replay import TraceCache
 
 
 def on_device(values: Any, name: str = "array") -> Array:

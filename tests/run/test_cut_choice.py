@@ -15,9 +15,9 @@ from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.cut_choice import PIECE_STEPS_LEAST, CutChoice, choose_cut
 from minrnn_gen.run.expected_time import GAIN_LEAST, BackwardOrForward
-from minrnn_gen.run.wavefront import wavefront
+from minrnn_gen.run.layers.cut_choice import PIECE_STEPS_LEAST, CutChoice, choose_cut
+from minrnn_gen.run.layers.wavefront import wavefront
 
 H200 = load_profile("h200")
 WIDE = {"model": "lstm", "hidden_size": 768, "precision": "bf16", "input_size": 768}

@@ -15,8 +15,8 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.plan.size_classes import Occupied
-from minrnn_gen.run import direction_choice
-from minrnn_gen.run.direction_choice import DirectionsChoice, choose_directions
+from minrnn_gen.run.dense import direction_choice
+from minrnn_gen.run.dense.direction_choice import DirectionsChoice, choose_directions
 from minrnn_gen.run.expected_time import GAIN_LEAST, BackwardOrForward, Expected, expected_of
 
 H200 = load_profile("h200")

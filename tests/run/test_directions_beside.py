@@ -38,10 +38,12 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import leaves
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run import dense, gpu, operations
-from minrnn_gen.run.direction_choice import DirectionsChoice
+from minrnn_gen.run import gpu
+from minrnn_gen.run.dense import runs as dense
+from minrnn_gen.run.dense.direction_choice import DirectionsChoice
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.kernels import CompiledKernels
+from minrnn_gen.run.recording import operations
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"

@@ -17,11 +17,11 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.interpret.backend import EmulatedBackend
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.dropout import Dropout, scale_of
-from minrnn_gen.run.stack import StackResult
+from minrnn_gen.run.layers.dropout import Dropout, scale_of
+from minrnn_gen.run.layers.stack import StackResult
 
 torch = pytest.importorskip("torch")
-dropout = pytest.importorskip("minrnn_gen.torch.dropout")
+dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"

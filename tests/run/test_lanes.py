@@ -14,10 +14,10 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.gpu import stream
 from minrnn_gen.gpu.device import Place
-from minrnn_gen.run import operations
 from minrnn_gen.run.cuda import CudaRecorder
-from minrnn_gen.run.operations import StepsOnLanes
-from minrnn_gen.run.scan_launch import Launch
+from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.recording import operations
+from minrnn_gen.run.recording.operations import StepsOnLanes
 
 MAIN, FIRST_LANE = 7, 100
 KERNEL: Any = "kernel"

@@ -28,8 +28,9 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, alignment_of
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dense_launch import NamedArguments, persistent_launches
-from minrnn_gen.run.scan_launch import alignment_of_call, backward_launch_of, forward_launch_of
+from minrnn_gen.run.dense.launch import NamedArguments, persistent_launches
+from minrnn_gen.run.launch import alignment_of_call
+from minrnn_gen.run.scan.launch import backward_launch_of, forward_launch_of
 
 sizes = st.integers(1, 20)
 

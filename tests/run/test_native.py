@@ -30,7 +30,7 @@ from minrnn_gen.gpu.device import Place
 from minrnn_gen.gpu.driver import NO_CONTEXT
 from minrnn_gen.native import trip
 from minrnn_gen.plan.problem import KernelKey
-from minrnn_gen.run.operations import FillOperation, LaunchOperation, ProductOperation, Program
+from minrnn_gen.run.recording.operations import FillOperation, LaunchOperation, ProductOperation, Program
 
 PLACE = Place("torch", 0)
 

@@ -12,7 +12,7 @@ from support.rendered_kernels import builder_of
 from minrnn_gen.cell.files import library_names, vector_library_names
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.problem import KernelPass, Sizes
-from minrnn_gen.run.plain_program import plain_program
+from minrnn_gen.run.recording.plain_program import plain_program
 
 SPECS: list[tuple[str, dict[str, Any]]] = [
     *((name, {"hidden_size": 64, "precision": "bf16"}) for name in library_names()),

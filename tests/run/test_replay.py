@@ -37,11 +37,12 @@ from minrnn_gen.gpu import cublas, memory, stream
 from minrnn_gen.gpu.cublas import Product, factor
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.run import executor, replay
+from minrnn_gen.run import executor
 from minrnn_gen.run.cuda import CudaRecorder
-from minrnn_gen.run.replay import TraceCache
-from minrnn_gen.run.scan_launch import Launch
-from minrnn_gen.run.stepwise import StepwiseRun
+from minrnn_gen.run.dense.stepwise import StepwiseRun
+from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.recording import replay
+from minrnn_gen.run.recording.replay import TraceCache
 
 INPUTS = 4
 

@@ -29,10 +29,10 @@ from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.run.stack import Cut, StackRun
+from minrnn_gen.run.layers.stack import Cut, StackRun
 
 torch = pytest.importorskip("torch")
-dropout = pytest.importorskip("minrnn_gen.torch.dropout")
+dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"

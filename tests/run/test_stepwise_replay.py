@@ -24,8 +24,10 @@ from minrnn_gen.codegen.signature import names_of, signature
 from minrnn_gen.gpu import cublas
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import KernelKey
-from minrnn_gen.run import dense_launch, executor, stepwise
+from minrnn_gen.run import executor
 from minrnn_gen.run.cuda import CudaBackend
+from minrnn_gen.run.dense import launch as dense_launch
+from minrnn_gen.run.dense import stepwise
 
 pytestmark = [
     pytest.mark.skipif(not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"),

@@ -17,7 +17,7 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dense_launch import recurrent_gradient, row_products, scratch_sizes, step_product
+from minrnn_gen.run.dense.launch import recurrent_gradient, row_products, scratch_sizes, step_product
 from minrnn_gen.run.executor import interface_of
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 

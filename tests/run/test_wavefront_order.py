@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.run.wavefront import PRODUCT_TIME, Step, wavefront
+from minrnn_gen.run.layers.wavefront import PRODUCT_TIME, Step, wavefront
 
 SIZES = (st.integers(1, 6), st.integers(1, 9), st.integers(1, 6), st.booleans())
 

@@ -12,7 +12,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.gpu import cublas
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import kernels
-from minrnn_gen.run.stepwise import StepwiseRun
+from minrnn_gen.run.dense.stepwise import StepwiseRun
 
 RESIDENT_BLOCKS = 132
 

@@ -36,9 +36,9 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.gpu import GpuRun
-from minrnn_gen.run.replay import Finished
+from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.recording.replay import Finished
 from minrnn_gen.run.saved import owner_of
-from minrnn_gen.run.scan_launch import Launch
 
 FOLDER = Path(__file__).parent
 STREAM = 0x77

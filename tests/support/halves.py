@@ -8,7 +8,7 @@ from minrnn_gen.call.pieces import pieces_of
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run.backend import Recorder
-from minrnn_gen.run.dense import Backward, DenseRun
+from minrnn_gen.run.dense.runs import Backward, DenseRun
 
 
 @dataclass(frozen=True)

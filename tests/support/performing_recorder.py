@@ -22,9 +22,10 @@ from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, KernelKey, KernelPass, Sizes
 from minrnn_gen.run.cuda import CudaBackend, KernelLoader
-from minrnn_gen.run.describe import ALL_ONES
-from minrnn_gen.run.layout import Allocated, laid_out
-from minrnn_gen.run.operations import (
+from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.recording.describer import ALL_ONES
+from minrnn_gen.run.recording.layout import Allocated, laid_out
+from minrnn_gen.run.recording.operations import (
     CopyOperation,
     LaunchOperation,
     Module,
@@ -33,9 +34,8 @@ from minrnn_gen.run.operations import (
     Program,
     StepsOnLanes,
 )
-from minrnn_gen.run.replay import Cast, Finished, MetadataT, Replay, Trace, arrays_in, without_owners
+from minrnn_gen.run.recording.replay import Cast, Finished, MetadataT, Replay, Trace, arrays_in, without_owners
 from minrnn_gen.run.saved import owner_of
-from minrnn_gen.run.scan_launch import Launch
 
 
 class TraceRecorder:

@@ -38,8 +38,8 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dense_launch import workspace_bytes_of
-from minrnn_gen.run.describe import ALL_ONES
+from minrnn_gen.run.dense.launch import workspace_bytes_of
+from minrnn_gen.run.recording.describer import ALL_ONES
 
 
 @dataclass(frozen=True)

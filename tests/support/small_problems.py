@@ -35,8 +35,8 @@ from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
-from minrnn_gen.run.dropout import Dropout, scale_of
-from minrnn_gen.run.stack import StackResult
+from minrnn_gen.run.layers.dropout import Dropout, scale_of
+from minrnn_gen.run.layers.stack import StackResult
 
 Arrays = Mapping[str, Any]
 

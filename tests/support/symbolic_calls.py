@@ -20,10 +20,10 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.program.data import Program, bound, unrolled
 from minrnn_gen.program.number import Expr, Undecided, divisor_of, symbol, value
-from minrnn_gen.run import projected
-from minrnn_gen.run.describe import Describer
 from minrnn_gen.run.gpu import GpuRun
-from minrnn_gen.run.replay import Finished
+from minrnn_gen.run.recording.describer import Describer
+from minrnn_gen.run.recording.replay import Finished
+from minrnn_gen.run.scan import projected
 
 # Arrays of a run that is not replayed have the slots of their call.
 SLOTTED = KeyedArrays((), [], [])

@@ -16,7 +16,7 @@ from minrnn_gen.gpu import cublas, graph, memory, stream
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor
-from minrnn_gen.run.operations import CopyOperation, FillOperation, LaunchOperation, ProductOperation
+from minrnn_gen.run.recording.operations import CopyOperation, FillOperation, LaunchOperation, ProductOperation
 
 
 class OnHost(CudaBackend):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.run.backend import Launchable, Recorder
-from minrnn_gen.run.vectors import VectorsRun
+from minrnn_gen.run.vectors.runs import VectorsRun
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from minrnn_gen.interpret.kernel import interpreted
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.cut_choice import CutChoice
-from minrnn_gen.run.stack import Cut, StackRun
+from minrnn_gen.run.layers.cut_choice import CutChoice
+from minrnn_gen.run.layers.stack import Cut, StackRun
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-beside = pytest.importorskip("minrnn_gen.torch.beside")
-stack_operator = pytest.importorskip("minrnn_gen.torch.stack_operator")
+beside = pytest.importorskip("minrnn_gen.torch.layers.beside")
+stack_operator = pytest.importorskip("minrnn_gen.torch.operators.stack_operator")
 
 BATCH, TIME, INPUTS, HIDDEN, LAYERS = 2, 6, 5, 8, 2
 ROUNDOFF = precision_of("fp32").storage_roundoff

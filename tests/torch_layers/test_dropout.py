@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-stack = pytest.importorskip("minrnn_gen.torch.stack")
-dropout = pytest.importorskip("minrnn_gen.torch.dropout")
+stack = pytest.importorskip("minrnn_gen.torch.layers.stack")
+dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 4, 5, 6
 SIGMAS = 5

@@ -33,7 +33,7 @@ from support.differentiable import (  # noqa: E402
 
 import minrnn_gen.compat  # noqa: E402
 from minrnn_gen.errors import BadInput  # noqa: E402
-from minrnn_gen.torch import dispatch, recorded  # noqa: E402
+from minrnn_gen.torch.operators import dispatch, recorded  # noqa: E402
 
 NAMES = fronts()
 # By names of code: what of it the calls of this process have reached.

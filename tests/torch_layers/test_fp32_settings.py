@@ -13,8 +13,8 @@ from minrnn_gen.build.recipe import spec_from
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-stack = pytest.importorskip("minrnn_gen.torch.stack")
-fp32_precision = pytest.importorskip("minrnn_gen.torch.fp32_precision")
+stack = pytest.importorskip("minrnn_gen.torch.layers.stack")
+fp32_precision = pytest.importorskip("minrnn_gen.torch.layers.fp32_precision")
 
 PRECISIONS = ("tf32", "ieee", "none")
 

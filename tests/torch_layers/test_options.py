@@ -17,7 +17,7 @@ from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-options = pytest.importorskip("minrnn_gen.torch.options")
+options = pytest.importorskip("minrnn_gen.torch.layers.options")
 KEYWORDS, OPTIONS = options.KEYWORDS, options.OPTIONS
 
 LAYERS = [getattr(wing, name) for name in wing.__all__ if isinstance(getattr(wing, name), type)]
@@ -74,7 +74,7 @@ def test_type_checkers_find_a_typo(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     source = tmp_path / "model.py"
     source.write_text(
-        "from minrnn_gen.torch.layers import LSTM\n"
+        "from minrnn_gen.torch.layers.named import LSTM\n"
         "LSTM(3, 4, batch_first=True, functions='fast')\n"
         "LSTM(3, 4, batch_fist=True)\n"
     )

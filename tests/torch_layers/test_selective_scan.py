@@ -9,7 +9,7 @@ import pytest
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-module = pytest.importorskip("minrnn_gen.torch.selective_scan")
+module = pytest.importorskip("minrnn_gen.torch.layers.selective_scan")
 SelectiveScan = module.SelectiveScan
 linear, silu, softplus = (getattr(torch.nn.functional, name) for name in ("linear", "silu", "softplus"))
 

@@ -10,7 +10,7 @@ from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-stack = pytest.importorskip("minrnn_gen.torch.stack")
+stack = pytest.importorskip("minrnn_gen.torch.layers.stack")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 4, 5, 6
 OPERATORS = torch.ops.minrnn_gen

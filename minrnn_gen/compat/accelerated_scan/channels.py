@@ -7,7 +7,7 @@ from typing import Any
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import precision_storing
-from minrnn_gen.torch.raw_scan import scan
+from minrnn_gen.torch.operators.raw_scan import scan
 from minrnn_gen.torch.tensors import autocasts, check_devices, check_tensor
 
 

@@ -22,10 +22,10 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.expected_time import expected_of
-from minrnn_gen.run.replay import ByKey
-from minrnn_gen.torch import calls
-from minrnn_gen.torch.dispatch import is_plain, records
-from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors
+from minrnn_gen.run.recording.replay import ByKey
+from minrnn_gen.torch.operators import calls
+from minrnn_gen.torch.operators.dispatch import is_plain, records
+from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
     DENSE_STEP_SECONDS,

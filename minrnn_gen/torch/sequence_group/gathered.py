@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.layers.kernels import kernel_by, recipe_with_products
-from minrnn_gen.torch.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states
 from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, sum_in_order
 from minrnn_gen.torch.sequence_group.fold import first_steps, fold

@@ -12,8 +12,8 @@ from minrnn_gen.call.slots import SEQUENCES, WEIGHTS, X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
-from minrnn_gen.torch.dispatch import records
-from minrnn_gen.torch.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.dispatch import records
+from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
 from minrnn_gen.torch.sequence_group.cells import check_plain_call, form_of
 from minrnn_gen.torch.sequence_group.exchange import all_gather, sum_over_ranks

@@ -12,8 +12,8 @@ import torch
 from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.torch import calls
-from minrnn_gen.torch.recorded import Tensors
+from minrnn_gen.torch.operators import calls
+from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.exchange import broadcast
 from minrnn_gen.torch.sequence_group.group import Member
 from minrnn_gen.torch.sequence_group.pieces import with_local_sequences

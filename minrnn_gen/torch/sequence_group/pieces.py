@@ -10,7 +10,7 @@ import torch
 
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import CU_SEQLENS, FIXED, LENGTHS, SEQUENCES, WEIGHTS, X
-from minrnn_gen.torch.recorded import Tensors
+from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, RefusedEverywhere
 
 # Of arrays with an axis of directions in front, how many axes there are with it; with fewer, both lie behind each other.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.torch.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.cuts import Along, Cut
 from minrnn_gen.torch.sequence_group.exchange import Neighbours, sum_in_order
 from minrnn_gen.torch.sequence_group.piece import Piece

@@ -10,7 +10,7 @@ import torch
 
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
-from minrnn_gen.torch.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.exchange import Neighbours, broadcast, sum_in_order
 from minrnn_gen.torch.sequence_group.group import Member
 

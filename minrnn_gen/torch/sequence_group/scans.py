@@ -13,8 +13,8 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.raw_scan.arguments import check_scan
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
-from minrnn_gen.torch.dispatch import is_plain, records
-from minrnn_gen.torch.recorded import RecurrenceFunction, Tensors, gradients_once
+from minrnn_gen.torch.operators.dispatch import is_plain, records
+from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
     JOIN_PASSES_OF_SCAN,

@@ -1,0 +1,358 @@
+"""Calls on host arrays: by native code, or in NumPy, which takes them time first and in the order in which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.cpu_kernel import CpuKernel
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
+from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
+from minrnn_gen.call.gradients import RawGradients
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.results import ForwardResult, StepResult
+from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
+from minrnn_gen.cpu import scan
+from minrnn_gen.cpu.matmul import RecurrentProduct
+from minrnn_gen.cpu.recurrence import ScanMethod, Values
+from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
+from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
+from minrnn_gen.gpu import memory
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.run.cpu import views
+from minrnn_gen.run.cpu.native_run import NativeRun, raw_gradients
+from minrnn_gen.run.cpu.products import project, through_projection
+from minrnn_gen.run.cpu.trace import slots_from
+from minrnn_gen.run.saved import Forward, owner_of
+
+
+@dataclass(frozen=True)
+class CpuRun:
+    """The CPU target of one builder; may be used from several threads."""
+
+    interface: Interface
+    builder: Builder
+
+    @cached_property
+    def native(self) -> NativeRun:
+        """The native code of the cell, where there is some."""
+        return NativeRun(self.interface, self.builder)
+
+    def products_shape(self, rows: int, time: int) -> tuple[int, ...]:
+        """The shape of the products with R that a forward saves for a backward; nothing where it saves none."""
+        return self.native.products_shape(rows, time)
+
+    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
+        """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
+
+        Where a backward follows (`saves`), those of a cell that is no scan are written, but where native code reads y alone:
+        R did not multiply y as rounded.
+        """
+        precision = self.interface.precision
+        writes_states = self.states_dtype(states_out, saves) is not None
+        if kernel := self.native.kernels.forward:
+            return self.native.forward(kernel, call, writes_states, saves)
+        return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, writes_states)
+
+    @staticmethod
+    def with_sequences_beside_x(call: Call) -> Call:
+        """Return the call: lengths and ends are read wherever they are."""
+        return call
+
+    @property
+    def preactivation_axes(self) -> str:
+        """The axes of x once it is projected."""
+        return self.interface.x_axes.replace("i", "") + self.interface.gate_axes
+
+    @property
+    def preactivation_dtype(self) -> str:
+        """The dtype of x once it is projected."""
+        return self.interface.precision.arithmetic_dtype
+
+    def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
+        """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
+        writes_states = states_out != "none" or (saves and self._keeps_states)
+        return self.interface.precision.arithmetic_dtype if writes_states else None
+
+    @cached_property
+    def _keeps_states(self) -> bool:
+        """Whether a forward that saves writes states whatever is asked for."""
+        if self.builder.kind == "affine-diagonal":
+            return False
+        return self.native.kernels.keeps_states if self.native.kernels.forward else True
+
+    @property
+    def expects_states(self) -> bool:
+        """Whether a forward that saves will write states, as long as a compiler that is there compiles; nothing is compiled."""
+        native = self.native.kernels
+        return native.keeps_states if native.is_expected else self.builder.kind != "affine-diagonal"
+
+    def reference(self, call: Call, all_states: bool) -> ForwardResult:
+        """Run over time sequentially in float64; the results are NumPy arrays in float64."""
+        like = replace(call.x, library="numpy")
+        return self._forward(call, like, "float64", "float64", all_states, "sequential").result
+
+    def step(self, call: Call) -> StepResult:
+        """Run one step, as a sequence of one."""
+        if kernel := self.native.kernels.forward:
+            return self.native.step(kernel, call)
+        interface, precision = self.interface, self.interface.precision
+        outputs = Outputs(
+            y=memory.new_array(call.x, interface.state_shape(call.batch), precision.storage_dtype),
+            kept=(),
+            final=self._new_states(call.x, call.batch, precision.arithmetic_dtype),
+        )
+        projected = _projected(interface, call, precision.arithmetic_dtype)
+        y = views.with_n(interface, as_numpy(outputs.y)[None])
+        self._run(projected, y, {}, outputs.final, precision.arithmetic_dtype, None)
+        return StepResult(outputs.y, outputs.final).mapped(owner_of)
+
+    def backward(self, forward: Forward, incoming: IncomingGradient) -> RawGradients:
+        """Run against time, from the gradients of what `forward` returned."""
+        if kernel := self._native_backward(forward):
+            return self.native.backward(kernel, forward, incoming)
+        interface, call, projected = self.interface, forward.call, forward.projected
+        carried = interface.precision.arithmetic_dtype
+        gradients = Gradients(
+            dx=memory.new_array(call.x, projected.x.shape, projected.x.dtype),
+            dinitial=self._new_states(call.x, call.batch, carried),
+            sums=None,
+            dshared=tuple(memory.new_array(call.x, array.shape, array.dtype) for array in call.shared),
+        )
+        runs, hidden = len(interface.runs_reversed), interface.hidden_size
+        sums = numpy.zeros((runs, interface.summed_count, hidden))
+        vectors = {name: numpy.zeros((runs, hidden, interface.state_size)) for name in interface.vector_parameters}
+        dR = None if call.R is None else numpy.zeros(interface.R_shape)
+        for run, part in runs_of(interface, projected):
+            self._run_backward(
+                part,
+                outputs_of_run(interface, forward.outputs, run),
+                incoming_of_run(interface, incoming, run),
+                gradients_of_run(interface, projected.x_axes, gradients, run),
+                sums[run],
+                {name: total[run] for name, total in vectors.items()},
+                None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
+            )
+        initial, dshared = ([array.owner for array in arrays] for arrays in (gradients.dinitial, gradients.dshared))
+        dx, dweight = gradients.dx.owner, None
+        if call.weight is not None:
+            dx, dweight = through_projection(call, call.weight, gradients.dx)
+        return RawGradients(dx, dweight, initial, sums, dR, vectors, dshared)
+
+    def replay_forward(self, keyed: KeyedArrays | None, saves: bool) -> ForwardResult | None:
+        """Run a call again whose key was met before; None where it was not."""
+        return self.native.forwards.replay(keyed, saves)
+
+    def replay_step(self, keyed: KeyedArrays | None) -> StepResult | None:
+        """Run a step again whose key was met before; None where it was not."""
+        return self.native.steps.replay(keyed)
+
+    def replay_backward(self, keyed: KeyedArrays, reads_x: bool) -> RawGradients | None:
+        """Run a backward again whose key was met before; None where it was not."""
+        result = self.native.backwards.replay(keyed, reads_x)
+        return None if result is None else raw_gradients(result)
+
+    def record_backward(
+        self, keyed: KeyedArrays, forward: Forward, incoming: IncomingGradient, reads_x: bool
+    ) -> RawGradients | None:
+        """Run a backward of arrays with a key: those of the call, what the forward wrote, the gradients; None by NumPy."""
+        kernel = self._native_backward(forward)
+        if kernel is None:
+            return None
+        call, outputs = forward.call.with_slots(keyed), forward.outputs
+        projected = None if forward.call.weight is None else forward.projected.x
+        written = (outputs.y, *outputs.kept, *(array for array in (outputs.products, projected) if array is not None))
+        y, *others = slots_from(written, self.interface.slots.total)
+        kept, others = others[: len(outputs.kept)], others[len(outputs.kept) :]
+        multiplied = call if projected is None else replace(call, x=others[-1], x_axes=forward.projected.x_axes, weight=None)
+        forward = Forward(call, multiplied, Outputs(y, tuple(kept), (), None if outputs.products is None else others[0]))
+        incoming = incoming.with_slots(keyed)
+        reads_initial = any(state is not None for state in call.initial)
+        return self.native.backward(kernel, forward, incoming, keyed, reads_x, reads_initial)
+
+    def _native_backward(self, forward: Forward) -> CpuKernel | None:
+        """Return the native backward of a forward; products with R are there where that was native."""
+        has_products = forward.call.R is None or forward.outputs.products is not None
+        return self.native.kernels.backward if has_products else None
+
+    @staticmethod
+    def in_form_of(array: Array, gradient: Values) -> Any:
+        """Return a NumPy array in the library, shape and dtype of `array`."""
+        if array.library == "torch" and hasattr(gradient, "to"):
+            return gradient.to(array.owner.dtype).reshape(array.shape).contiguous()
+        result = memory.new_array(array, array.shape, array.dtype)
+        as_numpy(result)[...] = numpy.asarray(gradient).reshape(array.shape)
+        return result.owner
+
+    def _new_states(self, like: Array, sequences: int, dtype: str) -> tuple[Array, ...]:
+        shapes = (self.interface.shape_of_state(name, sequences) for name in self.interface.states)
+        return tuple(memory.new_array(like, shape, dtype) for shape in shapes)
+
+    def _forward(
+        self, call: Call, like: Array, arithmetic: str, storage: str, writes_states: bool, method: ScanMethod | None = None
+    ) -> Forward:
+        """Run with dtypes of these names, into arrays of the library of `like`."""
+        interface = self.interface
+        kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states] if writes_states else []
+        outputs = Outputs(
+            y=memory.new_array(like, interface.y_shape(call.rows, call.time), storage),
+            kept=tuple(memory.new_array(like, shape, arithmetic) for shape in kept),
+            final=self._new_states(like, call.batch, arithmetic),
+        )
+        projected = _projected(interface, call, arithmetic)
+        for run, part in runs_of(interface, projected):
+            written = outputs_of_run(interface, outputs, run)
+            states = views.states(interface, written.kept)
+            self._run(part, views.y(interface, written.y), states, written.final, arithmetic, method)
+        return Forward(call, projected, outputs)
+
+    def _run(
+        self,
+        call: Call,
+        y: Values,
+        states: Mapping[str, Values],
+        final: tuple[Array, ...],
+        arithmetic: str,
+        method: ScanMethod | None,
+    ) -> None:
+        """Run a call of one direction; `y` and `states` are [T, B, H], with n or 1 behind where the cell has the axis."""
+        interface, lowered = self.interface, self.builder.lowered
+        gates, vectors = views.gates(interface, call), views.vectors(interface, call)
+        initial, shared = views.initial(interface, call, arithmetic), views.shared(interface, call)
+        last = views.of_names(interface, final)
+        run: Callable[..., dict[str, Values]]
+        if isinstance(lowered, LoweredScan):
+            run = partial(scan.run_scan, lowered, method=method)
+        else:
+            run = partial(run_steps, lowered, product=_product_of(call, arithmetic))
+        for stretch in stretches_of(call):
+            carried = run(
+                stretch.of(gates),
+                **vectors,
+                initial={name: state[stretch.sequences] for name, state in initial.items()},
+                arithmetic=numpy_dtype(arithmetic),
+                y=stretch.of(y),
+                all_states={name: stretch.of(state) for name, state in states.items()},
+                marks=stretch.marks,
+                shared={name: stretch.of(values) for name, values in shared.items()},
+            )
+            for name, state in last.items():
+                state[stretch.sequences] = carried[name]
+
+    def _run_backward(
+        self,
+        call: Call,
+        outputs: Outputs,
+        incoming: IncomingGradient,
+        gradients: Gradients,
+        sums: Values,
+        vector_sums: Mapping[str, Values],
+        dR: Values | None,
+    ) -> None:
+        """Run back through a call of one direction.
+
+        Adds to `sums` [gates + recurrent gates + parameters, H], to the `vector_sums` [H, n] and to `dR`.
+        """
+        interface, lowered = self.interface, self.builder.lowered_backward
+        carried = interface.precision.arithmetic_dtype
+        gates, vectors = views.gates(interface, call), views.vectors(interface, call)
+        initial, shared = views.initial(interface, call, carried), views.shared(interface, call)
+        dx, dy = views.gates_of(interface, gradients.dx, call.x_axes), views.y(interface, incoming.dy)
+        dshared = {
+            name: views.groups(interface, array) for name, array in zip(interface.shared, gradients.dshared, strict=True)
+        }
+        states = views.states(interface, outputs.kept)
+        run: Callable[..., ScanGradients | StepsGradients]
+        if isinstance(lowered, LoweredScanBackward):
+            run = partial(run_scan_backward, lowered)
+            if lowered.output_state is not None:
+                states[lowered.output_state] = views.y(interface, outputs.y)
+        else:
+            product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
+            if not outputs.kept and lowered.output_state is not None:
+                states[lowered.output_state] = views.y(interface, outputs.y)
+            run = partial(run_steps_backward, lowered, product=product, clip=clip)
+        dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
+        for stretch in stretches_of(call):
+            partial_gradients = run(
+                stretch.of(gates),
+                **vectors,
+                initial={name: state[stretch.sequences] for name, state in initial.items()},
+                states={name: stretch.of(state) for name, state in states.items()},
+                dy=stretch.of(dy),
+                dfinal={name: gradient[stretch.sequences] for name, gradient in dfinal.items()},
+                arithmetic=numpy_dtype(carried),
+                dx=stretch.of(dx),
+                marks=stretch.marks,
+                shared={name: stretch.of(values) for name, values in shared.items()},
+                dshared={name: stretch.of(values) for name, values in dshared.items()},
+            )
+            for name, gradient in dinitial.items():
+                gradient[stretch.sequences] = partial_gradients.initial[name]
+            sums += partial_gradients.sums.reshape(sums.shape)
+            for name, total in vector_sums.items():
+                total += partial_gradients.vectors[name]
+            if dR is not None and isinstance(partial_gradients, StepsGradients):
+                dR += partial_gradients.R
+
+
+def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
+    """Return the recurrent product of a call of one direction, if it has one."""
+    if call.R is None:
+        return None
+    bias = None if call.recurrent_bias is None else as_numpy(call.recurrent_bias)
+    return RecurrentProduct.prepared(as_numpy(call.R), bias, numpy_dtype(arithmetic))
+
+
+def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
+    """Multiply x by the weight, if there is one; the pre-activations stay in `arithmetic`, their gate axes last."""
+    if call.weight is None:
+        return call
+    x = project(call, call.weight, arithmetic, interface.shape(interface.gate_axes, 0, 0))
+    # A single step has no axis of time.
+    return replace(call, x=x, x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Sequences that are run at once: their steps and rows in x and y, and their places among the states."""
+
+    steps: slice
+    rows: slice
+    sequences: slice
+    reverse: bool
+    marks: StepMarks
+
+    def of(self, array: Values) -> Values:
+        """View the part of an array [T, rows, ...] in the order in which it is run."""
+        part = array[self.steps, self.rows]
+        return part[::-1] if self.reverse else part
+
+
+def stretches_of(call: Call) -> Iterator[Stretch]:
+    """Yield all sequences of a call of one direction as one stretch, or packed ones as one each."""
+    sequences, order = call.sequences, slice(None, None, -1 if call.reverse else 1)
+    resets = None if sequences.resets is None else as_numpy(sequences.resets).T
+    if sequences.cu_seqlens is not None:
+        ends = as_numpy(sequences.cu_seqlens).tolist()
+        for index, (begin, end) in enumerate(pairwise(ends)):
+            marks = StepMarks(None if resets is None else resets[begin:end][order])
+            yield Stretch(slice(begin, end), slice(None), slice(index, index + 1), call.reverse, marks)
+        return
+    within = None if sequences.lengths is None else within_lengths(sequences.lengths, call.time)
+    marks = StepMarks(*(None if steps is None else steps[order] for steps in (resets, within)))
+    yield Stretch(slice(None), slice(None), slice(None), call.reverse, marks)
+
+
+def within_lengths(lengths: Array, time: int) -> Values:
+    """Return [T, B]: which steps lie within their sequence."""
+    within: Values = numpy.arange(time)[:, None] < as_numpy(lengths)
+    return within

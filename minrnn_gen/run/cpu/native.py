@@ -1,0 +1,332 @@
+"""Calls on host arrays by native code: which code serves a kernel, and a call's arrays packed as it takes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy
+import numpy.typing
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.c_compiler import c_compiler
+from minrnn_gen.build.cpu_kernel import CpuKernel, cpu_kernel, why_no_native_code
+from minrnn_gen.build.recipe import cell_source_of
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.cell.language import Cell, parse_cell
+from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
+from minrnn_gen.codegen.cpu_source import CpuPass, CpuPlan
+from minrnn_gen.config.environment import thread_count
+from minrnn_gen.config.spec import Spec
+from minrnn_gen.errors import CompileFailed, ToolchainMissing
+from minrnn_gen.precision import Precision, precision_of
+from minrnn_gen.run.cpu.threads import Schedule, schedule
+from minrnn_gen.run.cpu.trace import CpuRecorder
+
+Values = numpy.typing.NDArray[Any]
+LOG = logging.getLogger("minrnn_gen")
+
+
+@dataclass(frozen=True)
+class NativeKernels:
+    """The native kernels of one builder, each compiled when it is first needed; may be used from several threads."""
+
+    interface: Interface
+    builder: Builder
+
+    @cached_property
+    def why_not(self) -> str:
+        """Why host arrays of this kernel run in NumPy, as a part of a sentence; nothing where they run native code."""
+        return self._refusal or (self._forward if isinstance(self._forward, str) else "")
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether host arrays will run native code, as far as is known without compiling any."""
+        return not self._refusal
+
+    @property
+    def forward(self) -> CpuKernel | None:
+        """The forward, None where NumPy serves."""
+        return None if self._refusal or isinstance(self._forward, str) else self._forward
+
+    @property
+    def backward(self) -> CpuKernel | None:
+        """The backward of what `forward` ran, None where NumPy serves."""
+        return None if self.forward is None or isinstance(self._backward, str) else self._backward
+
+    @property
+    def writes_products(self) -> bool:
+        """Whether a forward that saves keeps the products with R."""
+        return self.forward is not None and bool(self.interface.recurrent_gates)
+
+    def in_words(self) -> str:
+        """Return what host arrays run, for people; nothing is compiled for it."""
+        if self._refusal:
+            return f"host arrays\n  in NumPy, since {self._refusal}"
+        shared = "units" if self.interface.recurrent_gates else "channels"
+        return "\n".join(
+            (
+                "host arrays",
+                f"  native code of templates cpu/forward.c.j2 and cpu/backward.c.j2, compiled by {c_compiler().program}",
+                f"  at most {thread_count()} threads, which share rows or {shared}",
+            )
+        )
+
+    @cached_property
+    def _refusal(self) -> str:
+        """Why no native code is generated; nothing where it is."""
+        if reason := why_no_native_code():
+            return reason
+        if self.interface.has_vectors:
+            return "the cell has states of n values per channel, which only NumPy computes on the CPU"
+        if self.builder.spec.scan_arithmetic == "log":
+            return "scan_arithmetic is log, which only NumPy computes on the CPU"
+        if self.interface.precision.arithmetic_dtype.startswith("complex"):
+            return "its numbers are complex, with which only NumPy computes on the CPU"
+        return ""
+
+    @cached_property
+    def _forward(self) -> CpuKernel | str:
+        return self._compiled("forward")
+
+    @cached_property
+    def _backward(self) -> CpuKernel | str:
+        return self._compiled("backward")
+
+    def plan(self, kernel_pass: CpuPass) -> CpuPlan:
+        """Return what is generated for a pass."""
+        precision = self.interface.precision
+        x_dtype = precision.arithmetic_dtype if self.interface.input_size else precision.storage_dtype
+        return _plan(self.builder.cell, kernel_pass, precision, x_dtype, self.reads_y)
+
+    @property
+    def reads_y(self) -> bool:
+        """Whether y stands for the state that it is: a scan keeps no such state, and a wide y is not rounded."""
+        precision = self.interface.precision
+        return self.builder.kind == "affine-diagonal" or precision.storage_dtype == precision.arithmetic_dtype
+
+    @cached_property
+    def keeps_states(self) -> bool:
+        """Whether a forward that saves writes states, since its backward reads those that y is not."""
+        if self.builder.kind == "affine-diagonal":
+            return False  # said by the call
+        lowered = self.builder.lowered_backward
+        read = {*lowered.read_states, *((lowered.output_state,) if self.interface.recurrent_gates else ())}
+        return bool(read - {lowered.output_state if self.reads_y else None})
+
+    def _compiled(self, kernel_pass: CpuPass) -> CpuKernel | str:
+        try:
+            return cpu_kernel(self.plan(kernel_pass), self.builder.store)
+        except ToolchainMissing as missing:
+            return str(missing)
+        except CompileFailed as failed:
+            LOG.warning("%s; host arrays run in NumPy", failed)
+            return str(failed)
+
+    def schedule(self, kernel: CpuKernel, call: Call) -> Schedule:
+        """Return how the threads share a call."""
+        _, _, steps = _sequences(call)
+        has_initial = any(state is not None for state in call.initial)
+        return schedule(self.interface, kernel.plan.kernel_pass, call.batch, steps, has_initial)
+
+    def run_forward(
+        self, recorder: CpuRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, plan: Schedule | None = None
+    ) -> None:
+        """Run a call of one direction, by a `plan` for a piece of one; products are written where `outputs` has them."""
+        held = _Held(self.interface)
+        interface, plan = self.interface, plan or self.schedule(kernel, call)
+        values = held.of_call(call, plan)
+        values |= _strides("y", outputs.y, Y_AXES[interface.layout])
+        values["y"] = outputs.y.pointer
+        values |= _pointers("kept", interface.states, outputs.kept)
+        values |= _pointers("final", interface.states, outputs.final)
+        if call.R is not None:
+            values["recurrent_bias"] = held.vector(call.recurrent_bias)
+            values |= _products(interface, call, outputs.products)
+        recorder.launch(kernel, values)
+
+    def run_backward(
+        self,
+        recorder: CpuRecorder,
+        kernel: CpuKernel,
+        call: Call,
+        outputs: Outputs,
+        incoming: IncomingGradient,
+        gradients: Gradients,
+        extra: ProductGradients | None,
+    ) -> None:
+        """Run back through a call of one direction."""
+        held = _Held(self.interface)
+        interface, plan = self.interface, self.schedule(kernel, call)
+        values = held.of_call(call, plan)
+        values |= _strides("y", outputs.y, Y_AXES[interface.layout])
+        kept = dict(zip(interface.states, outputs.kept, strict=False))
+        for state in kernel.plan.saved_states:
+            values[f"state_{state}"] = (outputs.y if state == kernel.plan.saved_in_storage else kept[state]).pointer
+        values["dy"] = incoming.dy.pointer
+        for state, gradient in zip(interface.states, incoming.dfinal, strict=True):
+            values[f"dfinal_{state}"] = held.vector(gradient)
+        values |= _strides("dx", gradients.dx, call.x_axes)
+        values |= _gates("dW", interface, gradients.dx, call.x_axes)
+        values |= _pointers("dinitial", interface.states, gradients.dinitial)
+        values["sums"] = _pointer(gradients.sums)
+        if call.R is not None:
+            clip = self.builder.spec.recurrent_gradient_clip
+            values |= _products(interface, call, outputs.products)
+            values |= {"clips": clip is not None, "clip": clip or 0.0}
+        if extra is not None:
+            values |= _strides("outputs", extra.outputs, extra.axes)
+            values |= {"outputs": extra.outputs.pointer, "dproducts": _pointer(extra.dproducts)}
+        recorder.launch(kernel, values)
+
+
+def scan_plan(spec: Spec, kernel_pass: CpuPass) -> CpuPlan:
+    """Return what is generated for a pass of a scan of pre-activations as they are."""
+    precision = precision_of(spec.precision)
+    return _plan(parse_cell(cell_source_of(spec)), kernel_pass, precision, precision.storage_dtype, reads_y=True)
+
+
+def _plan(cell: Cell, kernel_pass: CpuPass, precision: Precision, x_dtype: str, reads_y: bool) -> CpuPlan:
+    dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
+    if kernel_pass == "forward":
+        return CpuPlan(kernel_pass, lower_steps(cell), precision.name, *dtypes)
+    lowered = lower_steps_backward(cell)
+    return CpuPlan(kernel_pass, lowered, precision.name, *dtypes, lowered.output_state if reads_y else None)
+
+
+class ProductGradients(NamedTuple):
+    """What a backward of one direction of a dense cell writes for the gradient of R.
+
+    `outputs`, with `axes`: the output before each step; `dproducts` [rows, T, Gr, H], the gradients of the products, unless
+    they are those of x.
+    """
+
+    axes: str
+    outputs: Array
+    dproducts: Array | None
+
+
+class _Held:
+    """A call's arrays as numbers; holds those that had to be copied."""
+
+    def __init__(self, interface: Interface) -> None:
+        self._interface = interface
+        self._dtype = numpy_dtype(interface.precision.arithmetic_dtype)
+        self._arrays: list[Values] = []
+
+    def vector(self, array: Array | None) -> int:
+        """Return the address of an array in the arithmetic dtype without gaps, 0 where it is absent."""
+        if array is None:
+            return 0
+        if (
+            array.dtype == self._interface.precision.arithmetic_dtype
+            and array.is_contiguous
+            and not array.pointer % array.itemsize
+        ):
+            return array.pointer
+        return self.hold(numpy.ascontiguousarray(as_numpy(array), self._dtype))
+
+    def hold(self, values: Values) -> int:
+        """Return the address of an array that stays until the call is over."""
+        self._arrays.append(values)
+        return int(values.ctypes.data)
+
+    def plain(self, array: Array) -> Array:
+        """Return an array whose elements lie where their type may, a copy where they do not."""
+        if array.pointer % array.itemsize == 0:
+            return array
+        copy = numpy.array(as_numpy(array))
+        self._arrays.append(copy)
+        strides = tuple(stride // array.itemsize for stride in copy.strides)
+        return Array(array.name, "numpy", copy, copy.ctypes.data, array.shape, strides, array.dtype, None)
+
+    def of_call(self, call: Call, plan: Schedule) -> dict[str, Any]:
+        """Return the arguments that a forward and a backward of a call share."""
+        interface, x, sequences = self._interface, self.plain(call.x), call.sequences
+        firsts, counts, steps = _sequences(call)
+        is_packed = sequences.cu_seqlens is not None
+        values: dict[str, Any] = {
+            "rows": call.batch,
+            "time": call.time,
+            "steps": steps,
+            "hidden": interface.hidden_size,
+            "heads": interface.heads,
+            "head_dim": interface.head_dim,
+            "reverse": call.reverse,
+            "fills": sequences.lengths is not None,
+            "threads": plan.threads,
+            "splits_units": plan.splits_units,
+            "packs": plan.packs,
+            "firsts": 0 if firsts is None else self.hold(firsts),
+            "counts": 0 if counts is None else self.hold(counts),
+            "bias": self.vector(call.bias),
+            **_strides("x", x, call.x_axes),
+            **_gates("W", interface, x, call.x_axes),
+        }
+        if sequences.resets is not None:
+            resets = sequences.resets
+            values |= {"resets": resets.pointer, "resets_row": 0 if is_packed else resets.strides[0]}
+            values["resets_time"] = resets.strides[1]
+        for name, parameter in zip(interface.parameters, call.parameters, strict=True):
+            values[f"parameter_{name}"] = self.vector(parameter)
+        for name, initial in zip(interface.states, call.initial, strict=True):
+            values[f"initial_{name}"] = self.vector(initial)
+        if call.R is not None:
+            R = call.R if call.R.is_contiguous else None
+            values["R"] = self.plain(call.R).pointer if R else self.hold(numpy.ascontiguousarray(as_numpy(call.R)))
+        if is_packed:
+            # Sequences are rows that begin elsewhere in time.
+            values["x_row"] = 0
+        return values
+
+
+def _sequences(call: Call) -> tuple[Values | None, Values | None, int]:
+    """Return the first steps and the counts of steps of all sequences, None for all there is, and the longest count."""
+    sequences = call.sequences
+    if sequences.cu_seqlens is not None:
+        ends = numpy.ascontiguousarray(as_numpy(sequences.cu_seqlens), numpy.int64)
+        counts = numpy.diff(ends)
+        return ends[:-1].copy(), counts, int(counts.max(initial=0))
+    if sequences.lengths is not None:
+        counts = numpy.array(as_numpy(sequences.lengths), numpy.int64)
+        return None, counts, int(counts.max(initial=0))
+    return None, None, call.time
+
+
+def _strides(name: str, array: Array, axes: str) -> dict[str, int]:
+    """Return the strides of an array by the names of a kernel; a single step has none in time."""
+    by_axis = dict(zip(axes, array.strides, strict=True))
+    return {
+        f"{name}_row": 0 if array.shape[axes.index("b")] == 1 else by_axis["b"],
+        f"{name}_time": by_axis.get("t", 0),
+        f"{name}_channel": by_axis["h"],
+    }
+
+
+def _gates(name: str, interface: Interface, array: Array, axes: str) -> dict[str, int]:
+    """Return the address of each gate's pre-activations."""
+    step_bytes = array.strides[axes.index("g")] * array.itemsize
+    return {f"{name}_{gate}": array.pointer + index * step_bytes for index, gate in enumerate(interface.gates)}
+
+
+def _pointers(name: str, states: tuple[str, ...], arrays: Sequence[Array | None]) -> dict[str, int]:
+    return {f"{name}_{state}": _pointer(array) for state, array in zip(states, arrays, strict=False)}
+
+
+def _row_stride(call: Call, elements: int) -> int:
+    """Return how far rows of an array [rows, T, elements] are apart; those of packed sequences are one."""
+    return 0 if call.sequences.cu_seqlens is not None else call.time * elements
+
+
+def _products(interface: Interface, call: Call, products: Array | None) -> dict[str, int]:
+    width = len(interface.recurrent_gates) * interface.hidden_size
+    return {"products": _pointer(products), "products_row": _row_stride(call, width)}
+
+
+def _pointer(array: Array | None) -> int:
+    return 0 if array is None else array.pointer

@@ -1,0 +1,299 @@
+"""What the kernels of dense cells are launched with, by the names of their signatures, and what they need besides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import DENSE_X_AXES, DENSE_Y_AXES, STEP_X_AXES, ArrayNames
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu.cublas import WORKSPACE_BYTES, Matrix, Product
+from minrnn_gen.gpu.graph import Scratch
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.program.number import Loop, bounds, divided_up, least
+from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named, stride_values, vector_values
+
+# Steps are counted in an int (templates/persistent_forward.cu.j2), which counts ahead of the one that is walked.
+PERSISTENT_STEPS_MAX = 2**31 - 64
+# More than the struct `Call` of any cell takes, whose pointers are one or two for each of its names.
+CALL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArguments:
+    """The arguments of a kernel by the names of its parameters; `names` are those of the cell's arrays."""
+
+    names: ArrayNames
+    values: Mapping[str, Any]
+
+    def packed(self, plan: KernelPlan, suffix: str = "", **more: Any) -> tuple[Any, ...]:
+        """Return the arguments, and those that a single launch has besides, in the order of an entry's signature."""
+        return pack(signature(plan, self.names, suffix), {**self.values, **more})
+
+
+def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
+    """Return the bytes, all ones before the launch, through which blocks of a grid hand outputs and R on; 0 where none do."""
+    return plan.group_exchange_bytes * _groups(plan, batch) + plan.packed_bytes * plan.problem.heads
+
+
+def persistent_launches(
+    plan: KernelPlan,
+    call: Call,
+    arguments: NamedArguments,
+    workspace: Array | None,
+    resident_blocks: int,
+    loop: Loop = range,
+) -> Iterator[Launch]:
+    """Yield the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
+
+    One, unless blocks of a grid wait for each other: of those the GPU has to hold all at once, and it holds `resident_blocks`.
+    Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
+    """
+    if bounds(call.time)[0] > PERSISTENT_STEPS_MAX:
+        raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
+    groups, grid_blocks = _groups(plan, call.batch), plan.grid_blocks
+    if not plan.group_exchange_bytes:
+        yield Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))
+        return
+    # Of blocks in clusters the GPU holds fewer than it has room for.
+    at_once = least(resident_blocks, plan.launch.resident_blocks) // grid_blocks
+    if bounds(at_once)[1] < 1:
+        raise BadInput(
+            f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
+            f"compile it without 'gpu' on this machine, or with the profile of this GPU"
+        )
+    exchanges = address_or_null(workspace)
+    for first in loop(0, groups, at_once):
+        packed = arguments.packed(plan, group_exchanges=exchanges, first_group=first)
+        yield Launch(least(at_once, groups - first) * grid_blocks, packed)
+
+
+def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
+    """Return the launch of `decode_step`, with blocks for each head and tile of sequences, writing `outputs`.
+
+    Raises BadInput for a batch that needs more blocks than a grid has.
+    """
+    head_blocks = divided_up(plan.head_dim, plan.launch.channels_per_block)
+    blocks = plan.problem.heads * head_blocks * divided_up(call.batch, plan.variables["batch_tile"])
+    values = {
+        "x": call.x.address,
+        **_strides(call, "x", STEP_X_AXES, call.x, call.x_axes),
+        "R": address_or_null(call.R),
+        **vector_values(names, call, recurrent=True),
+        **named("initial", names.states, call.initial),
+        "y": outputs.y.address,
+        **named("final", names.states, outputs.final),
+        "batch": call.batch,
+    }
+    return launch_in_grid(blocks, pack(signature(plan, names), values))
+
+
+def _groups(plan: KernelPlan, batch: int) -> int:
+    return plan.problem.heads * divided_up(batch, plan.group_sequences)
+
+
+def scratch_sizes(interface: Interface, batch: int, backward: bool) -> dict[str, int]:
+    """Return the bytes of each piece of memory that the steps of `batch` sequences share."""
+    storage, arithmetic = interface.precision.storage_bytes, interface.precision.arithmetic_bytes
+    outputs, states = batch * interface.hidden_size, batch * interface.hidden_size * len(interface.states)
+    products = outputs * len(interface.recurrent_gates)
+    sizes = {
+        "call": CALL_BYTES,
+        "packed": math.prod(interface.R_shape[-4:]) * storage,
+        "cublas": WORKSPACE_BYTES,
+    }
+    if backward:
+        return sizes | {"dstate": states * arithmetic, "dhidden": outputs * arithmetic, "dproduct": products * storage}
+    return sizes | {"state": states * arithmetic, "hidden": outputs * storage, "product": products * arithmetic}
+
+
+def step_product(interface: Interface, scratch: Scratch, batch: int, backward: bool) -> Product:
+    """Return the product before each step: of the outputs with R, or of the gradients of such products with it."""
+    storage, arithmetic = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
+    hidden, size = interface.hidden_size, interface.head_dim
+    rows, in_tf32 = len(interface.recurrent_gates) * size, interface.precision.multiplies_in_tf32
+    if backward:
+        left = Matrix(scratch["dproduct"], storage, interface.heads * rows, rows)
+        right = Matrix(scratch["packed"], storage, size, rows * size)
+        result = Matrix(scratch["dhidden"], arithmetic, hidden, size)
+        return Product(batch, size, rows, left, right, result, interface.heads, in_tf32=in_tf32)
+    left = Matrix(scratch["hidden"], storage, hidden, size)
+    result = Matrix(scratch["product"], arithmetic, interface.heads * rows, rows)
+    return Product(batch, rows, size, left, _packed(interface, scratch["packed"]), result, interface.heads, in_tf32=in_tf32)
+
+
+def _packed(interface: Interface, pointer: int) -> Matrix:
+    size = interface.head_dim
+    rows = len(interface.recurrent_gates) * size
+    return Matrix(pointer, interface.precision.storage_dtype, size, rows * size, transposed=True)
+
+
+def row_products(
+    interface: Interface, layout: str, packed: int, y: Array, products: Array, loop: Loop = range
+) -> Iterator[Product]:
+    """Yield the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
+    size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
+    right, width = _packed(interface, packed), interface.heads * rows
+    in_tf32 = interface.precision.multiplies_in_tf32
+    for first, count, left in _rows_of(interface, layout, y, loop):
+        result = Matrix(products.address + first * width * products.itemsize, products.dtype, width, rows)
+        yield Product(count, rows, size, left, right, result, interface.heads, in_tf32=in_tf32)
+
+
+def recurrent_gradient(
+    interface: Interface, layout: str, y: Array, dproducts: Array, dR: Array, loop: Loop = range
+) -> Iterator[Product]:
+    """Yield the products that add up to the gradient of R, `dR` [heads, gates of R * head_dim, head_dim], packed as R is."""
+    size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
+    width, result = interface.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
+    in_tf32 = interface.precision.multiplies_in_tf32
+    for first, count, right in _rows_of(interface, layout, y, loop):
+        pointer = dproducts.address + first * width * dproducts.itemsize
+        left = Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
+        yield Product(rows, size, count, left, right, result, interface.heads, adds=True, in_tf32=in_tf32)
+
+
+def _rows_of(interface: Interface, layout: str, y: Array, loop: Loop) -> Iterator[tuple[int, int, Matrix]]:
+    """Yield (first row, rows, the matrix of their outputs [rows, head_dim] of the first head) for each part of `y`."""
+    size = interface.head_dim
+    if layout != "BDT":
+        yield 0, y.shape[0] * y.shape[1], Matrix(y.pointer, y.dtype, y.strides[1], size * y.strides[2])
+        return
+    batch, _, time = y.shape
+    step = y.strides[0] * y.itemsize
+    for row in loop(0, batch):
+        pointer = y.address + row * step
+        yield row * time, time, Matrix(pointer, y.dtype, y.strides[1], size * y.strides[1], transposed=True)
+
+
+def forward_arguments(
+    names: ArrayNames,
+    call: Call,
+    layout: str,
+    outputs: Outputs,
+    kept_is_storage: bool,
+    scratch: Scratch | None,
+    single_step: bool = False,
+) -> NamedArguments:
+    """Return the arguments of a persistent forward; with a scratch of `stepwise_forward_begin`, without its first two."""
+    values = {
+        **_inputs(names, call),
+        "R": address_or_null(call.R),
+        "y": outputs.y.address,
+        **_strides(call, "y", DENSE_Y_AXES, outputs.y, "bh" if single_step else Y_AXES[layout]),
+        **named("kept", names.states, outputs.kept or (None,) * len(outputs.final)),
+        **named("final", names.states, outputs.final),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    if scratch:
+        values |= {"keeps_storage": int(kept_is_storage), "reverse": int(call.reverse)}
+        values |= {name: scratch[name] for name in ("state", "hidden", "packed", "product")}
+    return NamedArguments(names, values)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardArrays:
+    """What a backward of one direction works on beside the call: see templates/stepwise_backward.cu.j2.
+
+    `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
+    `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
+    `row_strides`: from a sequence and from a step to the next, in rows. Of a piece of time all begin at its first step;
+    `earlier` and `later` say whether there is a piece before and behind it: of an earlier one the rows are read, and of a later
+    one the sums go on.
+    """
+
+    read_states: tuple[Array, ...]
+    incoming: IncomingGradient
+    products: Array
+    first_products: Array
+    gradients: Gradients
+    dproducts: Array
+    first_dproducts: Array
+    row_strides: tuple[int, int]
+    earlier: bool = False
+    later: bool = False
+
+    @property
+    def neighbours(self) -> int:
+        """The pieces beside this one as bits, see templates/persistent_backward.cu.j2."""
+        return self.earlier | self.later << 1
+
+
+def row_strides_of(call: Call, layout: str) -> tuple[int, int]:
+    """Return how many rows of products lie from a sequence and from a step to the next."""
+    if call.sequences.cu_seqlens is not None:
+        return 0, 1
+    return {"BTD": (call.time, 1), "TBD": (1, call.rows), "BDT": (call.time, 1)}[layout]
+
+
+def backward_arguments(
+    names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays, clip: float, scratch: Scratch | None
+) -> NamedArguments:
+    """Return the arguments of a persistent backward; with a scratch of `stepwise_backward_begin`, without its first two."""
+    import numpy
+
+    gradients, dy = arrays.gradients, arrays.incoming.dy
+    clip_type = numpy.float64 if arrays.products.dtype == "float64" else numpy.float32
+    states = arrays.read_states
+    values = {
+        **_inputs(names, call),
+        **named("saved", names.saved_states, states),
+        **_strides(call, "y", DENSE_Y_AXES, states[0] if states else None, Y_AXES[layout]),
+        "dy": dy.address,
+        **_strides(call, "dy", DENSE_Y_AXES, dy, Y_AXES[layout]),
+        **named("dfinal", names.states, arrays.incoming.dfinal),
+        "products": arrays.products.address,
+        "first_products": arrays.first_products.address,
+        **stride_values("row", "bt", dict(zip("bt", arrays.row_strides, strict=True))),
+        "dx": gradients.dx.address,
+        **_strides(call, "dx", DENSE_X_AXES, gradients.dx, call.x_axes),
+        "dproducts": arrays.dproducts.address,
+        "first_dproducts": arrays.first_dproducts.address,
+        **named("dinitial", names.states, gradients.dinitial),
+        "sums": address_or_null(gradients.sums),
+        "clip": clip_type(clip),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    if scratch:
+        values |= {name: scratch[name] for name in ("dstate", "dhidden", "dproduct")} | {"reverse": int(call.reverse)}
+    else:
+        values |= {"R": address_or_null(call.R), "neighbours": numpy.uint32(arrays.neighbours)}
+    return NamedArguments(names, values)
+
+
+def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:
+    """x, the vectors, the initial states, and where sequences begin, end and start anew."""
+    sequences = call.sequences
+    begins, ends = address_or_null(sequences.cu_seqlens), address_or_null(sequences.lengths)
+    if sequences.cu_seqlens is not None:
+        # Each sequence ends where the next one begins.
+        ends = begins + sequences.cu_seqlens.itemsize
+    return {
+        "x": call.x.address,
+        **_strides(call, "x", DENSE_X_AXES, call.x, call.x_axes),
+        **vector_values(names, call, recurrent=True),
+        **named("initial", names.states, call.initial),
+        "resets": address_or_null(sequences.resets),
+        **_strides(call, "resets", "bt", sequences.resets, "bt"),
+        "begins": begins,
+        "ends": ends,
+    }
+
+
+def _strides(call: Call, name: str, wanted: str, array: Array | None, axes: str) -> dict[str, int]:
+    """The strides of `wanted` axes, 0 for those that an array does not have, and between sequences that are packed."""
+    by_axis = dict.fromkeys(wanted, 0)
+    if array is not None:
+        by_axis |= dict(zip(axes, array.strides, strict=True))
+    if call.sequences.cu_seqlens is not None:
+        by_axis["b"] = 0
+    return stride_values(name, wanted, by_axis)

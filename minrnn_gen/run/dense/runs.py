@@ -1,0 +1,387 @@
+"""Runs of dense cells: all steps by one launch where R fits the chip, else by products and pointwise kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.address import Address
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_incoming
+from minrnn_gen.codegen.signature import names_of
+from minrnn_gen.codegen.signature_groups import ArrayNames
+from minrnn_gen.config.environment import layers_run_beside_each_other
+from minrnn_gen.gpu.graph import Scratch
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
+from minrnn_gen.run.backend import Backend, Recorder, WideGradients
+from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
+from minrnn_gen.run.dense.launch import (
+    BackwardArrays,
+    NamedArguments,
+    backward_arguments,
+    forward_arguments,
+    persistent_launches,
+    recurrent_gradient,
+    row_products,
+    row_strides_of,
+    step_launch_of,
+    workspace_bytes_of,
+)
+from minrnn_gen.run.dense.stepwise import StepwiseRun
+from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.launch import alignment_of_call
+from minrnn_gen.run.saved import Forward
+from minrnn_gen.run.scan.runs import read_states, sizes_of
+
+# Sizes of calls that are remembered, with what was chosen for them.
+CHOICES_HELD = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A backward of one direction under way: its call, y, the initial output, its arrays, and R with its heads in front."""
+
+    part: Call
+    y: Array
+    first: Array | None
+    arrays: BackwardArrays
+    packed: Address
+
+    def piece(
+        self, interface: Interface, piece: Piece, dfinal: Sequence[Array | None], dinitial: tuple[Array, ...]
+    ) -> Backward:
+        """Return a piece of it, which reads the gradients of its final states and writes those of its initial ones."""
+        part, arrays = self.part, self.arrays
+        row = piece.start * arrays.row_strides[1]
+        y_axes = Y_AXES[interface.layout]
+        of_piece = replace(
+            arrays,
+            read_states=tuple(narrowed_in_time(states, y_axes, piece) for states in arrays.read_states),
+            incoming=piece_of_incoming(interface, arrays.incoming, piece, dfinal),
+            products=arrays.products.narrowed(0, row, part.rows * piece.steps),
+            gradients=replace(
+                arrays.gradients, dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece), dinitial=dinitial
+            ),
+            dproducts=arrays.dproducts.narrowed(0, row, part.rows * piece.steps),
+            earlier=piece.has_earlier,
+            later=piece.has_later,
+        )
+        initial = (None,) * len(part.initial) if piece.has_earlier else part.initial
+        return replace(self, part=piece_of_call(part, piece, initial), arrays=of_piece)
+
+
+class _RunBack(NamedTuple):
+    """A backward of one direction to come: its call, the initial output, and what is read and written."""
+
+    part: Call
+    first: Array | None
+    outputs: Outputs
+    incoming: IncomingGradient
+    gradients: Gradients
+    dR: Array
+
+
+@dataclass(frozen=True)
+class DenseRun:
+    """The kernels of one builder of a dense cell.
+
+    A persistent kernel takes all steps of a run in one launch; where the plan is of another family, `StepwiseRun` takes them
+    one after the other. What can be multiplied for all steps at once is, before and after. Both directions of a call run
+    beside each other where that is expected to be faster.
+
+    `at_once`: of how many runs the GPU holds the blocks at once that wait for others anywhere.
+    """
+
+    interface: Interface
+    builder: Builder
+    backend: Backend
+    at_once: int = 1
+
+    @cached_property
+    def stepwise(self) -> StepwiseRun:
+        """What takes steps one after the other."""
+        return StepwiseRun(self.interface, self.backend)
+
+    @cached_property
+    def names(self) -> ArrayNames:
+        """The names of the arrays of a forward or a step."""
+        return ArrayNames(self.interface.states, self.interface.parameters)
+
+    @cached_property
+    def names_backward(self) -> ArrayNames:
+        """The names of the arrays of a backward."""
+        return names_of(self.builder.lowered_backward)
+
+    @cached_property
+    def half(self) -> DenseRun:
+        """The kernels for half of the GPU, of which two run beside each other."""
+        return DenseRun(self.interface, self.builder.half, self.backend.half, DIRECTIONS)
+
+    def beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
+        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        can_be = self.interface.directions and self.backend.has_lanes and layers_run_beside_each_other()
+        return self._choice_for(kernel_pass, sizes) if can_be else None
+
+    @cached_property
+    def _choice_for(self) -> Callable[[BackwardOrForward, Sizes], DirectionsChoice | None]:
+        return lru_cache(CHOICES_HELD)(partial(choose_directions, self.builder))
+
+    def expect_backward(self, call: Call) -> None:
+        """Begin to build the backward of contiguous arrays of these sizes, while the forward is built and runs."""
+        if call.batch:
+            dense = self.half if self.beside("backward", sizes_of(call)) else self
+            dense.backend.build_ahead("backward", dense.builder.hinted_specialization, sizes_of(call))
+
+    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], _states_out: StatesOut) -> None:
+        """Run a call in each direction."""
+
+        def chosen(dense: DenseRun) -> Iterator[KernelKey]:
+            return (dense._choose_forward(recorder, part, outputs) for part, outputs in runs)
+
+        with self._on_lanes(recorder, "forward", runs[0][0], chosen) as (dense, on_lane):
+            for lane, (part, outputs) in enumerate(runs):
+                with on_lane(lane):
+                    dense.run_forward(recorder, part, outputs)
+
+    def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
+        """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
+        key = self._choose_step(recorder, call)
+        if key is None:
+            # These kernels read a row of channels at once.
+            x = call.x if call.x.strides[-1] == 1 else recorder.contiguous(call.x)
+            self.run_forward(recorder, replace(call, x=x), outputs, single_step=True)
+        else:
+            kernel = recorder.load(key)
+            kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
+
+    def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
+        """Run against time in each direction."""
+        interface, call, projected = self.interface, forward.call, forward.projected
+        carried, directions, sums = interface.precision.arithmetic_dtype, len(interface.runs_reversed), None
+        if call.bias is not None or call.recurrent_bias is not None or call.parameters:
+            shape = (directions, 1, interface.summed_count, call.batch, interface.hidden_size)
+            sums = recorder.new_array(shape, carried, fill=None if call.batch else 0)
+        written = Gradients(gradients.dx, gradients.dinitial, sums)
+        packed_shape = (interface.heads, len(interface.recurrent_gates), interface.head_dim, interface.head_dim)
+        dR = recorder.new_array((directions, *packed_shape), carried, fill=0)
+        if call.batch:
+            first = self._initial_output(recorder, call)
+            runs = [
+                _RunBack(
+                    part,
+                    first.selected(0, run) if first is not None and interface.directions else first,
+                    outputs_of_run(interface, forward.outputs, run),
+                    incoming_of_run(interface, incoming, run),
+                    gradients_of_run(interface, projected.x_axes, written, run),
+                    dR.selected(0, run),
+                )
+                for run, part in runs_of(interface, projected)
+            ]
+
+            def chosen(dense: DenseRun) -> Iterator[KernelKey]:
+                return (dense._choose_back(recorder, run.part, run.incoming, dense._read_states(run.outputs)) for run in runs)
+
+            with self._on_lanes(recorder, "backward", projected, chosen) as (dense, on_lane):
+                for lane, run in enumerate(runs):
+                    with on_lane(lane):
+                        dense._run_back(recorder, run)
+        return WideGradients(sums, dR)
+
+    @contextmanager
+    def _on_lanes(
+        self,
+        recorder: Recorder,
+        kernel_pass: BackwardOrForward,
+        call: Call,
+        chosen: Callable[[DenseRun], Iterator[KernelKey]],
+    ) -> Iterator[tuple[DenseRun, Callable[[int], AbstractContextManager[None]]]]:
+        """Give what runs each direction of a call, and its lane: by halves where that is faster, else in turn on no lane.
+
+        `chosen` gives the kernels of all directions.
+        """
+        if self.beside(kernel_pass, sizes_of(call)):
+            with recorder.by_half():
+                # Steps that are taken one by one may be a graph, which is launched on no lane.
+                if all(self.half.backend.plan(key).is_persistent for key in chosen(self.half)):
+                    with recorder.lanes(DIRECTIONS) as lanes:
+                        yield self.half, lambda lane: lanes.step(lane, ())
+                    return
+        yield self, lambda _: nullcontext()
+
+    def run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, single_step: bool = False) -> None:
+        """Run a call of one direction, or a piece of one."""
+        layout, is_storage = self.interface.layout, self._states_out(outputs) == "storage"
+        self._run_steps(
+            recorder,
+            self._choose_forward(recorder, part, outputs),
+            part,
+            lambda scratch: forward_arguments(self.names, part, layout, outputs, is_storage, scratch, single_step),
+        )
+
+    def begin_back(
+        self,
+        recorder: Recorder,
+        part: Call,
+        outputs: Outputs,
+        incoming: IncomingGradient,
+        gradients: Gradients,
+        *,
+        first: Array | None,
+        writes_all: bool,
+    ) -> Backward:
+        """Return a backward of a call of one direction, with the products of all outputs; `first` is the initial one.
+
+        `writes_all`: kernels write every row of the gradients of these products.
+        """
+        interface, precision, R = self.interface, self.interface.precision, part.R
+        assert R is not None
+        tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
+        rows = part.rows * part.time
+        products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
+        dproducts = recorder.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
+        first_products = recorder.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
+        first_dproducts = recorder.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
+        packed = R.address
+        if interface.heads > 1:
+            packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype).address
+            recorder.copy_heads_first(R, packed)
+        # The products of a last output belong to no step, and so do those of an only one.
+        if rows and part.time > 1:
+            for product in row_products(interface, interface.layout, packed, outputs.y, products, recorder.loop):
+                recorder.multiply(product)
+        if first is not None:
+            (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
+            recorder.multiply(product)
+        of_run = BackwardArrays(
+            self._read_states(outputs),
+            incoming,
+            products,
+            first_products,
+            gradients,
+            dproducts,
+            first_dproducts,
+            row_strides_of(part, interface.layout),
+        )
+        return Backward(part, outputs.y, first, of_run, packed)
+
+    def run_back(self, recorder: Recorder, backward: Backward, kernel: KernelKey | None = None) -> None:
+        """Run all steps of a backward, or of a piece of one, against time."""
+        part, arrays, clip = backward.part, backward.arrays, self.builder.spec.recurrent_gradient_clip or 0.0
+        kernel = kernel or self._choose_back(recorder, part, arrays.incoming, arrays.read_states)
+        assert not arrays.neighbours or self.backend.plan(kernel).is_persistent, "only these go on where a later piece ended"
+        self._run_steps(
+            recorder,
+            kernel,
+            part,
+            lambda scratch: backward_arguments(self.names_backward, part, self.interface.layout, arrays, clip, scratch),
+            backward.packed,
+        )
+
+    def finish_back(self, recorder: Recorder, backward: Backward, dR: Array) -> None:
+        """Add up the gradient of R, of all rows at once."""
+        interface, part, arrays, first = self.interface, backward.part, backward.arrays, backward.first
+        if part.rows and part.time > 1:
+            products = recurrent_gradient(interface, interface.layout, backward.y, arrays.dproducts, dR, recorder.loop)
+            for product in products:
+                recorder.multiply(product)
+        if first is not None:
+            (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), arrays.first_dproducts, dR)
+            recorder.multiply(product)
+
+    def _states_out(self, outputs: Outputs) -> StatesOut:
+        if not outputs.kept:
+            return "none"
+        return "storage" if outputs.kept[0].dtype == self.interface.precision.storage_dtype else "arithmetic"
+
+    def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
+        return read_states(self.interface, self.builder, outputs)
+
+    def _choose_forward(self, recorder: Recorder, part: Call, outputs: Outputs) -> KernelKey:
+        assert part.R is not None
+        return self._choose(recorder, "forward", part, self._states_out(outputs), part.x, part.R, outputs.y)
+
+    def _choose_back(self, recorder: Recorder, part: Call, incoming: IncomingGradient, states: tuple[Array, ...]) -> KernelKey:
+        assert part.R is not None
+        return self._choose(recorder, "backward", part, "none", part.x, part.R, incoming.dy, *states)
+
+    def _run_back(self, recorder: Recorder, run: _RunBack) -> None:
+        part, first, outputs, incoming, gradients, dR = run
+        kernel = self._choose_back(recorder, part, incoming, self._read_states(outputs))
+        # A persistent kernel writes every row of a sequence.
+        is_persistent = self.backend.plan(kernel).is_persistent
+        writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
+        backward = self.begin_back(recorder, part, outputs, incoming, gradients, first=first, writes_all=writes_all)
+        self.run_back(recorder, backward, kernel)
+        self.finish_back(recorder, backward, dR)
+
+    def _initial_output(self, recorder: Recorder, call: Call) -> Array | None:
+        """The initial value of the output in the storage dtype, as the first product had it; None for zeros."""
+        output = self.builder.lowered_backward.output_state
+        initial = call.initial[self.interface.states.index(str(output))]
+        return None if initial is None else recorder.cast(initial, self.interface.precision.storage_dtype)
+
+    def _run_steps(
+        self,
+        recorder: Recorder,
+        key: KernelKey,
+        part: Call,
+        arguments: Callable[[Scratch | None], NamedArguments],
+        packed: Address | None = None,
+    ) -> None:
+        """Run all steps of a call of one direction, by the kernel that serves; `packed` as `StepwiseRun` takes it."""
+        if not self.backend.plan(key).is_persistent:
+            self.stepwise.run(recorder, key, part, arguments, packed)
+            return
+        kernel = recorder.load(key)
+        workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part.batch))
+        resident = kernel.resident_blocks() // self.at_once if kernel.plan.group_exchange_bytes else 0
+        for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident, recorder.loop):
+            kernel.launch(launch)
+
+    def _choose_step(self, recorder: Recorder, call: Call) -> KernelKey | None:
+        """The kernel of its own for a step, or None where it is a forward of one step."""
+        interface, builder = self.interface, self.builder
+        assert call.R is not None
+        if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):
+            return None
+        rows = (call.R, *(state for state in call.initial if state is not None))
+        alignment = alignment_of(alignment_of_call(*rows), interface.head_dim * interface.precision.storage_bytes)
+        key = recorder.choose("step", Specialization(alignment), Sizes(call.batch, 1))
+        return key if self.backend.plan(key).strategy == "decode" else None
+
+    def _choose(
+        self, recorder: Recorder, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array
+    ) -> KernelKey:
+        """The kernel for a call of one direction; `rows` are the arrays of which a head of a row is read at once.
+
+        What takes a call step by step reads at run time how it is called: of it there is one kernel for the same sizes.
+        """
+        sizes, hinted = sizes_of(part), self.builder.hinted_specialization
+        head_bytes = self.interface.head_dim * self.interface.precision.storage_bytes
+        exact = Specialization(
+            alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
+            reverse=part.reverse,
+            resets=part.sequences.resets is not None,
+            states_out=states_out,
+        )
+        contiguous = recorder.choose(kernel_pass, hinted, sizes)
+        if exact != hinted and contiguous not in self.backend.built:
+            # Both are compiled at once; only where a call is taken step by step the second is not needed.
+            self.backend.build_ahead(kernel_pass, exact, sizes)
+        if exact == hinted or not self.backend.plan(contiguous).is_persistent:
+            return contiguous
+        return recorder.choose(kernel_pass, exact, sizes)
+
+
+def _as_rows(initial: Array) -> Array:
+    """View the initial output [batch, hidden] as the y of one sequence in layout BTD: its products are those of rows."""
+    return replace(initial, shape=(1, *initial.shape), strides=(initial.shape[0] * initial.strides[0], *initial.strides))

@@ -1,0 +1,74 @@
+"""A run on the arrays of a call, described before it is performed; what only their library makes of them is made at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.results import ResultT
+from minrnn_gen.gpu import memory
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.program.data import At, Program
+from minrnn_gen.run.recording.describer import Describer, PlannedKernels
+
+
+class DescribedRun(Describer):
+    """A run whose arrays are there: those of `keyed` have their slots, and those of a call without a key have none.
+
+    `is_kept`: whether it may be performed again for other calls of its key, as far as it is described.
+    """
+
+    def __init__(
+        self,
+        like: Array,
+        keyed: KeyedArrays | None,
+        kernels: PlannedKernels,
+        resident_blocks: Callable[[KernelPlan], int],
+        gives_workspace: bool = False,
+    ) -> None:
+        """Begin a run beside `like`."""
+        self.keyed = KeyedArrays((), [like.owner], [int(like.pointer)]) if keyed is None else keyed
+        self.is_kept = keyed is not None
+        self.made: list[Array] = []
+        """What the library made of arrays of the call, held until the run is performed."""
+        super().__init__(like, len(self.keyed.arrays), kernels, resident_blocks, gives_workspace)
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        """Return a whole array of the call in a dtype, itself where it has that already."""
+        slot = array.address.slot
+        if array.dtype == dtype or (slot is not None and slot < self._inputs and array.is_contiguous):
+            return super().cast(array, dtype)
+        return self._made(memory.inspect(memory.cast(array.owner, dtype), array.name))
+
+    def contiguous(self, array: Array) -> Array:
+        """Return a whole array as a contiguous one, a copy where it is not; a run on it is not kept."""
+        return array if array.is_contiguous else self._made(memory.without_gaps(array))
+
+    def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
+        """Return an array with zeros beyond lengths; a run on it is not kept."""
+        return self._made(memory.zeroed_beyond(x, axes, lengths))
+
+    def stop(self) -> None:
+        """Keep nothing of this run."""
+        self.is_kept = False
+
+    def program(self, result: ResultT, metadata: Any) -> Program:
+        """Return the run, which is over; it is not kept where a result is in no slot."""
+        program = super().program(result, metadata)
+
+        def note(slot: int | None) -> None:
+            self.is_kept = self.is_kept and slot is not None
+
+        program.results.mapped(note)
+        return program
+
+    def _made(self, array: Array) -> Array:
+        self.made.append(array)
+        return array
+
+    def _at(self, pointer: int) -> At:
+        at = super()._at(pointer)
+        self.is_kept = self.is_kept and at.slot is not None
+        return at

@@ -1,0 +1,225 @@
+"""Traces of runs on a GPU, replayed for every call of the same key without looking at it closer.
+
+What a run does depends on nothing but the key of its arrays: so every call of a key allocates, multiplies and launches the
+same, at other addresses. Traces of calls without a key, or on arrays in no slot, are replayed once and not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.key import CallKey, KeyedArrays
+from minrnn_gen.call.results import ResultT
+from minrnn_gen.gpu import memory
+from minrnn_gen.gpu.device import Place
+from minrnn_gen.gpu.memory import Allocation
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
+from minrnn_gen.run.recording.layout import Layout
+from minrnn_gen.run.recording.operations import (
+    Program,
+)
+
+MetadataT = TypeVar("MetadataT")
+HeldT = TypeVar("HeldT")
+
+# Keys in use at once, which differ in batch and time above all; a trace takes a few KiB, and a lost one is recorded again.
+TRACES_HELD = 512
+
+
+class Cast(NamedTuple):
+    """An array of a call in another dtype: the slot of what is converted, and that of its `source`."""
+
+    slot: int
+    source: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace(Generic[ResultT, MetadataT]):
+    """A run to be replayed for calls of one key, any number of times and by several threads at once.
+
+    It holds the kernels that it launches, and none of the arrays that it was recorded with: `slots` are the results, by slot.
+    """
+
+    key: CallKey
+    place: Place
+    allocations: tuple[Allocation, ...]
+    layout: Layout
+    casts: tuple[Cast, ...]
+    program: Program
+    slots: ResultT
+    metadata: MetadataT
+
+    def replay(self, keyed: KeyedArrays) -> Replay[ResultT, MetadataT]:
+        """Do the run on arrays of its key."""
+        place, layout, absent = self.place, self.layout, len(self.allocations)
+        arrays, addresses = keyed.arrays + [None] * absent, keyed.addresses + [0] * absent
+        allocate = memory.allocator(arrays[0], place)
+        # Kernels are chosen for arrays that are aligned so, whatever the library's allocator gives.
+        for slot, allocation in layout.held:
+            arrays[slot], addresses[slot] = allocate(allocation)
+            if addresses[slot] % WIDEST_COPY_BYTES:
+                arrays[slot], addresses[slot] = memory.allocate_aligned(allocate, allocation, WIDEST_COPY_BYTES)
+        for slot, source, dtype in self.casts:
+            arrays[slot], addresses[slot] = memory.cast_at(arrays[source], dtype)
+            if addresses[slot] % WIDEST_COPY_BYTES:
+                converted = arrays[slot]
+                arrays[slot], addresses[slot] = memory.allocate_aligned(
+                    allocate, self.allocations[slot - len(keyed.arrays)], WIDEST_COPY_BYTES
+                )
+                arrays[slot][...] = converted
+        if layout.piece is not None:
+            # It is held until everything is enqueued that works in it.
+            _piece, start = allocate(layout.piece)
+            if start % WIDEST_COPY_BYTES:
+                _piece, start = memory.allocate_aligned(allocate, layout.piece, WIDEST_COPY_BYTES)
+            for slot, offset_bytes in layout.scratch:
+                addresses[slot] = start + offset_bytes
+        self.program.run(addresses)
+        return Replay(self, arrays, addresses)
+
+
+class Replay(NamedTuple, Generic[ResultT, MetadataT]):
+    """A run of a trace: its arrays by slot, first those of the call, then what it allocated, and where they start."""
+
+    trace: Trace[ResultT, MetadataT]
+    arrays: list[Any]
+    addresses: list[int]
+
+    @property
+    def result(self) -> ResultT:
+        """The arrays that the run is there for."""
+        return self.trace.slots.mapped(self.arrays.__getitem__)
+
+    def metadata(self) -> MetadataT:
+        """Return the metadata of the trace with the arrays of this run."""
+        bound: MetadataT = rebound(self.trace.metadata, self.arrays, self.addresses)
+        return bound
+
+
+class Finished(NamedTuple, Generic[ResultT, MetadataT]):
+    """A run that was performed: its results as the library's arrays, what they look like, and it as a replay of its key.
+
+    `replay` is None where the run is not kept. Where it is, the arrays of `metadata` are nowhere: `replay.metadata()` has them.
+    """
+
+    result: ResultT
+    metadata: MetadataT
+    replay: Replay[ResultT, MetadataT] | None
+
+
+class ByKey(Generic[HeldT]):
+    """What is held for keys of calls, `TRACES_HELD` at most; may be used from several threads."""
+
+    def __init__(self) -> None:
+        self._held: dict[CallKey, HeldT] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: CallKey) -> HeldT | None:
+        """Return what is held for a key, if there is something."""
+        return self._held.get(key)
+
+    def keep(self, key: CallKey, held: HeldT) -> HeldT:
+        """Hold something for a key, instead of all else where there is no room; return it."""
+        if len(self._held) >= TRACES_HELD:
+            self._held.clear()
+        self._held[key] = held
+        return held
+
+
+class TraceCache(Generic[ResultT, MetadataT]):
+    """The traces of one kernel, by key; may be used from several threads, which at worst record a trace twice.
+
+    A trace lives as long as this object, or until `TRACES_HELD` keys are there and another one comes; a run holds its own.
+    """
+
+    def __init__(self) -> None:
+        self._traces = ByKey[Trace[ResultT, MetadataT]]()
+
+    def __len__(self) -> int:
+        return len(self._traces)
+
+    def replay(self, keyed: KeyedArrays | None) -> Replay[ResultT, MetadataT] | None:
+        """Run a call again, or return None where no call of its key was recorded."""
+        if keyed is None:
+            return None
+        trace = self._traces.get(keyed.key)
+        return None if trace is None else trace.replay(keyed)
+
+    def find(self, keyed: KeyedArrays | None) -> Trace[ResultT, MetadataT] | None:
+        """Return the trace of calls of this key, if there is one."""
+        return None if keyed is None else self._traces.get(keyed.key)
+
+    def keep(self, replay: Replay[ResultT, MetadataT] | None) -> Replay[ResultT, MetadataT] | None:
+        """Keep the trace of a run for calls to come, and return the run."""
+        if replay is not None:
+            self._traces.keep(replay.trace.key, replay.trace)
+        return replay
+
+
+def without_owners(metadata: Any) -> Any:
+    """Return metadata whose arrays hold no memory, to be given other arrays by `Replay.metadata`."""
+    if isinstance(metadata, Array):
+        return replace(metadata, owner=None)
+    return _mapped(without_owners, metadata)
+
+
+def without_slots(metadata: Any) -> Any:
+    """Return metadata whose arrays, which are somewhere, are in no slot of a call."""
+    if isinstance(metadata, Array):
+        return replace(metadata, pointer=int(metadata.pointer))
+    return _mapped(without_slots, metadata)
+
+
+def owners_of(result: ResultT, arrays: Sequence[Any]) -> ResultT:
+    """Return a result of a run as the library's arrays, `arrays` by slot, or those that are in no slot."""
+
+    def owner(array: Array) -> Any:
+        slot = array.address.slot
+        return array.owner if slot is None else arrays[slot]
+
+    return result.mapped(owner)
+
+
+def rebound(metadata: Any, arrays: Sequence[Any], addresses: Sequence[int]) -> Any:
+    """Return metadata with its arrays among `arrays`, which start at `addresses`; those in no slot stay."""
+    if isinstance(metadata, Array):
+        return metadata if metadata.address.slot is None else metadata.rebound(arrays, addresses)
+    return _mapped(lambda part: rebound(part, arrays, addresses), metadata)
+
+
+def arrays_in(metadata: Any) -> Iterator[Array]:
+    """Yield the arrays of metadata, but those of keys of calls."""
+    # No function within, which would refer to itself and so hold the arrays until garbage is collected.
+    if isinstance(metadata, Array):
+        yield metadata
+    elif isinstance(metadata, tuple):
+        if not isinstance(metadata, KeyedArrays):
+            for part in metadata:
+                yield from arrays_in(part)
+    else:
+        for name in _names_of(metadata.__class__):
+            yield from arrays_in(getattr(metadata, name))
+
+
+def _mapped(change: Callable[[Any], Any], metadata: Any) -> Any:
+    """Return a frozen dataclass or a tuple with all parts changed, without keys of calls, and anything else as it is."""
+    if isinstance(metadata, KeyedArrays):
+        return None
+    if isinstance(metadata, tuple):
+        return tuple(change(part) for part in metadata)
+    kind = metadata.__class__
+    names = _names_of(kind)
+    return kind(*(change(getattr(metadata, name)) for name in names)) if names else metadata
+
+
+@functools.cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass, in order; none of any other type."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

@@ -1,0 +1,166 @@
+"""The grid of each launch of a scan and its arguments, by the names of the kernel's signature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.array import Array
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import STEP_X_AXES, ArrayNames
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.program.number import divided_up, least, most
+from minrnn_gen.run.launch import (
+    Launch,
+    address_or_null,
+    inputs_of,
+    launch_in_grid,
+    named,
+    row_strides,
+    stride_values,
+    strides_by_axis,
+    vector_values,
+    x_strides,
+)
+
+
+def parts_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
+    """Return into how many parts a scan divides the time of a column, each with sums of its own."""
+    if plan.strategy == "cooperative":
+        return _column_blocks(plan, call, resident_blocks)
+    return _tiles(plan, call.time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
+
+
+def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
+    """Return the bytes, all ones before the launch, through which blocks hand states on; 0 where none do.
+
+    A head with the counter of tiles taken, then a composition for each tile and each group of tiles; of blocks that are all
+    resident a composition for each tile.
+    """
+    if plan.strategy == "cooperative":
+        if _column_blocks(plan, call, resident_blocks) == 1:
+            return 0
+        tiles = _tile_rows(plan, call) * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
+        return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
+    if not plan.variables.get("lookback"):
+        return 0
+    tiles = _tiles(plan, call.time)
+    packets = _columns(plan, call) * (tiles + divided_up(tiles, plan.launch.group_tiles)) * plan.packets_per_tile
+    return plan.workspace_head_bytes + 2 * plan.problem.arithmetic_bytes * packets
+
+
+def forward_launch_of(
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    outputs: Outputs,
+    workspace: Array | None = None,
+    resident_blocks: int | None = None,
+) -> Launch:
+    """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`.
+
+    `workspace` has the bytes that `workspace_bytes_of` asks for. Where blocks wait for others, the device holds
+    `resident_blocks` of them, by default as many as the plan expects.
+    """
+    values = {
+        **inputs_of(plan, names, call),
+        "y": outputs.y.address,
+        **row_strides(plan, call, "y", outputs.y),
+        **(named("kept", names.states, outputs.kept) if outputs.kept else {}),
+        **named("final", names.states, outputs.final),
+        **_workspace(plan, workspace),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    return launch_in_grid(_blocks(plan, call, resident_blocks), pack(signature(plan, names), values))
+
+
+def backward_launch_of(
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    read_states: tuple[Array, ...],
+    incoming: IncomingGradient,
+    gradients: Gradients,
+    workspace: Array | None = None,
+    resident_blocks: int | None = None,
+) -> Launch:
+    """Return the launch of a backward of one direction, writing `gradients`; the last two as of a forward.
+
+    `read_states` are the states after each step that the backward reads, in the cell's order, y where it is one of them.
+    """
+    values = {
+        **inputs_of(plan, names, call),
+        **named("saved", names.saved_states, read_states),
+        "dy": incoming.dy.address,
+        **row_strides(plan, call, "y", incoming.dy),
+        **named("dfinal", names.states, incoming.dfinal),
+        "dx": gradients.dx.address,
+        **x_strides(plan, call, "dx", gradients.dx),
+        **named("dinitial", names.states, gradients.dinitial),
+        "sums": address_or_null(gradients.sums),
+        **_workspace(plan, workspace),
+        "batch": call.batch,
+        "time": call.time,
+    }
+    return launch_in_grid(_blocks(plan, call, resident_blocks), pack(signature(plan, names), values))
+
+
+def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
+    """Return the launch of a single step, writing `outputs`."""
+    values = {
+        "x": call.x.address,
+        **stride_values("x", STEP_X_AXES, strides_by_axis(call.x, call.x_axes)),
+        **vector_values(names, call),
+        **named("initial", names.states, call.initial),
+        "y": outputs.y.address,
+        **named("final", names.states, outputs.final),
+        "batch": call.batch,
+    }
+    return launch_in_grid(
+        divided_up(call.batch * plan.problem.hidden_size, plan.launch.threads), pack(signature(plan, names), values)
+    )
+
+
+def _columns(plan: KernelPlan, call: Call) -> int:
+    """How many columns there are, each walked in the order of time."""
+    if plan.problem.layout == "BDT":
+        return call.batch * plan.problem.hidden_size
+    return call.batch * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
+
+
+def _tiles(plan: KernelPlan, time: int) -> int:
+    return most(1, divided_up(time, plan.launch.tile_steps))
+
+
+def _tile_rows(plan: KernelPlan, call: Call) -> int:
+    """How many tiles all sequences of a cooperative scan have together, at most."""
+    if call.sequences.cu_seqlens is not None:
+        return call.time // plan.launch.tile_steps + call.batch
+    return call.batch * divided_up(call.time, plan.launch.tile_steps)
+
+
+def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
+    """How many blocks of a cooperative scan share a column."""
+    return most(1, least(_at_once(plan, resident_blocks) // _columns(plan, call), _tiles(plan, call.time)))
+
+
+def _at_once(plan: KernelPlan, resident_blocks: int | None) -> int:
+    """How many blocks of a cooperative scan wait for each other at most."""
+    return plan.launch.resident_blocks if resident_blocks is None else least(plan.launch.resident_blocks, resident_blocks)
+
+
+def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
+    if plan.strategy == "cooperative":
+        return least(_at_once(plan, resident_blocks), _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
+    columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
+    if plan.variables.get("lookback"):
+        # As many as there is room for: they take what there is to do.
+        return least(plan.launch.resident_blocks, divided_up(_columns(plan, call) * _tiles(plan, call.time), columns_per_block))
+    return divided_up(_columns(plan, call), columns_per_block) * plan.variables.get("cluster_blocks", 1)
+
+
+def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
+    hands_on = plan.variables.get("lookback") or plan.strategy == "cooperative"
+    return {"workspace_bytes": address_or_null(workspace)} if hands_on else {}

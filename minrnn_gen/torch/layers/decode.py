@@ -1,0 +1,134 @@
+"""Layers step by step and in words: single steps by the kernels of decoding, and the decision behind each layer's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from minrnn_gen.build.explain import explain
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.ahead import build_plain, sizes_from
+from minrnn_gen.torch.dtypes import STATES
+from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.beside import beside_each_other
+from minrnn_gen.torch.layers.stack import LayerStack
+from minrnn_gen.torch.operators import calls
+from minrnn_gen.torch.operators.dispatch import refuse_tracing, refuse_transforms
+from minrnn_gen.torch.operators.stack_operator import together
+from minrnn_gen.torch.sequence_group.cells import ways_in_words
+from minrnn_gen.torch.sequence_group.group import member_of
+from minrnn_gen.torch.tensors import check_tensor
+
+Pass = Literal["forward", "backward", "step"]
+PASSES: tuple[Pass, ...] = get_args(Pass)
+
+
+class DecodingStack(LayerStack):
+    """Layers that can be called a step at a time, and explained."""
+
+    def step(self, x_t: Any, state: Any = None, *, resets: Any = None) -> tuple[Any, Any]:
+        """Return (y_t, state) of one step more, without gradients and dropout: decoding, token by token.
+
+        x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
+        over a prompt may come first; zeros where None. Cells with a kernel of decoding run it, others a forward of one step.
+        Raises BadInput for layers in both directions, which no single step has, for resets, and for what does not fit.
+        """
+        refuse_tracing()
+        refuse_transforms()
+        if resets is not None:
+            raise BadInput("resets was given to step, which has one step; where a sequence starts anew, set its state to zeros")
+        self._check_steps()
+        check_tensor(x_t, "x_t")
+        if x_t.dim() not in (1, 2) or x_t.shape[-1] != self.input_size:
+            raise BadInput(
+                f"x_t has shape {list(x_t.shape)}, but input_size is {self.input_size}; [batch, {self.input_size}] is "
+                f"expected, or [{self.input_size}] without a batch"
+            )
+        batched = x_t.dim() == 2
+        x = x_t if batched else x_t.unsqueeze(0)
+        with torch.no_grad():
+            initial = () if state is None else self._states(state, x.shape[0], batched)
+            y, final = self._steps(x.detach(), initial)
+        states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
+        return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
+
+    def explain(
+        self,
+        which: Pass = "forward",
+        *,
+        batch: int | None = None,
+        time: int | None = None,
+        dtype: torch.dtype | None = None,
+        sequence_group: Any = None,
+    ) -> str:
+        """Return the decision behind the kernels of a pass in words, layer by layer, equal ones once.
+
+        which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
+        inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Where
+        layers, or both directions of a layer, run beside each other, a line says how. Plans for the GPU here, or where there is
+        none for the default one. Raises BadInput for anything else.
+        """
+        if which not in PASSES:
+            raise BadInput(f"which is {shown(which)}; one of {', '.join(PASSES)} is expected")
+        sections: dict[str, list[int]] = {}
+        for layer, recipe in enumerate(self._recipes(self._precision_of(dtype))):
+            sections.setdefault(recipe, []).append(layer)
+        texts = [
+            f"{_named(layers)} of {self.num_layers}\n\n{_explained(recipe, which, batch, time, sequence_group)}"
+            for recipe, layers in sections.items()
+        ]
+        if which != "step" and sequence_group is None:
+            sizes = _sizes(recipe, batch, time)
+            if beside := beside_each_other(self._recipes(self._precision_of(dtype)), which, sizes.batch, sizes.time):
+                texts.insert(0, f"all layers beside each other: {beside.in_words}")
+        return "\n\n".join(texts)
+
+    def _check_steps(self) -> None:
+        if self.bidirectional:
+            raise BadInput("step needs one direction, but the layer is bidirectional; call the layer on whole sequences")
+        if torch.compiler.is_compiling():
+            raise BadInput("step was asked for within torch.compile; call it outside, its kernels are compiled already")
+
+    def _steps(self, x: Any, initial: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Run one step of all layers, each over the outputs of the one below."""
+        dtype = x.dtype
+        x, precision, casts = self._in_precision(x)
+        if initial:
+            allowed = (STATES[precision], x.dtype, dtype)
+            checks.check_state_dtypes(initial, self._made.states, allowed)
+            initial = [state.to(STATES[precision]) for state in initial]
+        final: list[Any] = []
+        for layer, recipe in enumerate(self._recipes(precision)):
+            R, weight, bias, recurrent_bias, *own = (
+                parameter if parameter is None else parameter.detach() for parameter in self._beside(x, layer, casts)
+            )
+            states = [state[layer] for state in initial] or [None] * len(self._made.states)
+            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states)
+            x, *last = calls.step(kernel_by(recipe), tensors)
+            final.append(last)
+        return x, [together(layers, False) for layers in zip(*final, strict=True)]
+
+
+def _named(layers: Sequence[int]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
+
+
+def _sizes(recipe: str, batch: int | None, time: int | None) -> Sizes:
+    hinted = kernel_by(recipe).builder.hinted_sizes
+    (sizes,) = sizes_from([(hinted.batch if batch is None else batch, hinted.time if time is None else time)])
+    return sizes
+
+
+def _explained(recipe: str, which: Pass, batch: int | None, time: int | None, sequence_group: Any) -> str:
+    kernel, sizes = kernel_by(recipe), _sizes(recipe, batch, time)
+    builder = kernel.builder
+    built = build_plain(builder, which, sizes)
+    text = explain(built, memory_bytes=builder.target.profile.memory_bytes)
+    if sequence_group is None:
+        beside = None if which == "step" else kernel.executor.gpu.directions_beside(which, sizes)
+        return f"{beside.in_words}\n\n{text}" if beside else text
+    return f"{ways_in_words(kernel, sizes.batch, sizes.time, member_of(sequence_group))}\n\n{text}"

@@ -1,0 +1,25 @@
+"""Dropout between layers: masks drawn by torch before a call runs, so that how it runs changes no bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minrnn_gen.run.layers.dropout import scale_of
+
+
+def draw_masks(x: Any, width: int, count: int, probability: float) -> tuple[Any, ...]:
+    """Return `count` masks for outputs of `width` channels beside x, True where a value is kept; none at a probability of 0.
+
+    x [..., I] gives the other axes and the device, whose generator draws: `torch.manual_seed` repeats the masks.
+    """
+    if not probability:
+        return ()
+    shape = (*x.shape[:-1], width)
+    return tuple(x.new_empty(shape, dtype=torch.bool).bernoulli_(1 - probability) for _ in range(count))
+
+
+def dropped(values: Any, mask: Any, probability: float) -> Any:
+    """Return what `mask` keeps of `values`, or of a gradient of them, scaled and rounded once; zeros elsewhere."""
+    return torch.where(mask, values * scale_of(probability), 0)

@@ -1,0 +1,183 @@
+"""`minrnn_gen.torch.RNN`: layers of any cell, as torch's own recurrent layers are called."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Unpack, cast
+
+import torch
+
+from minrnn_gen.layers.architecture import Names, architecture_of
+from minrnn_gen.layers.kernels import recipe_in_layout
+from minrnn_gen.precision import named_precision
+from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.decode import DecodingStack
+from minrnn_gen.torch.layers.initial import DRAW, draw
+from minrnn_gen.torch.layers.options import KEYWORDS, SpecOptions, shows_options
+from minrnn_gen.torch.layers.set_later import Checks, Settled, check_flag, check_probability
+
+# Keywords of a constructor that a subclass may well have as attributes of its own; no result depends on them.
+_FREE = {"device", "dtype", "batch", "time"}
+
+
+class RNN(DecodingStack, Settled, torch.nn.Module):
+    """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
+
+    model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}`
+    [G * H, I], `weight_hh_l{k}` [Gr * H, H / heads], `bias_ih_l{k}` [G * H], `bias_hh_l{k}` [Gr * H], those of the reverse
+    direction with the suffix `_reverse`, and the cell's own vectors `{name}_l{k}` [H]; gates are in the cell's order, which for
+    lstm, gru and elman is torch's, so that a state_dict of theirs fits. Cells without a recurrent product have no *_hh.
+
+    precision: fp64, fp32, fp16 or bf16; by default that of the input, or what autocast says. Given, the parameters may have
+    another dtype and weights are cast. recurrent_bias: by default as `bias` where there is a recurrent product. forget_bias:
+    what the input-side biases of gate f start with; by default like all others. options: further keys of the spec
+    (`functions`, `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `gpu`, and `batch` and `time` as hints).
+    `batch_first`, `dropout` and `forget_bias` may be set later; setting any other of these is refused.
+    Raises BadInput where the spec is wrong. docs/torch.md has the differences to torch.nn.
+    """
+
+    _checks: ClassVar[Checks] = {
+        "batch_first": check_flag,
+        "dropout": check_probability,
+        "forget_bias": lambda _value, _name: None,
+    }
+    _fixed: ClassVar[frozenset[str]] = frozenset(
+        {"model", "input_size", "hidden_size", "num_layers", *KEYWORDS} - {*_checks} - _FREE
+    )
+
+    @shows_options
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Mapping[str, Any],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        heads: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        precision: str | torch.dtype | None = None,
+        recurrent_bias: bool | None = None,
+        forget_bias: float | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Unpack[SpecOptions],
+    ) -> None:
+        super().__init__()
+        precision = cast("str | None", named_precision(precision))
+        flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
+        flags |= {} if recurrent_bias is None else {"recurrent_bias": recurrent_bias}
+        checks.check_layer_arguments(
+            type(self), model, input_size, num_layers, dropout, proj_size, device, dtype, flags, options
+        )
+        if dropout and num_layers == 1:
+            warnings.warn(f"dropout={dropout} comes between layers, of which there is one: it does nothing", stacklevel=2)
+        asked = {
+            **{name: value for name, value in options.items() if name != "fp32_product" or value is not None},
+            "model": model if isinstance(model, Mapping) else os.fspath(model),
+            "hidden_size": hidden_size,
+            "heads": heads,
+            "layout": "BTD" if batch_first else "TBD",
+            "direction": "bidirectional" if bidirectional else "forward",
+        }
+        made = architecture_of(
+            asked,
+            input_size=input_size,
+            num_layers=num_layers,
+            directions=2 if bidirectional else 1,
+            bias=bias,
+            recurrent_bias=recurrent_bias,
+            precision=precision,
+        )
+        self.model, self.input_size, self.hidden_size, self.num_layers = made.name, input_size, hidden_size, num_layers
+        self.heads, self.bias, self.batch_first, self.dropout = heads, bias, batch_first, float(dropout)
+        self.bidirectional, self.proj_size, self.precision = bidirectional, proj_size, precision
+        self.forget_bias = forget_bias
+        checks.check_forget_bias(made, forget_bias, bias, dtype)
+        for name, shape in made.shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self._made = made
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters as torch's recurrent layers do, and then set what starts otherwise (docs/torch.md)."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                draw(parameter, self.hidden_size)
+            for name, vector in self._made.own_names.items():
+                if (self.model, vector) in DRAW:
+                    DRAW[self.model, vector](getattr(self, name))
+            if self.forget_bias is not None:
+                gate = self._made.gates.index("f")
+                for names in self._directed():
+                    getattr(self, str(names.bias_ih))[gate * self.hidden_size : (gate + 1) * self.hidden_size] = (
+                        self.forget_bias
+                    )
+
+    def _settle(self, name: str) -> None:
+        made = self._made
+        if name == "forget_bias":
+            checks.check_forget_bias(made, self.forget_bias, self.bias, next(self.parameters()).dtype)
+        elif name == "batch_first":
+            layout = "BTD" if self.batch_first else "TBD"
+            self._made = replace(
+                made,
+                recipes={
+                    precision: tuple(recipe_in_layout(recipe, layout) for recipe in recipes)
+                    for precision, recipes in made.recipes.items()
+                },
+                tf32_recipes=tuple(recipe_in_layout(recipe, layout) for recipe in made.tf32_recipes),
+            )
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
+
+    def extra_repr(self) -> str:
+        """Return what the layer was made with, where it differs from the defaults."""
+        said = [f"{self.model!r}", f"{self.input_size}", f"{self.hidden_size}"]
+        defaults = {
+            "num_layers": 1,
+            "heads": 1,
+            "bias": True,
+            "batch_first": True,
+            "dropout": 0.0,
+            "bidirectional": False,
+            "precision": None,
+            "forget_bias": None,
+        }
+        said += [f"{name}={getattr(self, name)!r}" for name, usual in defaults.items() if getattr(self, name) != usual]
+        return ", ".join(said)
+
+    def forward(
+        self,
+        input: Any,
+        hx: Any = None,
+        *,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+        sequence_group: Any = None,
+        head_group: Any = None,
+    ) -> tuple[Any, Any]:
+        """Return (output, h_n), of a cell of several states (output, (h_n, c_n, …)).
+
+        input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
+        channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
+        (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None, or a tuple of None.
+        resets: bool, of the shape of input without I, or 0 and 1 of a floating dtype; lengths and cu_seqlens are those of a
+        kernel's call. Tensors on the meta device give results there.
+        sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
+        (docs/how-to/several-gpus.md).
+        Raises BadInput for what does not fit.
+        """
+        output, states = self._call(input, hx, resets, lengths, cu_seqlens, sequence_group, head_group)
+        return output, states[0] if len(states) == 1 else states
+
+    def _directed(self) -> Iterator[Names]:
+        return (names for layer in self._made.names for names in layer)

@@ -1,0 +1,307 @@
+"""The call of layers on top of each other: what `minrnn_gen.torch.RNN` and the classes of `minrnn_gen.torch.nn` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.layers.architecture import Architecture, Names
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.ahead import Watch, sizes_from
+from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
+from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.beside import beside_each_other
+from minrnn_gen.torch.layers.dropout import draw_masks, dropped
+from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
+from minrnn_gen.torch.operators.dispatch import refuse_scripting, refuse_tracing, refuse_transforms
+from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
+from minrnn_gen.torch.sequence_group.ranks import Ranks
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
+
+# Where the cell's own vectors begin among the parameters of a layer.
+_VECTORS_FROM = len(Names._fields) - 1
+# What autocast casts, and what initial states may therefore be under it.
+_CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
+
+
+# A tensor, or a PackedSequence: the output is what the input is.
+Sequences = TypeVar("Sequences")
+
+
+class LayerStack:
+    """Layers of one architecture, called; a module besides, which has the parameters and the attributes below."""
+
+    if TYPE_CHECKING:  # torch.nn.Module's call has no types
+
+        def __call__(self, input: Sequences, hx: Any = None, **keywords: Any) -> tuple[Sequences, Any]:
+            """Return (output, h_n)."""
+
+    _made: Architecture
+    _parameters: dict[str, Any]
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    training: bool
+    precision: str | None = None
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states, in the order in which they are given and returned."""
+        return self._made.states
+
+    def prepare(
+        self,
+        sizes: Iterable[Sequence[int]],
+        *,
+        dtype: torch.dtype | None = None,
+        watch: Watch = lambda _done, _of: None,
+    ) -> None:
+        """Compile ahead, in parallel, what calls with inputs of these sizes run: pairs (batch, time), with gradients.
+
+        dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `watch(done, of)` is
+        called as the kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
+        """
+        recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
+        for recipe in recipes:
+            kernel_by(recipe).prepare(wanted, watch)
+        for batch, time in wanted:
+            for beside in (
+                beside_each_other(recipes, "forward", batch, time),
+                beside_each_other(recipes, "backward", batch, time),
+            ):
+                if beside:
+                    beside.prepare(bool(self.dropout), watch)
+
+    def _precision_of(self, dtype: torch.dtype | None) -> str:
+        """Return the precision of calls with inputs of `dtype`, by default that of the weights; refused where there is none."""
+        dtype = dtype or next(iter(self._parameters.values())).dtype
+        precision = self.precision or PRECISIONS.get(dtype)
+        if precision is None or precision not in self._made.recipes:
+            raise BadInput(
+                f"dtype is {dtype}; one of {', '.join(str(STORAGE[name]) for name in self._made.recipes)} is expected"
+            )
+        return precision
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse torch.jit.script, which asks every module for this."""
+        refuse_scripting()
+
+    def _slow_forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Refuse what traces, before it hands over arguments of its own; torch calls this in no other case."""
+        if not getattr(self, "proj_size", 0):  # which torch computes
+            refuse_tracing()
+        return super()._slow_forward(*arguments, **keywords)  # type: ignore[misc]
+
+    def _call(
+        self,
+        input: Any,
+        hx: Any,
+        resets: Any = None,
+        lengths: Any = None,
+        cu_seqlens: Any = None,
+        sequence_group: Any = None,
+        head_group: Any = None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the output and all states after the last step; docs/torch.md has the arguments."""
+        refuse_tracing()
+        refuse_transforms()
+        sequences = (resets, lengths, cu_seqlens)
+        if sequence_group is None and head_group is None:
+            return self._call_of(input, hx, sequences, None)
+        return self._call_over_ranks(input, hx, sequences, sequence_group, head_group)  # type: ignore[no-any-return]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _call_over_ranks(
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
+        ranks = Ranks.of(sequence_group, head_group)
+        with ranks.refused_everywhere(input):
+            if ranks.heads is not None and not ranks.heads.gathers:
+                raise BadInput(
+                    "head_group has gathers=False, but a layer takes and returns all channels; leave it out, or call recurrence"
+                )
+            return self._call_of(input, hx, sequences, ranks)
+
+    def _call_of(
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        resets, lengths, cu_seqlens = sequences
+        if isinstance(input, PackedSequence):
+            if ranks is not None:
+                raise BadInput(
+                    "a PackedSequence was given with a group of ranks; give padded sequences and their lengths, or joined "
+                    "ones and cu_seqlens"
+                )
+            return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
+        check_tensor(input, "input")
+        lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
+        batched = input.dim() == 3
+        if not batched or input.shape[-1] != self.input_size:
+            checks.check_input(input, self.input_size)
+        batch_axis = 0 if self.batch_first else 1
+        x = input if batched else input.unsqueeze(batch_axis)
+        states: Sequence[Any] = ()
+        if hx is not None:
+            count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
+            states = self._states(hx, count, batched)
+        y, final = self._run(x, states, (self._resets_beside(input, resets), lengths, cu_seqlens), ranks)
+        if not batched:
+            y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
+        return y, tuple(final)
+
+    def _resets_beside(self, input: Any, resets: Any) -> Any:
+        """Return resets, of the shape of an input without its features, as [batch, time]."""
+        if resets is None:
+            return None
+        check_tensor(resets, "resets")
+        resets = marks_in(resets)
+        wanted = input.shape[:-1]
+        if resets.shape != wanted:
+            raise BadInput(
+                f"resets has shape {list(resets.shape)}; {list(wanted)} is expected, the shape of input without its features"
+            )
+        if resets.dim() == 1:
+            return resets.unsqueeze(0)
+        return resets if self.batch_first else resets.t()
+
+    def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Run sequences of several lengths side by side, in the order in which they are packed."""
+        checks.check_packed(input, self.input_size, resets, lengths, cu_seqlens)
+        data, batch_sizes, order, back = input
+        x, step_counts = torch.nn.utils.rnn.pad_packed_sequence(PackedSequence(data, batch_sizes), self.batch_first)
+        states = () if hx is None else self._states(hx, int(batch_sizes[0]), batched=True)
+        if order is not None:
+            states = [state.index_select(1, order) for state in states]
+        y, final = self._run(x, states, (None, step_counts, None))
+        packed = torch.nn.utils.rnn.pack_padded_sequence(y, step_counts, self.batch_first)
+        if back is not None:
+            final = [state.index_select(1, back) for state in final]
+        output = PackedSequence(packed.data, batch_sizes, order, back)
+        return output, tuple(final)
+
+    def _states(self, hx: Any, sequences: int, batched: bool) -> Sequence[Any]:
+        """Return the initial states, checked and with a batch axis."""
+        states = checks.states_in(hx, self.states)
+        if not states:
+            return ()
+        runs = self.num_layers * (2 if self.bidirectional else 1)
+        shape = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
+        checks.check_states(states, self.states, shape)
+        return states if batched else [state.unsqueeze(1) for state in states]
+
+    def _run(
+        self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any], ranks: Ranks | None = None
+    ) -> tuple[Any, Sequence[Any]]:
+        """Run all layers; return the last one's output, and each state of all layers."""
+        given_dtype = x.dtype
+        x, precision, casts = self._in_precision(x)
+        made = self._made
+        if states:
+            taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
+            checks.check_state_dtypes(states, made.states, taken_as)
+            states = [state.to(STATES[precision]) for state in states]
+        parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
+        recipes = self._recipes(precision)
+        dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
+        masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
+        # A program that is exported has layers for inference as one operator, and no others.
+        is_one_node = self.num_layers > 1 and ranks is None and not (masks and torch.compiler.is_exporting())
+        if is_one_node and _reaches_down((x, *parameters[0], *states)):
+            initial = states or (None,) * len(made.states)
+            of_all = (parameter for of_layer in parameters for parameter in of_layer)
+            x, *last = run_layers(recipes, len(made.states), (x, *sequences, *of_all, *initial, *masks), dropout)
+            return x, last
+        final: list[Any] = []
+        for layer, (recipe, (R, weight, bias, recurrent_bias, *own)) in enumerate(zip(recipes, parameters, strict=True)):
+            of_states = (of_layer(state, layer, self.bidirectional) for state in states)
+            initial = tuple(of_states) or (None,) * len(made.states)
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
+            if ranks is None:
+                x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
+            else:
+                x, *last = ranks.run(kernel_by(recipe), tensors)
+            final.append(last)
+            if layer < len(masks):
+                x = dropped(x, masks[layer], dropout)
+        if self.num_layers == 1:
+            return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
+        return x, [together(layers, self.bidirectional) for layers in zip(*final, strict=True)]
+
+    def _recipes(self, precision: str) -> tuple[str, ...]:
+        """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""
+        made = self._made
+        if precision == "fp32" and made.tf32_recipes and multiplies_in_tf32(self._fp32_setting):
+            return made.tf32_recipes
+        return made.recipes[precision]
+
+    @property
+    def _fp32_setting(self) -> Setting:
+        """Which of torch's settings says how fp32 is multiplied: that of recurrent layers, or that of all other products."""
+        return "rnn" if self._made.recurrent_gates else "matmul"
+
+    def _beside(self, x: Any, layer: int, casts: bool) -> list[Any]:
+        """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take beside x; refused where not."""
+        parameters = self._parameters_of(layer)
+        if not casts:
+            checks.check_beside(parameters[1], self._made.names[layer][0].weight_ih, x)
+            return parameters
+        R, weight, *vectors = parameters
+        R = None if R is None else R.to(x.dtype)
+        return [R, weight.to(x.dtype), *(_vector_beside(vector, x) for vector in vectors)]
+
+    def _in_precision(self, x: Any) -> tuple[Any, str, bool]:
+        """Return x as the kernels take it, their precision, and whether weights are cast to it."""
+        is_cast = autocasts(x) and x.dtype.is_floating_point and x.dtype is not torch.float64
+        if self.precision is not None:
+            dtype = STORAGE[self.precision]
+            if x.dtype is not dtype and not is_cast:
+                raise BadInput(f"input has dtype {x.dtype}, but the layer has precision {self.precision}; {dtype} is expected")
+            return x.to(dtype), self.precision, True
+        if is_cast:
+            dtype = self._autocast_dtype(x)
+            return x.to(dtype), PRECISIONS[dtype], True
+        precision = PRECISIONS.get(x.dtype)
+        if precision is None or precision not in self._made.recipes:
+            allowed = ", ".join(str(STORAGE[name]) for name in self._made.recipes)
+            raise BadInput(f"input has dtype {x.dtype}; one of {allowed} is expected")
+        return x, precision, False
+
+    def _autocast_dtype(self, x: Any) -> torch.dtype:
+        """Return the dtype to which autocast casts what is multiplied."""
+        return torch.get_autocast_dtype(x.device.type)
+
+    def _parameters_of(self, layer: int) -> list[Any]:
+        """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
+        directed = [self._named(names.in_call_order) for names in self._made.names[layer]]
+        if len(directed) == 1:
+            return directed[0]
+        pairs = enumerate(zip(*directed, strict=True))
+        # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
+        return [
+            None if pair[0] is None else torch.stack(pair) if place >= _VECTORS_FROM else torch.cat(pair)
+            for place, pair in pairs
+        ]
+
+    def _named(self, names: Sequence[str | None]) -> list[Any]:
+        """Return the parameters of these names, from the module itself where something has been put in their place."""
+        registered = self._parameters
+        return [None if name is None else registered[name] if name in registered else getattr(self, name) for name in names]
+
+
+def _reaches_down(first: Sequence[Any]) -> bool:
+    """Say whether a backward goes through all layers, those of `first` the tensors of the first one; or there is none."""
+    return not torch.is_grad_enabled() or any(tensor is not None and tensor.requires_grad for tensor in first)
+
+
+def _vector_beside(vector: Any, x: Any) -> Any:
+    """Return a bias or a vector in a dtype that kernels take beside x: float32, or that of x itself."""
+    return vector if vector is None or vector.dtype in (torch.float32, x.dtype) else vector.to(x.dtype)

@@ -1,0 +1,44 @@
+"""The operator of a backward: what it returns for tensors without values, and that it has no gradient itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minrnn_gen.torch.operators.dispatch import below_autograd, define
+from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
+
+_BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
+
+
+def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
+    """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states.
+
+    Another list before those two, of inputs S.* or of masks, comes behind both.
+    """
+    *head, parameters, state = call
+    shared = head.pop() if isinstance(head[-1], list | tuple) else ()
+    return (*head, *parameters, *(state or (None,) * states), *shared)
+
+
+def define_backward(
+    name: str, settings: Sequence[str], call: str, run: Callable[..., Any], have_gradients: Callable[[Tensors], list[bool]]
+) -> Any:
+    """Define the operator `name` of `settings`, a call and what arrives at its results, and return it.
+
+    `run` takes its arguments; `have_gradients` says of each tensor of a call whether a gradient of it is returned.
+    """
+
+    def fake(*arguments: Any) -> list[Any]:
+        *of_call, _y, _saved, _dy, _dstate = arguments[len(settings) :]
+        tensors = in_order(of_call, 0)
+        pairs = zip(tensors, have_gradients(tensors), strict=True)
+        return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
+
+    def record(*arguments: Any) -> list[Any]:
+        *of_call, y, _saved, dy, dstate = arguments[len(settings) :]
+        tensors = (*in_order(of_call, 0), y, dy, *dstate)
+        return list(gradients_once(lambda: below_autograd(operator, *arguments), tensors))
+
+    operator = define(f"{name}({', '.join(settings)}, {call}, {_BEHIND_CALL}) -> Tensor[]", run, fake, record)
+    return operator

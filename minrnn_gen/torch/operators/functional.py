@@ -1,0 +1,120 @@
+"""`minrnn_gen.torch.recurrence`: a kernel as a function that autograd knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import known
+from minrnn_gen.torch.operators.calls import storage_dtype
+from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.sequence_group.ranks import Ranks
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
+
+
+def recurrence(
+    kernel: Kernel,
+    x: Any,
+    R: Any = None,
+    *,
+    weight: Any = None,
+    bias: Any = None,
+    recurrent_bias: Any = None,
+    parameters: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
+    resets: Any = None,
+    lengths: Any = None,
+    cu_seqlens: Any = None,
+    all_states: bool = False,
+    sequence_group: Any = None,
+    head_group: Any = None,
+) -> tuple[Any, ...]:
+    """Return what `kernel(x, R, …)` does, (y, final state), with gradients for every tensor that requires them.
+
+    With `all_states` a third one follows, the states after every step, each shaped like y; gradients do not go through them.
+
+    Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
+    and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
+    sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are, or the
+    channels of a cell without R (docs/how-to/several-gpus.md).
+    Raises BadInput for tensors that do not fit.
+    """
+    arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
+    if sequence_group is not None or head_group is not None:
+        return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
+    tensors = _tensors_of(kernel, arguments, all_states)
+    recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
+    count = len(kernel.states)
+    return _named(run(recipe, count, len(kernel.parameters), tensors, kernel, all_states), kernel.states, all_states)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _over_ranks(
+    kernel: Kernel, arguments: CallArguments, all_states: bool, sequence_group: Any, head_group: Any
+) -> tuple[Any, ...]:
+    """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
+    if head_group is not None and isinstance(kernel, Kernel) and kernel.interface.has_vectors:
+        raise BadInput(
+            "kernel is of a cell with n values per channel, whose channels are not split over ranks; leave head_group out, "
+            "sequence_group splits time"
+        )
+    ranks = Ranks.of(sequence_group, head_group)
+    with ranks.refused_everywhere(arguments.x):
+        tensors = _tensors_of(kernel, arguments, all_states)
+    return _named(ranks.run(kernel, tensors, all_states), kernel.states, all_states)
+
+
+def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:
+    """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
+    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared = arguments
+    if not isinstance(kernel, Kernel):
+        raise BadInput(f"kernel is a {type(kernel).__name__}; what minrnn_gen.compile returns is expected")
+    if not isinstance(all_states, bool):
+        raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
+    check_tensor(x, "x")
+    resets = marks_in(resets)
+    lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
+    if autocasts(x):
+        dtype = storage_dtype(kernel)
+        x, R, weight = (
+            tensor.to(dtype) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
+            for tensor in (x, R, weight)
+        )
+        if isinstance(shared, Mapping):
+            shared = {name: tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor for name, tensor in shared.items()}
+    named = _in_order(parameters, kernel.parameters, "parameters")
+    of_group = _in_order(shared, kernel.shared, "shared")
+    starts_at_zero = state is None or (isinstance(state, Mapping) and not state)
+    initial = (None,) * len(kernel.states) if starts_at_zero else _in_order(state, kernel.states, "state")
+    absent = [name for name, tensor in zip(kernel.states, initial, strict=True) if tensor is None]
+    if 0 < len(absent) < len(initial):
+        raise BadInput(f"state['{absent[0]}'] is None; give all of {', '.join(kernel.states)}, or none for zeros")
+    return (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial, *of_group)
+
+
+def _named(results: Sequence[Any], names: tuple[str, ...], all_states: bool) -> tuple[Any, ...]:
+    """Return y and the states by their names: the final ones, and for `all_states` those of all steps."""
+    y, *states = results
+    final = dict(zip(names, states[: len(names)], strict=True))
+    return (y, final, dict(zip(names, states[len(names) :], strict=True))) if all_states else (y, final)
+
+
+def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
+    """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
+    mapping = {} if mapping is None else mapping
+    if not isinstance(mapping, Mapping):
+        raise BadInput(f"{what} is a {type(mapping).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
+    for name in mapping:
+        if name not in names:
+            allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
+            raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
+    for name in names:
+        if name not in mapping:
+            raise BadInput(f"{what} is without '{name}'; give all of {', '.join(names)}")
+    return tuple(mapping[name] for name in names)

@@ -1,0 +1,163 @@
+"""The recurrence of a kernel as an operator that torch records, traces and compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minrnn_gen.call.slots import CallSlots, has_gradient
+from minrnn_gen.errors import BadInput
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.torch.operators import calls
+from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
+
+_CALL = (
+    "Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, Tensor? lengths, "
+    "Tensor? cu_seqlens, Tensor[] shared, Tensor[] parameters, Tensor[] state"
+)
+
+
+def run(
+    recipe: str,
+    states: int,
+    parameters: int,
+    tensors: tuple[Any, ...],
+    kernel: Kernel | None = None,
+    all_states: bool = False,
+) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad, and for `all_states` those of all steps.
+
+    `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
+    """
+    if is_plain(tensors):
+        kernel = kernel or kernel_by(recipe)
+        if records(tensors):
+            return RecurrenceFunction.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
+        results = calls.forward(kernel, tensors, all_states, all_states)
+    else:
+        if not torch.compiler.is_compiling():
+            calls.check_tensors(kernel or kernel_by(recipe), tensors)
+        saves = records(tensors) or all_states
+        slots = CallSlots.of(parameters, states, len(tensors) - CallSlots.of(parameters, states).total)
+        results = OPERATOR(recipe, saves, all_states, *slots.by_schema(tensors))
+    return results[: _returned_count(states, all_states)]
+
+
+def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
+    """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
+    kernel = kernel_by(recipe)
+    results = OPERATOR(recipe, all_states, all_states, *kernel.interface.slots.by_schema(tensors))
+    return results[: _returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
+
+
+def _returned_count(states: int, all_states: bool) -> int:
+    return 1 + (2 if all_states else 1) * states
+
+
+class _Straight:
+    """By the house itself."""
+
+    __slots__ = ("all_states", "kernel", "results_count", "returned_count")
+
+    def __init__(self, kernel: Kernel, all_states: bool) -> None:
+        states = len(kernel.states)
+        self.kernel, self.all_states = kernel, all_states
+        self.results_count, self.returned_count = 1 + states, _returned_count(states, all_states)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return calls.forward(self.kernel, tensors, True, self.all_states)
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        if is_plain(tensors) and not torch.is_grad_enabled():
+            dy, dstate = calls.arriving(self.kernel, lambda: calls.states_shapes(self.kernel, tensors), results[0], gradients)
+            return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states, tensors[0].requires_grad)
+        return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatched:
+    """Through the dispatcher, below what records."""
+
+    recipe: str
+    all_states: bool
+    returned_count: int | None = None
+
+    @property
+    def results_count(self) -> int:
+        return 1 + len(kernel_by(self.recipe).states)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        call = kernel_by(self.recipe).interface.slots.by_schema(tensors)
+        return below_autograd(OPERATOR, self.recipe, True, self.all_states, *call)  # type: ignore[no-any-return]
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        kernel = kernel_by(self.recipe)
+        y, *extra = results
+        dy, dstate = calls.arriving(kernel, lambda: calls.states_shapes(kernel, tensors), y, gradients)
+        call = kernel.interface.slots.by_schema(tensors)
+        in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
+        return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _have_gradients(tensors: Tensors) -> list[bool]:
+    """Say of each tensor of a call whether a backward returns its gradient."""
+    return [tensor is not None and has_gradient(slot) for slot, tensor in enumerate(tensors)]
+
+
+def _run(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    kernel = kernel_by(recipe)
+    return calls.forward(kernel, in_order(call, len(kernel.states)), saves, all_states)
+
+
+def _run_backward(recipe: str, all_states: bool, *arguments: Any) -> list[Any]:
+    *call, y, extra, dy, dstate = arguments
+    kernel = kernel_by(recipe)
+    tensors = in_order(call, len(kernel.states))
+    gradients = calls.backward(kernel, tensors, (y, *extra), dy, dstate, all_states)
+    pairs = zip(gradients, _have_gradients(tensors), strict=True)
+    return [gradient for gradient, has_gradient in pairs if has_gradient]
+
+
+def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    return fake(recipe, saves, in_order(call, len(kernel_by(recipe).states)), all_states)
+
+
+def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -> list[Any]:
+    """Return what a call returns, without values: shapes may be symbols."""
+    kernel = kernel_by(recipe)
+    interface, x = kernel.interface, tensors[0]
+    if len(x.shape) != len(interface.x_axes):
+        raise BadInput(f"x has shape {list(x.shape)}; {len(interface.x_axes)} axes are expected")
+    sizes = dict(zip(interface.x_axes, x.shape, strict=True))
+    batch, time = sizes["b"], sizes["t"]
+    results = [x.new_empty(interface.y_shape(batch, time), dtype=calls.storage_dtype(kernel))]
+    dtype = calls.arithmetic_dtype(kernel)
+    results += [x.new_empty(shape, dtype=dtype) for shape in calls.states_shapes(kernel, tensors)]
+    if saves:
+        on_cpu = x.device.type == "cpu"
+        layouts = kernel.executor.saved_layouts(batch, time, on_cpu=on_cpu, all_states=all_states)
+        results += [x.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in layouts]
+    return results
+
+
+def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
+    if saves and records(in_order(call, 0)):
+        tensors = in_order(call, len(kernel_by(recipe).states))
+        return list(RecurrenceFunction.apply(_Dispatched(recipe, all_states), *tensors))
+    return below_autograd(OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
+
+
+OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_BACKWARD = define_backward("recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients)

@@ -1,0 +1,146 @@
+"""`minrnn_gen.torch.scan`: the raw scan as an operator that torch records, traces and compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput
+from minrnn_gen.precision import precision_storing
+from minrnn_gen.raw_scan.arguments import check_scan
+from minrnn_gen.raw_scan.scan import scan as run_scan
+from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors, gradients_once
+from minrnn_gen.torch.sequence_group.group import member_of
+from minrnn_gen.torch.sequence_group.scans import scan_pieces
+from minrnn_gen.torch.tensors import autocasts, check_tensor, without_values
+
+_OPTIONS = "bool log_a, bool reverse, int axis"
+
+
+def scan(
+    a: Any,
+    b: Any,
+    h0: Any = None,
+    *,
+    log_a: bool = False,
+    reverse: bool = False,
+    axis: int = 1,
+    sequence_group: Any = None,
+) -> tuple[Any, Any]:
+    """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
+
+    Shapes and dtypes are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors on the
+    meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process group
+    over whose ranks `axis` is split (docs/how-to/several-gpus.md). Raises BadInput for what does not fit.
+    """
+    if sequence_group is not None:
+        return scan_pieces(a, b, h0, member_of(sequence_group), log_a=log_a, reverse=reverse, axis=axis)  # type: ignore[no-any-return]
+    check_tensor(a, "a")
+    check_tensor(b, "b")
+    if h0 is not None:
+        check_tensor(h0, "h0")
+    if autocasts(a) and a.dtype is not b.dtype:
+        wider = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(wider), b.to(wider)
+    tensors = (a, b, h0)
+    if not is_plain(tensors):
+        if a.is_meta and not torch.compiler.is_compiling():
+            check_scan(*tensors, log_a=log_a, reverse=reverse, axis=axis, inspect=without_values)
+        return _SCAN(*tensors, log_a, reverse, axis)  # type: ignore[no-any-return]
+    if records(tensors):
+        return RecurrenceFunction.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]
+    return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What a scan was asked to do beside its tensors a, b, h0."""
+
+    log_a: bool
+    reverse: bool
+    axis: int
+
+    results_count: int = 2
+    returned_count: int | None = None
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        a, _, h0 = tensors
+        return (a, None, h0)
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return below_autograd(_SCAN, *tensors, self.log_a, self.reverse, self.axis)  # type: ignore[no-any-return]
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
+        dy = torch.zeros_like(y) if dy is None else dy
+        da, db, dh0 = _SCAN_BACKWARD(a, y, dy, h0, dfinal, self.log_a, self.reverse, self.axis)
+        return (da, db, None if h0 is None else dh0)
+
+
+class _Straight(_Way):
+    """By the house itself, unless somebody looks on."""
+
+    __slots__ = ()
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        a, b, h0 = tensors
+        return run_scan(a, b, h0, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
+        if not is_plain(tensors) or torch.is_grad_enabled():
+            return _Way.backward(self, tensors, results, gradients)
+        dy = torch.zeros_like(y) if dy is None else dy
+        da, db, dh0 = run_scan_backward(a, y, dy, h0, dfinal, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
+        return (da, db, None if h0 is None else dh0)
+
+
+def _run(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> tuple[Any, Any]:
+    return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
+
+
+def _run_backward(a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, log_a: bool, reverse: bool, axis: int) -> tuple[Any, Any, Any]:
+    return run_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
+
+
+def _fake(a: Any, _b: Any, _h0: Any, _log_a: bool, _reverse: bool, axis: int) -> tuple[Any, Any]:
+    return a.new_empty(a.shape), _fake_state(a, axis)
+
+
+def _fake_backward(
+    a: Any, _y: Any, _dy: Any, _h0: Any, _dfinal: Any, _log_a: bool, _reverse: bool, axis: int
+) -> tuple[Any, Any, Any]:
+    return a.new_empty(a.shape), a.new_empty(a.shape), _fake_state(a, axis)
+
+
+def _fake_state(a: Any, axis: int) -> Any:
+    precision = precision_storing(str(a.dtype).removeprefix("torch."))
+    if precision is None:
+        raise BadInput(f"a has dtype {a.dtype}, in which there is no scan; cast it")
+    if not -a.dim() <= axis < a.dim():
+        raise BadInput(f"axis is {axis}, but a has shape {list(a.shape)}; -{a.dim()} to {a.dim() - 1} are allowed")
+    at = axis % a.dim()
+    return a.new_empty((*a.shape[:at], *a.shape[at + 1 :]), dtype=getattr(torch, precision.arithmetic_dtype))
+
+
+def _record(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> Any:
+    if records((a, b, h0)):
+        return RecurrenceFunction.apply(_Way(log_a, reverse, axis), a, b, h0)
+    return below_autograd(_SCAN, a, b, h0, log_a, reverse, axis)
+
+
+def _record_backward(*arguments: Any) -> Any:
+    return gradients_once(lambda: below_autograd(_SCAN_BACKWARD, *arguments), arguments[:5])
+
+
+_SCAN = define(f"scan(Tensor a, Tensor b, Tensor? h0, {_OPTIONS}) -> (Tensor, Tensor)", _run, _fake, _record)
+_SCAN_BACKWARD = define(
+    f"scan_backward(Tensor a, Tensor y, Tensor dy, Tensor? h0, Tensor? dfinal, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+    _record_backward,
+)

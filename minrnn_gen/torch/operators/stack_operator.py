@@ -1,0 +1,281 @@
+"""Layers on top of each other as one operator, which autograd records as one node.
+
+The order of a call: x, resets, lengths, cu_seqlens, then for each layer R, weight, bias, recurrent_bias and the cell's own
+vectors, then the initial states of all layers, all or none, then with dropout the masks of all layers but the last; None where
+absent. Results: y, the final states of all layers, and what only a backward needs: of each layer what its kernel saves, then
+the outputs of all layers but the last, as they are before dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from minrnn_gen.call.slots import SEQUENCES, StackSlots, X
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.torch.layers.beside import Beside, beside_each_other
+from minrnn_gen.torch.layers.dropout import dropped
+from minrnn_gen.torch.operators import calls, kernel_operator
+from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
+
+_CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor[] masks, Tensor?[] parameters, Tensor[] state"
+# A stack takes all arrays of sequences, behind x.
+_SEQUENCES_COUNT = SEQUENCES.stop - SEQUENCES.start
+_SEQUENCES = slice(X + 1, X + 1 + _SEQUENCES_COUNT)
+
+
+def run_layers(recipes: Sequence[str], states: int, tensors: tuple[Any, ...], dropout: float = 0.0) -> Sequence[Any]:
+    """Return y and the final states of a call, recorded where a tensor requires grad; `states` says how many the cell has.
+
+    `dropout` is the probability with which masks among the tensors were drawn, 0 without masks.
+    """
+    layers = _Layers(tuple(recipes), dropout)
+    if is_plain(tensors):
+        if records(tensors):
+            return RecurrenceFunction.of(layers, tensors)  # type: ignore[no-any-return]
+        return layers.run(tensors, False)
+    if not torch.compiler.is_compiling():
+        layers.check(tensors)
+    return layers.dispatched(tensors, states, records(tensors))[: 1 + states]
+
+
+def infer(recipes: Sequence[str], states: int, tensors: tuple[Any, ...]) -> Sequence[Any]:
+    """Return y and the final states of a call without dropout by the operator, which saves nothing for a backward."""
+    return _Layers(tuple(recipes)).dispatched(tensors, states, False)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Layers of these kernels, from the first one up, with `dropout` between them; calls go straight to them."""
+
+    recipes: tuple[str, ...]
+    dropout: float = 0.0
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the layers."""
+        return [kernel_by(recipe) for recipe in self.recipes]
+
+    @property
+    def results_count(self) -> int:
+        """y and the final states."""
+        return 1 + len(self.kernels[0].states)
+
+    @property
+    def returned_count(self) -> int | None:
+        """Those alone are returned."""
+        return self.results_count
+
+    def call(self, tensors: Tensors, layer: int, x: Any) -> tuple[Any, ...]:
+        """Return the tensors of a layer's call, whose input is `x`."""
+        slots = self.slots(tensors, self.results_count - 1)
+        states = (state if state is None else of_layer(state, layer, self.has_directions) for state in tensors[slots.states])
+        return tuple(slots.call(tensors, layer, x, tensors[slots.sequences], [*states]))
+
+    @property
+    def masks_count(self) -> int:
+        """How many masks a call has: of all layers but the last, none without dropout."""
+        return len(self.recipes) - 1 if self.dropout else 0
+
+    def slots(self, tensors: Tensors, states: int) -> StackSlots:
+        """Return the slots of a call whose cell has so many states."""
+        layers = len(self.recipes)
+        fixed = StackSlots.of(_SEQUENCES_COUNT, layers, 0, states, self.masks_count)
+        return StackSlots.of(_SEQUENCES_COUNT, layers, (len(tensors) - fixed.masks.stop) // layers, states, self.masks_count)
+
+    def by_schema(self, tensors: Tensors, states: int) -> tuple[Any, ...]:
+        """Return the tensors of a call as the operators take them: masks, parameters and states as three lists."""
+        slots = self.slots(tensors, states)
+        present = [state for state in tensors[slots.states] if state is not None]
+        return (tensors[X], *tensors[slots.sequences], [*tensors[slots.masks]], [*tensors[slots.own]], present)
+
+    def dispatched(self, tensors: Tensors, states: int, saves: bool) -> Sequence[Any]:
+        """Call the operator for a cell with so many states."""
+        return OPERATOR([*self.recipes], saves, self.dropout, *self.by_schema(tensors, states))  # type: ignore[no-any-return]
+
+    def dropped_below(self, tensors: Tensors, layer: int, values: Any) -> Any:
+        """Return what dropout makes of the output that a layer reads, or of its gradient: x and that of x as they are."""
+        if not (layer and self.dropout):
+            return values
+        return dropped(values, tensors[layer - 1 - self.masks_count], self.dropout)
+
+    @property
+    def has_directions(self) -> bool:
+        """Whether states of a layer have an axis of directions."""
+        return bool(self.kernels[0].interface.directions)
+
+    def beside_each_other(self, tensors: Tensors, kernel_pass: BackwardOrForward) -> Beside | None:
+        """Return how the layers run beside each other, where that is faster than one after the other."""
+        x, _, lengths, cu_seqlens = tensors[X], *tensors[_SEQUENCES]
+        if not x.is_cuda or lengths is not None or cu_seqlens is not None:
+            return None
+        axes = self.kernels[0].interface.x_axes
+        return beside_each_other(self.recipes, kernel_pass, x.shape[axes.index("b")], x.shape[axes.index("t")])
+
+    def check(self, tensors: Tensors) -> None:
+        """Refuse what the first layer refuses; the shapes of what others take follow from their parameters."""
+        calls.check_tensors(self.kernels[0], self.call(tensors, 0, tensors[0]))
+
+    def run(self, tensors: Tensors, saves: bool) -> list[Any]:
+        """Run all layers; with what a backward needs where it `saves`."""
+        if beside := self.beside_each_other(tensors, "forward"):
+            if saves and (back := self.beside_each_other(tensors, "backward")):
+                back.expect()
+            return beside.run.forward(_whole(tensors), beside.choice.cut, saves, self.dropout)
+        x, count = tensors[0], self.results_count
+        final: list[Any] = []
+        extra: list[Any] = []
+        inner: list[Any] = []
+        for layer, kernel in enumerate(self.kernels):
+            x = self.dropped_below(tensors, layer, x)
+            x, *others = calls.forward(kernel, self.call(tensors, layer, x), saves)
+            final.append(others[: count - 1])
+            extra += others[count - 1 :]
+            inner.append(x)
+        of_all = [together(states, self.has_directions) for states in zip(*final, strict=True)]
+        return [x, *of_all, *extra, *inner[:-1]] if saves else [x, *of_all]
+
+    def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, reads_x: bool = True) -> list[Any]:
+        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none.
+
+        Where nobody `reads_x`, its gradient may be None.
+        """
+        if beside := self.beside_each_other(tensors, "backward"):
+            incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
+            whole, cut = _whole(tensors), beside.choice.cut
+            dx, *others = beside.run.backward(whole, _without_gaps(results), incoming, cut, self.dropout)
+            return [dx, *(None,) * _SEQUENCES_COUNT, *others[1:]]
+        y, *saved = results
+        count = len(self.recipes)
+        per_layer = (len(saved) - count + 1) // count
+        outputs = [*saved[count * per_layer :], y]
+        parameters: list[Any] = []
+        initial: list[list[Any]] = []
+        for layer in reversed(range(count)):
+            kernel, below = self.kernels[layer], outputs[layer - 1] if layer else tensors[0]
+            call = self.call(tensors, layer, self.dropped_below(tensors, layer, below))
+            own_results = (outputs[layer], *saved[layer * per_layer : (layer + 1) * per_layer])
+            own_dstate = [of_layer(gradient, layer, self.has_directions) for gradient in dstate]
+            gradients = calls.backward(kernel, call, own_results, dy, own_dstate, reads_x=bool(layer) or reads_x)
+            dy = self.dropped_below(tensors, layer, gradients[X])
+            slots = kernel.interface.slots
+            parameters = [*StackSlots.own_of(gradients, slots.parameters), *parameters]
+            initial.insert(0, gradients[slots.states])
+        of_all = [None if states[0] is None else together(states, self.has_directions) for states in zip(*initial, strict=True)]
+        return [dy, *(None,) * _SEQUENCES_COUNT, *parameters, *of_all, *(None,) * self.masks_count]
+
+    def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
+        """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
+        return calls.arriving(self.kernels[0], lambda: [self.states_shape(tensors)] * (len(gradients) - 1), y, gradients)
+
+    def states_shape(self, tensors: Tensors) -> tuple[Any, ...]:
+        """Return the shape of a state of all layers."""
+        kernel = self.kernels[0]
+        runs = len(self.recipes) * len(kernel.interface.runs_reversed)
+        return (runs, calls.sequences_of(kernel, self.call(tensors, 0, tensors[0])), kernel.interface.hidden_size)
+
+    # What records a call asks for.
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return self.run(tensors, True)
+
+    def read_again(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        if is_plain(tensors) and not torch.is_grad_enabled():
+            dy, dstate = self.arriving(tensors, results[0], gradients)
+            return self.run_back(tensors, results, dy, dstate, tensors[0].requires_grad)
+        return _Dispatched(self.recipes, self.dropout).backward(tensors, results, gradients)
+
+
+class _Dispatched(_Layers):
+    """Through the dispatcher, below what records."""
+
+    @property
+    def returned_count(self) -> int | None:
+        return None
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        call = self.by_schema(tensors, self.results_count - 1)
+        return below_autograd(OPERATOR, [*self.recipes], True, self.dropout, *call)  # type: ignore[no-any-return]
+
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        y, *extra = results
+        dy, dstate = self.arriving(tensors, y, gradients)
+        call = self.by_schema(tensors, self.results_count - 1)
+        in_order = iter(_BACKWARD([*self.recipes], self.dropout, *call, y, extra, dy, dstate))
+        return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _whole(tensors: Tensors) -> list[Any]:
+    """Return the tensors of a call without lengths as a run of all layers takes them: in its order, without gaps."""
+    x, resets, _, _, *others = tensors
+    return _without_gaps((x, resets, *others))
+
+
+def _without_gaps(tensors: Tensors) -> list[Any]:
+    return [tensor if tensor is None else calls.without_gaps(tensor) for tensor in tensors]
+
+
+def of_layer(states: Any, layer: int, has_directions: bool) -> Any:
+    """Return a layer's part of a state of all layers, with an axis of directions only where there are two."""
+    return states[2 * layer : 2 * layer + 2] if has_directions else states[layer]
+
+
+def together(states: Sequence[Any], has_directions: bool) -> Any:
+    """Return a state of each layer as one tensor of all."""
+    return (torch.cat if has_directions else torch.stack)(tuple(states))
+
+
+def _have_gradients(tensors: Tensors) -> list[bool]:
+    """Say of each tensor of a call whether a backward returns its gradient: not of sequences and masks."""
+    return [
+        tensor is not None and not _SEQUENCES.start <= place < _SEQUENCES.stop and tensor.dtype is not torch.bool
+        for place, tensor in enumerate(tensors)
+    ]
+
+
+def _run(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> list[Any]:
+    layers = _Layers(tuple(recipes), dropout)
+    return layers.run(in_order(call, layers.results_count - 1), saves)
+
+
+def _run_backward(recipes: Sequence[str], dropout: float, *arguments: Any) -> list[Any]:
+    *call, y, extra, dy, dstate = arguments
+    layers = _Layers(tuple(recipes), dropout)
+    tensors = in_order(call, layers.results_count - 1)
+    gradients = layers.run_back(tensors, (y, *extra), dy, dstate)
+    return [gradient for gradient, has_gradient in zip(gradients, _have_gradients(tensors), strict=True) if has_gradient]
+
+
+def _fake(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> list[Any]:
+    layers = _Layers(tuple(recipes), dropout)
+    states = layers.results_count - 1
+    tensors = in_order(call, states)
+    x, extra, inner = tensors[0], [], []
+    for layer, recipe in enumerate(recipes):
+        x, *others = kernel_operator.fake(recipe, saves, layers.call(tensors, layer, x))
+        extra += others[states:]
+        inner.append(x)
+    final = [x.new_empty(layers.states_shape(tensors), dtype=state.dtype) for state in others[:states]]
+    return [x, *final, *extra, *inner[:-1]] if saves else [x, *final]
+
+
+def _record(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> list[Any]:
+    if saves and records(in_order(call, 0)):
+        layers = _Dispatched(tuple(recipes), dropout)
+        return list(RecurrenceFunction.apply(layers, *in_order(call, layers.results_count - 1)))
+    return below_autograd(OPERATOR, [*recipes], saves, dropout, *call)  # type: ignore[no-any-return]
+
+
+OPERATOR = define(f"layers(str[] recipes, bool saves, float dropout, {_CALL}) -> Tensor[]", _run, _fake, _record)
+_BACKWARD = define_backward("layers_backward", ("str[] recipes", "float dropout"), _CALL, _run_backward, _have_gradients)
