@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
@@ -16,6 +16,7 @@ from minrnn_gen.build.recipe import recipe_of, spec_from
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
@@ -202,21 +203,14 @@ class Kernel:
         known = overview(self.plan, self._hinted.cell, self._builder.target.profile.memory_bytes)
         return html_table({**dict(self.plan.summary), **dict(known)}.items())
 
+    @shows_call
     def __call__(
         self,
         x: AnyArray,
         R: Any = None,
         *,
-        weight: Any = None,
-        bias: Any = None,
-        recurrent_bias: Any = None,
-        parameters: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-        shared: Mapping[str, Any] | None = None,
-        resets: Any = None,
-        lengths: Any = None,
-        cu_seqlens: Any = None,
         all_states: bool = False,
+        **arrays: Unpack[CallArrays],
     ) -> tuple[AnyArray, State]:
         """Run over time and return (y, final state).
 
@@ -244,22 +238,16 @@ class Kernel:
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
-        marks = as_marks(resets)
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, marks, lengths, cu_seqlens, parameters, state, shared)
+        arguments = _arguments(x, R, arrays)
         result, _ = self.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 
+    @shows_step
     def step(
         self,
         x_t: AnyArray,
         R: Any = None,
-        *,
-        weight: Any = None,
-        bias: Any = None,
-        recurrent_bias: Any = None,
-        parameters: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-        shared: Mapping[str, Any] | None = None,
+        **arrays: Unpack[StepArrays],
     ) -> tuple[AnyArray, State]:
         """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight.
 
@@ -267,25 +255,18 @@ class Kernel:
         """
         if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        arguments = CallArguments(x_t, R, weight, bias, recurrent_bias, None, None, None, parameters, state, shared)
+        arguments = step_arguments(x_t, R, arrays)
         result = self.executor.step(arguments)
         return result.y, self._named(result.final)
 
+    @shows_call
     def forward(
         self,
         x: AnyArray,
         R: Any = None,
         *,
-        weight: Any = None,
-        bias: Any = None,
-        recurrent_bias: Any = None,
-        parameters: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-        shared: Mapping[str, Any] | None = None,
-        resets: Any = None,
-        lengths: Any = None,
-        cu_seqlens: Any = None,
         all_states: bool = False,
+        **arrays: Unpack[CallArrays],
     ) -> tuple[AnyArray, State, Saved]:
         """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
@@ -295,8 +276,7 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        marks = as_marks(resets)
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, marks, lengths, cu_seqlens, parameters, state, shared)
+        arguments = _arguments(x, R, arrays)
         result, forward = self.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
         return result.y, final, Saved(self.executor, result, forward)
@@ -312,21 +292,14 @@ class Kernel:
         """
         return self.executor.backward(saved.open_for(self.executor), dy, dstate)
 
+    @shows_call
     def reference(
         self,
         x: Any,
         R: Any = None,
         *,
-        weight: Any = None,
-        bias: Any = None,
-        recurrent_bias: Any = None,
-        parameters: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-        shared: Mapping[str, Any] | None = None,
-        resets: Any = None,
-        lengths: Any = None,
-        cu_seqlens: Any = None,
         all_states: bool = False,
+        **arrays: Unpack[CallArrays],
     ) -> tuple[Any, dict[str, Any]]:
         """Run the same equations sequentially in float64 on host arrays and return NumPy (y, final state), unrounded.
 
@@ -334,13 +307,18 @@ class Kernel:
         Raises BadInput for arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
-        marks = as_marks(resets)
-        arguments = CallArguments(x, R, weight, bias, recurrent_bias, marks, lengths, cu_seqlens, parameters, state, shared)
+        arguments = _arguments(x, R, arrays)
         result = self.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
 
     def _named(self, states: tuple[Any, ...]) -> State:
         return dict(zip(self._interface.states, states, strict=True))
+
+
+def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
+    if "resets" in arrays:
+        arrays["resets"] = as_marks(arrays["resets"])
+    return call_arguments(x, R, arrays)
 
 
 def _flag(value: Any, name: str) -> bool:

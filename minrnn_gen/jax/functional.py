@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.config.spec import Spec, load_spec
@@ -27,21 +28,15 @@ from minrnn_gen.layers.kernels import kernel_by, known
 SpecLike = str | os.PathLike[str] | Mapping[str, Any] | Spec | Kernel
 
 
+@shows_call
 def recurrence(
     spec: SpecLike,
     x: Any,
     R: Any = None,
     *,
-    weight: Any = None,
-    bias: Any = None,
-    recurrent_bias: Any = None,
-    parameters: Mapping[str, Any] | None = None,
-    state: Mapping[str, Any] | None = None,
-    resets: Any = None,
-    lengths: Any = None,
-    cu_seqlens: Any = None,
     all_states: bool = False,
     axis_name: str | None = None,
+    **arrays: Unpack[CallArrays],
 ) -> tuple[Any, ...]:
     """Return (y, final state) of a spec's recurrence over time, with gradients for every floating-point array.
 
@@ -55,9 +50,10 @@ def recurrence(
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
-    marks = None if resets is None else as_array(resets, "resets")
-    sequences = (marks if is_traced(marks) else as_marks(marks), lengths, cu_seqlens)
-    arguments = CallArguments(x, R, weight, bias, recurrent_bias, *sequences, parameters, state)
+    if (resets := arrays.get("resets")) is not None:
+        marks = as_array(resets, "resets")
+        arrays["resets"] = marks if is_traced(marks) else as_marks(marks)
+    arguments = call_arguments(x, R, arrays)
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)
     recipe, interface, flat, rows_and_time = _operands(spec, arguments)
@@ -77,19 +73,15 @@ def recurrence(
     return y, final, dict(zip(interface.states, map(jax.lax.stop_gradient, states[count:]), strict=True))
 
 
+@shows_step
 def step(
     spec: SpecLike,
     x_t: Any,
     R: Any = None,
-    *,
-    weight: Any = None,
-    bias: Any = None,
-    recurrent_bias: Any = None,
-    parameters: Mapping[str, Any] | None = None,
-    state: Mapping[str, Any] | None = None,
+    **arrays: Unpack[StepArrays],
 ) -> tuple[Any, dict[str, Any]]:
     """Return (y_t, state) of one step, with gradients; x_t is x without its axis of time. Raises what `recurrence` does."""
-    arguments = CallArguments(x_t, R, weight, bias, recurrent_bias, None, None, None, parameters, state)
+    arguments = step_arguments(x_t, R, arrays)
     recipe, interface, flat, (rows, _, count) = _operands(spec, arguments, single_step=True)
     if interface.directions:
         raise BadInput("step needs one direction, but the spec is bidirectional; call recurrence on whole sequences")

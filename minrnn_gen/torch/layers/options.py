@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
 import torch
 
+from minrnn_gen.call.keywords import shows_keywords
 from minrnn_gen.precision import Fp32Product, FunctionAccuracy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,13 +67,4 @@ def keywords_of(layer: type) -> tuple[str, ...]:
 
 def shows_options(function: Function) -> Function:
     """Give a constructor with **options the signature in which each of them stands by its name."""
-    signature = inspect.signature(function)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    present = {parameter.name for parameter in own}
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=_TYPES[name])
-        for name in KEYWORDS
-        if name not in present
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    return function
+    return shows_keywords(function, {name: _TYPES[name] for name in KEYWORDS}, _DEFAULTS)

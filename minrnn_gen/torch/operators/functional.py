@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import known
@@ -17,23 +18,16 @@ from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
 
+@shows_call
 def recurrence(
     kernel: Kernel,
     x: Any,
     R: Any = None,
     *,
-    weight: Any = None,
-    bias: Any = None,
-    recurrent_bias: Any = None,
-    parameters: Mapping[str, Any] | None = None,
-    state: Mapping[str, Any] | None = None,
-    shared: Mapping[str, Any] | None = None,
-    resets: Any = None,
-    lengths: Any = None,
-    cu_seqlens: Any = None,
     all_states: bool = False,
     sequence_group: Any = None,
     head_group: Any = None,
+    **arrays: Unpack[CallArrays],
 ) -> tuple[Any, ...]:
     """Return what `kernel(x, R, …)` does, (y, final state), with gradients for every tensor that requires them.
 
@@ -45,7 +39,7 @@ def recurrence(
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.
     """
-    arguments = CallArguments(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared)
+    arguments = call_arguments(x, R, arrays)
     if sequence_group is not None or head_group is not None:
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
