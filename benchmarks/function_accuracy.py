@@ -20,9 +20,10 @@ from benchmarks.report.functions import (
     samples_of,
 )
 from minrnn_gen import __version__
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source, nvrtc_version
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.config.spec import load_spec

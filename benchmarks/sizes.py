@@ -21,8 +21,7 @@ from typing import Any
 
 from benchmarks.harness.gpu import Gpu
 from minrnn_gen import __version__
-from minrnn_gen.assemble import builder_of, target_of
-from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.nvrtc import nvrtc_version
 from minrnn_gen.config.spec import Spec, load_spec
@@ -30,6 +29,7 @@ from minrnn_gen.errors import MinrnnError
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.plan.size_classes import KERNELS_MOST
+from minrnn_gen.run.target import target_of
 
 ROUNDS = 15
 # Most elements of x of a drawn problem: a call then takes at most a few milliseconds.

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from minrnn_gen.assemble import builder_of, kernel_from, target_of
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder, builder_of
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.spec import Spec, SpecKeys, load_spec
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.kernel import Kernel
+from minrnn_gen.kernel import Kernel, kernel_from
+from minrnn_gen.run.target import target_of
 
 if TYPE_CHECKING:
     from minrnn_gen.build.tuned_choice import Preferred

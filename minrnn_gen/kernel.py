@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
-from minrnn_gen.build.recipe import recipe_of, spec_from
-from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.projected import projected_at
+from minrnn_gen.build.recipe import check_sizes_of_vectors, recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
-from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
@@ -44,7 +45,7 @@ AnyArray = TypeVar("AnyArray")
 def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Preferred] | None) -> Kernel:
     """Return the kernel of a recipe for the GPU of a profile, or where it names none for the GPU here."""
     spec = spec_from(recipe)
-    return Kernel(Builder(spec, target_again(spec, profile), Store(cache_folder()), preferred=preferred))
+    return Kernel(builder_of(spec, target_again(spec, profile), preferred))
 
 
 class Kernel:
@@ -313,6 +314,22 @@ class Kernel:
 
     def _named(self, states: tuple[Any, ...]) -> State:
         return dict(zip(self._interface.states, states, strict=True))
+
+
+def kernel_from(builder: Builder) -> Kernel:
+    """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
+    check_sizes_of_vectors(builder.spec, builder.cell_source)  # before anything is compiled
+    spec, specialization, sizes = builder.spec, builder.hinted_specialization, builder.hinted_sizes
+    if builder.kind == "dense":
+        # One kernel runs in either direction, and a single step too.
+        return Kernel(builder, builder.build_all([builder.choose("forward", specialization, sizes)]))
+    runs = [replace(specialization, reverse=reverse) for reverse in RUNS_REVERSED[spec.direction]]
+    if projected := projected_at(builder, sizes):
+        runs = [projected]
+    wanted = [builder.choose("forward", run, sizes) for run in runs]
+    if len(wanted) == 1:
+        wanted.append(builder.choose("step", specialization, sizes))
+    return Kernel(builder, builder.build_all(wanted))
 
 
 def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:

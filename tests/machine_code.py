@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parent / "plan"))
 from golden_plans import CASES
 from support.small_problems import FAMILIES, STEPS, most_wanted, solution_wanted
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.codegen.render import render
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names

@@ -31,8 +31,9 @@ def _nothing_compiled() -> Any:
 
 def tuned(_: Path) -> Any:
     from minrnn_gen.api import builder_for
-    from minrnn_gen.assemble import kernel_from, target_of
     from minrnn_gen.config.spec import load_spec
+    from minrnn_gen.kernel import kernel_from
+    from minrnn_gen.run.target import target_of
     from minrnn_gen.tune.lookup import Winners
 
     spec = load_spec(SPEC)

@@ -13,16 +13,16 @@ from benchmarks.harness.rounds import Arrays, Contender, Run
 from benchmarks.problems.scan_problems import Problem
 from benchmarks.reference.dense_inputs import Inputs
 from benchmarks.report.tables import FIRST_CALL, PATH
-from minrnn_gen.assemble import kernel_from, target_of
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.kernel import Kernel
+from minrnn_gen.kernel import Kernel, kernel_from
 from minrnn_gen.plan.families import families_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution, solve
+from minrnn_gen.run.target import target_of
 
 
 @dataclass(frozen=True)

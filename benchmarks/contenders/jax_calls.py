@@ -16,10 +16,10 @@ from benchmarks.problems.scan_problems import CALLS_IN_A_ROW, Problem
 from benchmarks.reference.dense_inputs import Inputs, ProjectedInputs
 from benchmarks.report.tables import FIRST_CALL, GROWN, OURS, RECORDED, TARGETS
 from minrnn_gen.api import builder_for
-from minrnn_gen.assemble import target_of
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import PrecisionName
+from minrnn_gen.run.target import target_of
 
 TORCH_FRONT, VMAP, NOTHING = "minrnn_gen.torch", "vmap", "jit of x + 1"
 BY_PYTHON = "by Python"

@@ -12,11 +12,11 @@ from benchmarks.harness.gpu import Gpu
 from benchmarks.harness.rounds import Arrays, Contender, Run
 from benchmarks.problems.scan_problems import Problem
 from benchmarks.reference import scan_reference
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.cpu.recurrence import ScanMethod
+from minrnn_gen.run.target import target_of
 
 ON_CPU: Mapping[str, ScanMethod] = {"CPU, step by step": "sequential", "CPU, parallel scan": "parallel"}
 # Length at which the time is divided over the kernels of a call: long enough that launches do not dominate.

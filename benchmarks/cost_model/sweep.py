@@ -11,12 +11,12 @@ from pathlib import Path
 
 from benchmarks.cost_model.regret import Quality, Ranked, quality_of
 from benchmarks.problems.tuner_problems import PASSES, TunerProblem
-from minrnn_gen.assemble import builder_of, target_of
-from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelKey, KernelPass
+from minrnn_gen.run.target import target_of
 from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import append_results, read_results, times_of
 from minrnn_gen.tune.lookup import remembered

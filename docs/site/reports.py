@@ -35,11 +35,11 @@ def records() -> Iterator[tuple[str, str]]:
 def decisions() -> Iterator[tuple[str, str]]:
     """Yield the name and the page of each decision."""
     from minrnn_gen.api import builder_for
-    from minrnn_gen.assemble import target_of
     from minrnn_gen.config.spec import load_spec
     from minrnn_gen.plan.problem import KernelPass
     from minrnn_gen.report.decision import decision_page
     from minrnn_gen.run.ahead import plain_specialization
+    from minrnn_gen.run.target import target_of
 
     kernel_pass: KernelPass
     for example, kernel_pass in DECISIONS.values():  # type: ignore[assignment]

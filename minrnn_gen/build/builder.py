@@ -17,10 +17,10 @@ from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_without_paths
-from minrnn_gen.build.store import Store, digest, package_digest
+from minrnn_gen.build.store import Store, cache_folder, digest, package_digest
+from minrnn_gen.build.target import Target
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for
-from minrnn_gen.config.gpu_profile import GpuProfile, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import Specialization
@@ -48,25 +48,6 @@ if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has 
 LOG = logging.getLogger("minrnn_gen")
 # A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
 ATTEMPTS = 16
-
-
-@dataclass(frozen=True)
-class Target:
-    """The GPU that is compiled for; `origin` says who chose it: "spec", "device" (the live GPU) or "default"."""
-
-    profile: GpuProfile
-    profile_bytes: bytes = field(repr=False)
-    origin: str
-
-    def share(self, count: int) -> Target:
-        """Return one of `count` equal shares of the SMs as a GPU of its own, itself where that is all of them."""
-        profile = self.profile.share(count)
-        return self if count == 1 else Target(profile, profile.model_dump_json().encode(), self.origin)
-
-    @classmethod
-    def named(cls, profile: str) -> Target:
-        """Return the GPU of a profile, by name or path; raises BadInput where there is none."""
-        return cls(load_profile(profile), profile_bytes(profile), "spec")
 
 
 @dataclass(frozen=True)
@@ -396,3 +377,8 @@ class Builder:
             state_size=(spec.state_size or 1) if self.cell_source.has_vectors else 0,
             groups=spec.groups or 1,
         )
+
+
+def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | None = None) -> Builder:
+    """Return the builder of the kernels of `spec` for `target`; `preferred` opens what was measured before."""
+    return Builder(spec, target, Store(cache_folder()), preferred=preferred)

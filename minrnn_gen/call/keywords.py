@@ -48,10 +48,8 @@ def step_arguments(x_t: Any, R: Any, arrays: StepArrays) -> CallArguments:
 def _arguments(x: Any, R: Any, arrays: CallArrays, allowed: Mapping[str, Any]) -> CallArguments:
     for name in arrays:
         if name not in allowed:
-            known = ", ".join(allowed)
-            raise TypeError(
-                f"unexpected keyword argument {name!r}{nearest_name(name, allowed)}; beside x and R a call takes {known}"
-            )
+            known, nearest = ", ".join(allowed), nearest_name(name, allowed)
+            raise TypeError(f"a call got an unexpected keyword argument {name!r}{nearest}; it takes {known}")
     return CallArguments(x, R, **arrays)
 
 

@@ -18,10 +18,10 @@ OutFile = Annotated[
 
 def calibrate(out: OutFile = None, as_json: AsJson = False) -> None:
     """Measure the GPU here for the cost model: half a minute, two at most."""
-    from minrnn_gen.calibrate.calibrate import calibrate as measured
     from minrnn_gen.config.gpu_profile import MEASURED
     from minrnn_gen.gpu import device
     from minrnn_gen.gpu.calibration import calibration_path, write_calibration
+    from minrnn_gen.tune.calibrate import calibrate as measured
 
     with progress("measuring", as_json):
         profile = measured()

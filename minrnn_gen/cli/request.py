@@ -15,7 +15,7 @@ from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where a request is answered: other commands do without
     from minrnn_gen.build.artifact import BuiltKernel
-    from minrnn_gen.build.builder import Target
+    from minrnn_gen.build.target import Target
     from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
 
@@ -102,10 +102,10 @@ def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) 
 
     A relative path in `gpu` starts at the working directory, others where the spec's own do. Raises BadInput.
     """
-    from minrnn_gen.assemble import target_of
-    from minrnn_gen.build.builder import Target
+    from minrnn_gen.build.target import Target
     from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, shipped_name
     from minrnn_gen.config.spec import overridden_spec
+    from minrnn_gen.run.target import target_of
 
     overrides = {"--set": _assigned(assignments or ())}
     if gpu is None:

@@ -142,7 +142,7 @@ def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str
     """
     import numpy
 
-    from minrnn_gen.cpu.comparable import why_not_comparable
+    from minrnn_gen.call.comparable import why_not_comparable
 
     def nan_share(expected: Result) -> float:
         y, state = expected

@@ -127,7 +127,7 @@ def seconds_of(text: str) -> float:
 
 def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
     """Tune spec after spec on the GPU here, and yield what came of each."""
-    from minrnn_gen.assemble import builder_of
+    from minrnn_gen.build.builder import builder_of
     from minrnn_gen.tune.lookup import remembered
     from minrnn_gen.tune.pool import tuned_of
     from minrnn_gen.tune.session import tune_here

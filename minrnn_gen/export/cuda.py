@@ -9,8 +9,9 @@ from functools import cached_property
 from itertools import product
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.cell.lowering_steps import LoweredSteps
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients

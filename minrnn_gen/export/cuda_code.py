@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Target
+from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.render import Gradients
 from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut

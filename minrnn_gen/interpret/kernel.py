@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Target
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.config.spec import Spec

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
+from minrnn_gen.call.comparable import why_not_comparable
 from minrnn_gen.config.spec import Spec, load_spec
-from minrnn_gen.cpu.comparable import why_not_comparable
 from minrnn_gen.errors import BadInput, MinrnnError
 from minrnn_gen.interpret.cases import SLOW, Case, Inputs, cases_of, inputs_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection
 
 from minrnn_gen.api import builder_for, compile
-from minrnn_gen.assemble import builder_of, target_of
+from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import parse_cell
@@ -15,6 +15,7 @@ from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.gpu import driver
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.run.target import target_of
 
 _KERNELS: dict[str, Kernel] = {}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import INSTALL_CUDA, ToolchainMissing

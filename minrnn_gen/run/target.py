@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minrnn_gen.build.builder import Target
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, GpuProfile, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.gpu import device

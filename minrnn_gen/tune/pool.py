@@ -10,11 +10,12 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from minrnn_gen.assemble import builder_of, target_of
+from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 from minrnn_gen.gpu.driver import device_count
+from minrnn_gen.run.target import target_of
 from minrnn_gen.tune.lookup import remembered
 from minrnn_gen.tune.measurer import CannotMeasure
 from minrnn_gen.tune.session import tune_here

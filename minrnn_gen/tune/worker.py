@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minrnn_gen.build.builder import Target
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device

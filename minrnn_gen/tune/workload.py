@@ -12,13 +12,14 @@ from typing import Any
 import numpy
 
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.call.comparable import why_not_comparable
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
-from minrnn_gen.cpu.comparable import why_not_comparable
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes

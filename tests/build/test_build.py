@@ -21,10 +21,11 @@ import minrnn_gen
 from minrnn_gen.build import builder as build
 from minrnn_gen.build import store
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import ATTEMPTS, Builder, Target
+from minrnn_gen.build.builder import ATTEMPTS, Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources, toolchain_version
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.config.spec import load_spec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.rendered_kernels import profile
 
-from minrnn_gen.build.builder import Target
 from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import profile_bytes
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass, Sizes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from minrnn_gen.assemble import builder_of, target_of
+from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.nvrtc import broken_promises, compile_source
 from minrnn_gen.codegen.render import render
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run.target import target_of
 
 pytest.importorskip("cupy")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.command_runner import Command
 
-from minrnn_gen.calibrate import calibrate
 from minrnn_gen.config.gpu_profile import MEASURED, load_profile
 from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, with_rates
 from minrnn_gen.gpu.device import LiveDevice
+from minrnn_gen.tune import calibrate
 
 RATES = {"copy_bandwidth_bytes_per_s": 4.2e12, "launch_us": 2.25}
 

@@ -20,7 +20,6 @@ from support.odd_names import (
 )
 
 import minrnn_gen
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
 from minrnn_gen.cell.cuda_names import PREFIX, cuda_name
@@ -30,6 +29,7 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.run.target import target_of
 
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
 # What an argument that a cell has by name is called before that name.

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.codegen.parameter import Parameter, Signature, initializer_text, member_text, pack, parameter_text
 from minrnn_gen.codegen.render import render

@@ -15,7 +15,6 @@ from support.examples import examples
 from support.kernel_inputs import LAYOUTS
 from support.rendered_kernels import MODELS, Rendered, builder_of, rendered_case
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build import builder as build
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
@@ -27,6 +26,7 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
+from minrnn_gen.run.target import target_of
 
 
 def code_of(source: str) -> list[str]:

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.cell.files import find_cell
 from minrnn_gen.config.documents import SIZE_LIMIT_BYTES
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput
+from minrnn_gen.run.target import target_of
 
 # A word that no message has by itself.
 SECRET = "Xyzzy42"

@@ -16,7 +16,6 @@ from support.uncompiled_kernels import nothing_compiled
 from support.worker_folder import folder_of_all_workers
 
 import minrnn_gen
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import numpy_dtype
@@ -26,6 +25,7 @@ from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
 from minrnn_gen.raw_scan.kernels import RawSpec
+from minrnn_gen.run.target import target_of
 
 
 def has_compiler() -> bool:

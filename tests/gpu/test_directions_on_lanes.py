@@ -11,7 +11,7 @@ from support.busy_stream import last_beside_a_busy_stream
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
 
-from minrnn_gen.assemble import builder_of, target_of  # noqa: E402
+from minrnn_gen.build.builder import builder_of  # noqa: E402
 from minrnn_gen.config.spec import load_spec  # noqa: E402
 from minrnn_gen.interpret.verify import leaves  # noqa: E402
 from minrnn_gen.kernel import Kernel  # noqa: E402
@@ -19,6 +19,7 @@ from minrnn_gen.layers.kernels import kernel_by  # noqa: E402
 from minrnn_gen.plan.problem import Sizes  # noqa: E402
 from minrnn_gen.run.dense import runs as dense  # noqa: E402
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice  # noqa: E402
+from minrnn_gen.run.target import target_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.tuned_choice import Trial
-from minrnn_gen.calibrate.calibrate import calibrate
 from minrnn_gen.config.gpu_profile import MEASURED
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import PromiseBroken
 from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, write_calibration
 from minrnn_gen.gpu.timer import ColdClock, poison, repeated
+from minrnn_gen.run.target import target_of
+from minrnn_gen.tune.calibrate import calibrate
 from minrnn_gen.tune.device import CHILD
 from minrnn_gen.tune.history import History
 from minrnn_gen.tune.measurer import MeasurementFailed, MeasurementHung

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.builder import TOGETHER, EmulatedBuilder
@@ -17,6 +16,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import precision_of
 from minrnn_gen.raw_scan.kernels import RawSpec
+from minrnn_gen.run.target import target_of
 
 RAW: dict[str, Any] = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
 

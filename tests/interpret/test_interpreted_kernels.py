@@ -9,11 +9,11 @@ import pytest
 from support.emulated_calls import arguments_of, kernel_of
 
 from minrnn_gen import compile
-from minrnn_gen.assemble import target_of
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.interpret.verify import Verification
+from minrnn_gen.run.target import target_of
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 

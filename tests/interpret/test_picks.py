@@ -8,7 +8,6 @@ import pytest
 from support.emulated_calls import HavingBuilder
 from support.kernel_kinds import Call, Made, results_of
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.kernel import InterpretedKernel
@@ -18,6 +17,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.precision import error_allowed
+from minrnn_gen.run.target import target_of
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from support.emulated_calls import faulty, kernel_of
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import CompileFailed, MinrnnError
 from minrnn_gen.interpret import toolchain
 from minrnn_gen.interpret.cases import Case
 from minrnn_gen.interpret.verify import Verification
+from minrnn_gen.run.target import target_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_compiler = pytest.mark.skipif(

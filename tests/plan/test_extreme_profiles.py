@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.planning_problems import real_builder
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.documents import parse_document, validated
 from minrnn_gen.config.gpu_profile import GpuProfile, load_profile
 from minrnn_gen.errors import BadInput, Infeasible

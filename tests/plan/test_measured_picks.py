@@ -10,8 +10,9 @@ import pytest
 from support.everyday import one_in
 from support.planning_problems import profile
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import profile_bytes
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.problem import Sizes

@@ -15,8 +15,9 @@ from support.everyday import one_in
 from support.examples import examples
 from support.planning_problems import SCAN_CELLS, dense_problems, problems, profile
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import profile_bytes
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import Infeasible

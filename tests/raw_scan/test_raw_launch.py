@@ -16,7 +16,7 @@ from support.examples import examples
 from support.fake_plan import plan_with
 from support.fake_torch import Tensor, as_arrays, as_tensors, torch_on_host
 
-from minrnn_gen.build.builder import Target
+from minrnn_gen.build.target import Target
 from minrnn_gen.call.array import Array, contiguous_strides, numpy_dtype
 from minrnn_gen.call.key import keyed
 from minrnn_gen.codegen.signature import signature

@@ -15,7 +15,6 @@ from support.browser import assert_is_readable, assert_is_whole, needs_browser
 from support.command_runner import EXAMPLES
 
 from minrnn_gen.api import builder_for
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.cli.main import main
 from minrnn_gen.config.gpu_profile import load_profile
@@ -28,6 +27,7 @@ from minrnn_gen.report.decision import decision_page
 from minrnn_gen.report.drawing import Axis, memory_map
 from minrnn_gen.report.timeline import _spans, html_of, timeline_of
 from minrnn_gen.run.ahead import plain_specialization
+from minrnn_gen.run.target import target_of
 
 DECIDED = [("min_gru", "forward", 96), ("lstm", "backward", 96), ("lstm", "step", 96), ("lstm", "forward", 8192)]
 

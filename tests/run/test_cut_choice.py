@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.everyday import one_in
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.config.spec import load_spec

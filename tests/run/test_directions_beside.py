@@ -28,7 +28,6 @@ from support.small_problems import (
 )
 from support.uncompiled_kernels import compiled_for_host
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.directions import runs_of
@@ -44,6 +43,7 @@ from minrnn_gen.run.dense.direction_choice import DirectionsChoice
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.recording import operations
+from minrnn_gen.run.target import target_of
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"

@@ -9,7 +9,6 @@ import pytest
 from support.emulated_code import HAS_COMPILER
 from support.small_problems import WantedBuilder
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.pieces import Piece
 from minrnn_gen.config.spec import load_spec
@@ -19,6 +18,7 @@ from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
+from minrnn_gen.run.target import target_of
 
 torch = pytest.importorskip("torch")
 dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")

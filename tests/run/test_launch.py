@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.fake_plan import plan_with
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import DTYPE_BYTES, Array, contiguous_strides
 from minrnn_gen.call.interface import X_AXES, Y_AXES

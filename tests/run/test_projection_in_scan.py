@@ -12,7 +12,7 @@ from support.emulated_code import HAS_COMPILER
 from support.small_problems import INPUTS, PROJECTED, WantedBuilder, WantedProjection
 from support.uncompiled_kernels import nothing_compiled
 
-from minrnn_gen.assemble import builder_of, target_of
+from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.projected import projected_at
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
@@ -26,6 +26,7 @@ from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.plan.scan.projected import TILE_STEPS
 from minrnn_gen.precision import error_allowed
 from minrnn_gen.run.ahead import passes_of, plain_specialization
+from minrnn_gen.run.target import target_of
 
 LARGE = {"model": "min_gru", "hidden_size": 1024, "input_size": 1024, "precision": "bf16", "gpu": "h200"}
 CASE = Case(2, 2 * TILE_STEPS)

@@ -25,11 +25,11 @@ from support.small_problems import (
     WantedBuilder,
 )
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.run.layers.stack import Cut, StackRun
+from minrnn_gen.run.target import target_of
 
 torch = pytest.importorskip("torch")
 dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")

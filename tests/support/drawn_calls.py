@@ -13,7 +13,6 @@ from support.bounded import Bounded
 from support.cell_oracle import disagreements
 from support.drawn_cells import DrawnCall, DrawnCell
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
@@ -23,6 +22,7 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.interpret.verify import leaves
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import ASSUMED_TIME, Sizes
+from minrnn_gen.run.target import target_of
 
 Array = Any
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -3e-39, 5e-324)

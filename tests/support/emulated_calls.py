@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from support.small_problems import solution_wanted
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.config.spec import load_spec
@@ -19,6 +18,7 @@ from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution
+from minrnn_gen.run.target import target_of
 
 
 @dataclass(frozen=True)

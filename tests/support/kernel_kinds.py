@@ -11,7 +11,6 @@ import numpy as np
 from support.small_problems import BDT, CHANNELS, CLUSTER, DENSE, FAMILIES, LONG, TICKETS, TIME, TWO_WARPS, WantedBuilder
 
 import minrnn_gen
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.config.spec import load_spec
@@ -22,6 +21,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.precision import error_allowed, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
+from minrnn_gen.run.target import target_of
 
 RAW = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
 LOG_RAW = {"name": "log_raw", "equations": "h[t] = exp(W.a) * h[t-1] + W.b", "gates": ["a", "b"]}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from support.scan_strategies import having
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.hinted import HintedBuilder
@@ -20,6 +19,7 @@ from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import KernelKey, KernelPass
 from minrnn_gen.plan.solver import Solution
+from minrnn_gen.run.target import target_of
 
 CELLS = ("lstm", "gru", "elman", "slstm")
 # A warp's units, less than two warps', whole and uneven numbers of warps and blocks, up to all of a cluster, and of a grid.

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.plan.families import solutions

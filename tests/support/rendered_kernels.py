@@ -8,8 +8,9 @@ from typing import Any
 
 from support.reference_loops import DIAGONAL_CELLS
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.header import header_lines
 from minrnn_gen.codegen.render import render
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.hinted import HintedBuilder
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.config.spec import load_spec
@@ -16,6 +15,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey, KernelPass
 from minrnn_gen.plan.solver import Solution
+from minrnn_gen.run.target import target_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from support.halves import take_halves
 from support.last_steps import unlike_final_state
 from support.unasked import leave_out_vectors
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.array import wrap_numpy
@@ -37,6 +36,7 @@ from minrnn_gen.precision import error_allowed, precision_of, remembered_error
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
+from minrnn_gen.run.target import target_of
 
 Arrays = Mapping[str, Any]
 

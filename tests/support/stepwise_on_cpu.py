@@ -28,8 +28,9 @@ from support.dense_cases import (
 )
 from support.emulated_code import HostCode, compiled
 
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.render import render
 from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE, names_of, signature

@@ -11,7 +11,6 @@ import pytest
 from support.emulated_code import HAS_COMPILER
 from support.uncompiled_kernels import nothing_compiled
 
-from minrnn_gen.assemble import target_of
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.interpret.kernel import interpreted
 from minrnn_gen.layers.kernels import kernel_by
@@ -19,6 +18,7 @@ from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.layers.cut_choice import CutChoice
 from minrnn_gen.run.layers.stack import Cut, StackRun
+from minrnn_gen.run.target import target_of
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")

@@ -10,8 +10,9 @@ from support.fake_compiler import BuilderOf, Compiler
 
 from minrnn_gen import api
 from minrnn_gen.build import builder
-from minrnn_gen.build.builder import Builder, Target
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
+from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.tune import candidates, lookup, tuner

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.calibrate import calibrate as calibrate_module
-from minrnn_gen.calibrate.calibrate import calibrate
 from minrnn_gen.config.gpu_bounds import BOUNDS
 from minrnn_gen.config.gpu_profile import MEASURED, GpuProfile, load_profile, profile_names
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu import device
 from minrnn_gen.gpu.calibration import calibrated, calibration_path, profile_text, with_rates, write_calibration
 from minrnn_gen.plan.gpu_rates import scales_of
+from minrnn_gen.tune import calibrate as calibrate_module
+from minrnn_gen.tune.calibrate import calibrate
 
 RATES = st.fixed_dictionaries({field: st.floats(BOUNDS[field].least, min(BOUNDS[field].most, 3e11)) for field in MEASURED})
 SOURCE = "measured: on a GPU, #1: with \"quotes\" and 'others'"

@@ -18,7 +18,7 @@ from minrnn_gen.gpu.driver import driver_release
 
 # The rulers take some seconds, most of them for compiling and for the first use of the GPU.
 SECONDS_MOST = 120.0
-CHILD = (sys.executable, "-m", "minrnn_gen.calibrate.microbenchmarks")
+CHILD = (sys.executable, "-m", "minrnn_gen.tune.microbenchmarks")
 
 
 def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
