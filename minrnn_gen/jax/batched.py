@@ -1,7 +1,8 @@
 """Requests under vmap: more rows of the batch, or more heads, or one after another.
 
 Without a mapped weight, the mapped axis joins the batch. With one, and in a backward, whose gradients of weights are those of
-each element, elements are heads of one wider call. Elements with boundaries and weights of their own are run one by one.
+each element, elements are heads of one wider call, or groups of a cell with n values per channel. Elements with boundaries and
+weights of their own are run one by one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import CU_SEQLENS, X, has_gradient
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.jax.request import Request
+
+# The letter of the axis n, since n is that of heads here; k is that of groups, whose channels share inputs S.*.
+_VALUES = "v"
 
 Bind = Callable[[Request, Sequence[Any]], Sequence[Any]]
 
@@ -48,7 +52,7 @@ def batched(bind: Bind, request: Request, operands: Sequence[Any], axes: Sequenc
     wider = None if any(mapped[place] for place in boundaries) else _with_heads(request, count)
     if wider is not None:
         arrays = [array if place in boundaries else whole[place] for place, array in enumerate(first)]
-        return _folded(bind, request, wider, arrays, "hn", set(boundaries), count)
+        return _folded(bind, request, wider, arrays, "hnk", set(boundaries), count)
     return [*jax.lax.map(lambda element: tuple(bind(request, element)), tuple(whole))]
 
 
@@ -62,7 +66,10 @@ def _with_heads(request: Request, count: int) -> Request | None:
     spec = spec_from(request.recipe)
     if spec.hidden_size * count > SIZE_LIMIT or not count:
         return None
-    wider = load_spec(json.loads(request.recipe), hidden_size=spec.hidden_size * count, heads=spec.heads * count)
+    shares = {"heads": spec.heads * count}
+    if request.interface.has_vectors:  # their channels are no heads, and without inputs S.* they have no groups either
+        shares = {"groups": (spec.groups or 1) * count} if request.interface.shared else {}
+    wider = load_spec(json.loads(request.recipe), hidden_size=spec.hidden_size * count, **shares)
     return replace(request, recipe=recipe_of(wider, cell_source_of(wider)))
 
 
@@ -84,8 +91,10 @@ def _axes_of(request: Request) -> tuple[list[str], list[str]]:
     """Return a letter for each axis of the operands and of the results; those of channels of both directions have two."""
     interface = request.interface
     directions = "d" if interface.directions else ""
-    state, y = f"{directions}bh", _y_axes(interface) if request.kind != "step" else "bh"
-    x = f"b{interface.gate_axes}" if request.kind == "step" else interface.x_axes
+    is_step = request.kind == "step"
+    states = [f"{directions}bh{_values(name in interface.vector_states)}" for name in interface.states]
+    x = f"b{interface.gate_axes}" if is_step else interface.x_axes
+    of_group = interface.shared_axes.replace("n", _VALUES).replace("t", "" if is_step else "t")
     vectors = (f"{directions}gnoi", "", interface.gate_axes, f"{directions}gno")
     by_slot = [
         x,
@@ -93,18 +102,25 @@ def _axes_of(request: Request) -> tuple[list[str], list[str]]:
         "bt",
         "b",
         "s",
-        *(f"{directions}h" for _ in interface.parameters),
-        *(state for _ in interface.states),
+        *(f"{directions}h{_values(name in interface.vector_parameters)}" for name in interface.parameters),
+        *states,
+        *(of_group for _ in interface.shared),
     ]
-    of_call, states = [by_slot[slot] for slot in request.slots], [state for _ in interface.states]
-    kept = [y for _ in (interface.states if request.keeps else ())]
+    of_call = [by_slot[slot] for slot in request.slots]
+    y = "bh" if is_step else _of_channels(interface, Y_AXES[interface.layout])
+    of_steps = (interface.states_axes(name).replace("n", _VALUES) for name in (interface.states if request.keeps else ()))
+    kept = [_of_channels(interface, axes) for axes in of_steps]
     if request.kind == "backward":
         return [*of_call, y, *kept, y, *states], [by_slot[slot] for slot in request.gradient_slots]
     return of_call, [y, *states, *kept]
 
 
-def _y_axes(interface: Interface) -> str:
-    return Y_AXES[interface.layout].replace("h", "dh" if interface.directions else "h")
+def _values(has_axis: bool) -> str:
+    return _VALUES if has_axis else ""
+
+
+def _of_channels(interface: Interface, axes: str) -> str:
+    return axes.replace("h", "dh" if interface.directions else "h")
 
 
 def _fold(array: Any, axes: str, into: str) -> Any:

@@ -161,8 +161,10 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
         return None
     keyed, trace = backward
     arriving = range(len(forward.arrays), len(keyed.arrays))
-    present = [slot for slot in (trace.slots.x, *trace.slots.initial, trace.slots.sums, trace.slots.R) if slot is not None]
-    named = trace.slots.mapped(present.index)
+    results = trace.slots
+    wide = (results.sums, results.R, *results.vectors, *results.shared)
+    present = [slot for slot in (results.x, *results.initial, *wide) if slot is not None]
+    named = results.mapped(present.index)
     return Recording(trace, len(keyed.arrays), (*slots, written.y, *kept, *arriving), tuple(present), named)
 
 

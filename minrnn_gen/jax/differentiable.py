@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from minrnn_gen.call.slots import X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
@@ -30,8 +31,9 @@ def _forward(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, 
         raise BadInput("the spec says training: false; leave it out for gradients")
     if request.kind == "step":
         whole = replace(request, kind="forward")
-        axis = kernel.interface.x_axes.index("t")
-        (y, *final), (saved, kept) = _forward(whole, (jnp.expand_dims(operands[0], axis), *operands[1:]))
+        axes = _time_axes(request)
+        of_time = (array if axis is None else jnp.expand_dims(array, axis) for array, axis in zip(operands, axes, strict=True))
+        (y, *final), (saved, kept) = _forward(whole, tuple(of_time))
         return (y.squeeze(_time_of_y(request)), *final), (saved, kept)
     saving = replace(request, keeps=request.keeps or backward_reads_states(request.recipe))
     results = tuple(bind(saving, operands))
@@ -48,11 +50,20 @@ def _backward(request: Request, residuals: tuple[Arrays, Arrays], incoming: Arra
     backward = replace(request, kind="backward", keeps=len(saved) > 1)
     gradients = dict(zip(request.gradient_slots, bind(backward, (*operands, *saved, dy, *dstate)), strict=True))
     if request.kind == "step":
-        gradients[0] = gradients[0].squeeze(request.interface.x_axes.index("t"))
+        for slot, axis in zip(request.slots, _time_axes(request), strict=True):
+            gradients[slot] = gradients[slot] if axis is None else gradients[slot].squeeze(axis)
     return (tuple(gradients.get(slot) for slot in request.slots),)
 
 
 run.defvjp(_forward, _backward)
+
+
+def _time_axes(request: Request) -> list[int | None]:
+    """Return the axis of time that each operand of a step has in the same call over time, None where it has none."""
+    interface = request.interface
+    slots = interface.slots
+    axes = {X: interface.x_axes.index("t"), **dict.fromkeys(range(slots.total)[slots.shared], interface.shared_axes.index("t"))}
+    return [axes.get(slot) for slot in request.slots]
 
 
 def _time_of_y(request: Request) -> int:

@@ -62,7 +62,7 @@ def recurrence(
         return _of_nothing(interface, flat, rows, time, sequences_count, all_states)
     if axis_name is not None:
         carried = jnp.dtype(interface.precision.arithmetic_dtype)
-        flat = with_initial_states(flat, interface.slots.states, interface.state_shape(sequences_count), carried)
+        flat = with_initial_states(flat, interface, sequences_count, carried)
     request = Request("forward", tuple(array is not None for array in flat), recipe, keeps=all_states)
     operands = tuple(array for array in flat if array is not None)
     y, *states = run(request, operands) if axis_name is None else run_over_time(request, axis_name, operands)
@@ -101,11 +101,6 @@ def _operands(
     x is projected there, and all have the shapes and dtypes that kernels take.
     """
     kernel = kernel_by(_recipe(spec))
-    if kernel.interface.has_vectors:
-        raise BadInput(
-            f"{kernel.builder.cell_source.name} has n values per channel, which JAX's functions do not take yet; call its "
-            "kernel, minrnn_gen.compile(…), with arrays of NumPy, CuPy or torch"
-        )
     arrays = arguments._replace(
         x=as_array(arguments.x, "x_t" if single_step else "x"),
         **{
@@ -117,6 +112,7 @@ def _operands(
         cu_seqlens=as_integers(arguments.cu_seqlens, "cu_seqlens"),
         parameters=_named(arguments.parameters, "parameters"),
         state=_named(arguments.state, "state"),
+        shared=_named(arguments.shared, "shared"),
     )
     interface = kernel.interface
     check_x64(interface.precision.name)
@@ -219,7 +215,10 @@ def _of_nothing(interface: Interface, flat: list[Any], rows: int, time: int, cou
     """Return the results of a call without steps: the initial states, and arrays without elements."""
     carried = jnp.dtype(interface.precision.arithmetic_dtype)
     initial = flat[interface.slots.states]
-    states = [jnp.zeros(interface.state_shape(count), carried) if state is None else state for state in initial]
-    y, final = jnp.zeros(interface.y_shape(rows, time), flat[0].dtype), dict(zip(interface.states, states, strict=True))
-    kept = {name: y.astype(carried) for name in interface.states}
+    final = {
+        name: jnp.zeros(interface.shape_of_state(name, count), carried) if state is None else state
+        for name, state in zip(interface.states, initial, strict=True)
+    }
+    y = jnp.zeros(interface.y_shape(rows, time), flat[0].dtype)
+    kept = {name: jnp.zeros(interface.states_shape(name, rows, time), carried) for name in interface.states}
     return (y, final, kept) if all_states else (y, final)

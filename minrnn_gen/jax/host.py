@@ -39,6 +39,7 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
     flat = [gradients.get(name) for name in FIXED]
     flat += [gradients["parameters"][name] for name in kernel.parameters]
     flat += [gradients["state"][name] for name in kernel.states]
+    flat += [gradients["shared"][name] for name in kernel.shared]
     return [flat[slot] for slot in request.gradient_slots]
 
 

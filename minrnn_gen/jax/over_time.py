@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.differentiable import Arrays, backward_reads_states, run_scan
 from minrnn_gen.jax.primitive import bind
@@ -50,14 +51,15 @@ class Ranks(NamedTuple):
         """Whether the recurrence ends here."""
         return self.position == self.size - 1
 
-    def gathered(self, array: Any) -> Any:
-        """Return what all devices have, in the order of the recurrence, the first axis."""
-        arrays = jax.lax.all_gather(array, self.axis_name)
-        return arrays[::-1] if self.is_reversed else arrays
+    def gathered(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return each array of all devices, in the order of the recurrence, the first axis."""
+        of_all = (jax.lax.all_gather(array, self.axis_name) for array in arrays)
+        return [array[::-1] if self.is_reversed else array for array in of_all]
 
-    def of_last(self, array: Any) -> Any:
-        """Return what the device has where the recurrence ends, the same bits on all."""
-        return jax.lax.psum(jnp.where(self.is_last, array, 0), self.axis_name)
+    def of_last(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the arrays of the device where the recurrence ends, the same bits on all."""
+        last: list[Any] = jax.lax.psum([jnp.where(self.is_last, array, 0) for array in arrays], self.axis_name)
+        return last
 
 
 def folded(products: Any, ends: Any) -> Any:
@@ -98,46 +100,71 @@ def run_over_time(request: Request, axis_name: str, operands: Arrays) -> Arrays:
     return _forward(request, axis_name, operands)[0]
 
 
-def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, Any]]:
-    interface = request.interface
-    ranks, states = Ranks.of(axis_name, interface.runs_reversed[0]), len(interface.states)
+def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, list[Any]]]:
+    ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
     saving = replace(request, keeps=backward_reads_states(request.recipe))
-    call, initial = operands[:-states], jnp.stack(operands[-states:])
-    from_zero = (*call, *jnp.where(ranks.is_first, initial, 0))
+    initial, count = operands[places], len(request.interface.states)
+    from_zero = _with_states(operands, places, [jnp.where(ranks.is_first, state, 0) for state in initial])
     y, *others = bind(saving, from_zero)
-    product = _of_states(request, from_zero, (y, *others[states:]), jnp.zeros_like(y), jnp.ones_like(initial))[1]
-    products, ends = jnp.moveaxis(ranks.gathered(jnp.stack((product, jnp.stack(others[:states])))), 1, 0)
-    entering = jnp.where(ranks.is_first, initial, folded(products, ends)[ranks.position - 1])
-    whole = (*call, *entering)
+    saved, ones = (y, *others[count:]), [jnp.ones_like(state) for state in initial]
+    own = _of_states(request, from_zero, saved, jnp.zeros_like(y), ones)[1]
+    products, ends = ranks.gathered(own), ranks.gathered(others[:count])
+    before = [folded(*pair)[ranks.position - 1] for pair in zip(products, ends, strict=True)]
+    entering = [jnp.where(ranks.is_first, *pair) for pair in zip(initial, before, strict=True)]
+    whole = _with_states(operands, places, entering)
     y, *others = bind(saving, whole)
-    return (y, *ranks.of_last(jnp.stack(others[:states]))), (whole, (y, *others[states:]), products)
+    return (y, *ranks.of_last(others[:count])), (whole, (y, *others[count:]), products)
 
 
-def _backward(request: Request, axis_name: str, residuals: tuple[Arrays, Arrays, Any], incoming: Arrays) -> tuple[Arrays]:
+def _backward(request: Request, axis_name: str, residuals: tuple[Arrays, Arrays, list[Any]], incoming: Arrays) -> tuple[Arrays]:
     operands, saved, products = residuals
-    ranks, states = Ranks.of(axis_name, request.interface.runs_reversed[0]), len(request.interface.states)
-    dy, dfinal = incoming[0], jax.lax.psum(jnp.stack(incoming[1:]), axis_name)
-    _, own = _of_states(request, operands, saved, dy, jnp.where(ranks.is_last, dfinal, 0))
-    behind = folded(products[::-1], ranks.gathered(own)[::-1])[::-1]
-    arriving = jnp.where(ranks.is_last, dfinal, behind[(ranks.position + 1) % ranks.size])
+    ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
+    dy, *dfinal = incoming
+    dfinal = jax.lax.psum(dfinal, axis_name)
+    _, own = _of_states(request, operands, saved, dy, [jnp.where(ranks.is_last, state, 0) for state in dfinal])
+    after = (folded(of_pieces[::-1], ends[::-1])[::-1] for of_pieces, ends in zip(products, ranks.gathered(own), strict=True))
+    arriving = [
+        jnp.where(ranks.is_last, state, pieces[(ranks.position + 1) % ranks.size])
+        for state, pieces in zip(dfinal, after, strict=True)
+    ]
     gradients, own = _of_states(request, operands, saved, dy, arriving)
-    by_slot = dict(zip(request.gradient_slots, (*gradients[:-states], *jnp.where(ranks.is_first, own, 0)), strict=True))
+    by_slot = dict(zip(request.gradient_slots, gradients, strict=True))
+    of_states = dict(zip(request.slots[places], own, strict=True))
+    by_slot |= {slot: jnp.where(ranks.is_first, gradient, 0) for slot, gradient in of_states.items()}
     return (tuple(by_slot.get(slot) for slot in request.slots),)
 
 
 run_over_time.defvjp(_forward, _backward)
 
 
-def _of_states(request: Request, operands: Arrays, saved: Arrays, dy: Any, dfinal: Any) -> tuple[Sequence[Any], Any]:
+def _state_places(request: Request) -> slice:
+    """Return the places of the initial states, all of which are there, among the operands."""
+    states = request.interface.slots.states
+    first = request.slots.index(states.start)
+    return slice(first, first + states.stop - states.start)
+
+
+def _with_states(operands: Arrays, places: slice, states: Sequence[Any]) -> Arrays:
+    return (*operands[: places.start], *states, *operands[places.stop :])
+
+
+def _of_states(
+    request: Request, operands: Arrays, saved: Arrays, dy: Any, dfinal: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return the gradients of a piece, and by themselves those of its initial states."""
     backward = replace(request, kind="backward", keeps=len(saved) > 1)
     gradients = bind(backward, (*operands, *saved, dy, *dfinal))
-    return gradients, jnp.stack(gradients[-len(request.interface.states) :])
+    by_slot = dict(zip(request.gradient_slots, gradients, strict=True))
+    return gradients, [by_slot[slot] for slot in request.slots[_state_places(request)]]
 
 
-def with_initial_states(flat: Sequence[Any], states: slice, shape: tuple[int, ...], dtype: Any) -> list[Any]:
-    """Return the arrays of a call with zeros for absent initial states, whose slots are `states`."""
-    initial = [jnp.zeros(shape, dtype) if state is None else state for state in flat[states]]
+def with_initial_states(flat: Sequence[Any], interface: Interface, sequences: int, dtype: Any) -> list[Any]:
+    """Return the arrays of a call of so many sequences with zeros for absent initial states."""
+    states = interface.slots.states
+    initial = [
+        jnp.zeros(interface.shape_of_state(name, sequences), dtype) if state is None else state
+        for name, state in zip(interface.states, flat[states], strict=True)
+    ]
     return [*flat[: states.start], *initial, *flat[states.stop :]]
 
 
@@ -147,6 +174,6 @@ def scan_over_time(request: Request, axis_name: str, a: Any, b: Any, h0: Any) ->
     _, end = run_scan(request, (a, b, jnp.where(ranks.is_first, h0, 0)))
     coefficients = a.astype(h0.dtype)
     product = jnp.exp(coefficients.sum(request.axis)) if request.log_a else coefficients.prod(request.axis)
-    states = folded(*jnp.moveaxis(ranks.gathered(jnp.stack((product, end))), 1, 0))
+    states = folded(*ranks.gathered((product, end)))
     y, final = run_scan(request, (a, b, jnp.where(ranks.is_first, h0, states[ranks.position - 1])))
-    return y, ranks.of_last(final)
+    return (y, *ranks.of_last([final]))

@@ -85,10 +85,13 @@ def _gradients(request: Request, call: DeviceCall, operands: Sequence[Any], resu
     gates = len(interface.gates)
     behind_gates = gates + len(interface.recurrent_gates)
     slots, of_cell = list(request.slots), interface.slots
+    parameters = dict(zip(interface.parameters, _slots_in(of_cell.parameters), strict=True))
     by_slot = {X: raw.x, R: dR, **dict(zip(_slots_in(of_cell.states), raw.initial, strict=True))}
     if sums is not None:
         by_slot |= {BIAS: sums[:, :gates], RECURRENT_BIAS: sums[:, gates:behind_gates]}
-        by_slot |= {slot: sums[:, row] for row, slot in enumerate(_slots_in(of_cell.parameters), behind_gates)}
+        by_slot |= {parameters[name]: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
+    by_slot |= {parameters[name]: raw.vectors[i].sum(1) for i, name in enumerate(interface.vector_parameters)}
+    by_slot |= {slot: parts.sum(0) for slot, parts in zip(_slots_in(of_cell.shared), raw.shared, strict=True)}
     gradients = []
     for slot in request.gradient_slots:
         gradient = by_slot[slot]

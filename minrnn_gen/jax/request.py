@@ -67,12 +67,13 @@ class Request:
         interface = self.interface
         storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
         if self.kind == "step":
-            state = Shaped(interface.state_shape(x.shape[0]), carried)
-            return (Shaped(state.shape, storage), *(state for _ in interface.states))
+            of_step = (Shaped(interface.shape_of_state(name, x.shape[0]), carried) for name in interface.states)
+            return (Shaped(interface.state_shape(x.shape[0]), storage), *of_step)
         rows, time = (x.shape[interface.x_axes.index(axis)] for axis in "bt")
-        y, state = interface.y_shape(rows, time), Shaped(interface.state_shape(self.sequences(operands)), carried)
-        kept = (Shaped(y, carried) for _ in (interface.states if self.keeps else ()))
-        return (Shaped(y, storage), *(state for _ in interface.states), *kept)
+        count = self.sequences(operands)
+        final = (Shaped(interface.shape_of_state(name, count), carried) for name in interface.states)
+        kept = (Shaped(interface.states_shape(name, rows, time), carried) for name in (interface.states if self.keeps else ()))
+        return (Shaped(interface.y_shape(rows, time), storage), *final, *kept)
 
     def sequences(self, operands: Sequence[Shaped]) -> int:
         """Return how many sequences a call of a kernel is of."""

@@ -27,11 +27,12 @@ CASES = (
     "time, resets",
     "time, lengths",
     "time, packed",
+    "time, selective in reverse",
     "time, raw scan in logarithms",
     "time, complex raw scan",
     "time, layers",
 )
-MORE_CASES = ("time, min_gru", "time, rg_lru", "time, raw scan")
+MORE_CASES = ("time, min_gru", "time, selective", "time, rg_lru", "time, raw scan")
 
 
 def differences_of(*cases: str) -> dict[str, float]:

@@ -45,8 +45,11 @@ def drawn(kernel: Kernel, *, boundaries: str = "", batch: int = BATCH, time: int
     if interface.takes_recurrent_bias:
         arrays["recurrent_bias"] = normal(interface.recurrent_bias_shape, carried)
     if interface.parameters:
-        arrays["parameters"] = {name: normal(interface.parameter_shape, carried) for name in interface.parameters}
-    arrays["state"] = {name: normal(interface.state_shape(batch), carried) for name in interface.states}
+        arrays["parameters"] = {name: normal(interface.shape_of_parameter(name), carried) for name in interface.parameters}
+    arrays["state"] = {name: normal(interface.shape_of_state(name, batch), carried) for name in interface.states}
+    if interface.shared:
+        of_group = interface.shape(interface.shared_axes, rows, time)
+        arrays["shared"] = {name: normal(of_group, storage) for name in interface.shared}
     if boundaries == "resets":
         arrays["resets"] = random.random((rows, time)) < 0.3
     if boundaries == "lengths":
@@ -117,6 +120,9 @@ def by_lax_scan_too(model: str) -> None:
         ({"model": "gru", "precision": "bf16", "direction": "reverse"}, "cu_seqlens"),
         ({"model": "slstm", "heads": 2, "layout": "TBD", "direction": "bidirectional"}, "resets"),
         ({"model": "lstm", "recurrent_bias": True, "precision": "fp16"}, "lengths"),
+        ({"model": "selective", "state_size": 3, "groups": 2, "precision": "bf16"}, "resets"),
+        ({"model": "gated_linear", "state_size": 4, "layout": "TBD", "direction": "bidirectional"}, "lengths"),
+        ({"model": "s4d", "state_size": 2, "precision": "fp16", "input_size": None}, "cu_seqlens"),
     ],
     ids=str,
 )
@@ -165,44 +171,50 @@ def test_all_states_are_values_without_gradients() -> None:
 
 
 @pytest.mark.parametrize("layout", one_in(2, ["BDT", "BTD"]))
-def test_steps_make_a_recurrence(layout: str) -> None:
-    spec = {"model": "lstm", "hidden_size": HIDDEN, "layout": layout, "precision": "fp64", "input_size": 5}
+@pytest.mark.parametrize("cell", [{"model": "lstm", "input_size": 5}, {"model": "selective", "state_size": 3, "groups": 4}])
+def test_steps_make_a_recurrence(layout: str, cell: dict[str, Any]) -> None:
+    spec = {**cell, "hidden_size": HIDDEN, "layout": layout, "precision": "fp64"}
     kernel = kernel_of(spec)
+    carried = kernel.states[-1]
     arrays = drawn(kernel)
-    batch, time = (kernel.interface.x_axes.index(axis) for axis in "bt")
+    time = kernel.interface.x_axes.index("t")
 
     def by_steps(arrays: dict[str, Any]) -> Any:
-        others = {name: array for name, array in arrays.items() if name not in ("x", "state")}
-        steps = jnp.moveaxis(arrays["x"], time, 0)
+        others = {name: array for name, array in arrays.items() if name not in ("x", "state", "shared")}
+        of_group = kernel.interface.shared_axes.index("t")
+        shared = {name: jnp.moveaxis(array, of_group, 0) for name, array in arrays.get("shared", {}).items()}
+        steps = jnp.moveaxis(arrays["x"], time, 0), shared
 
-        def body(state: Any, x_t: Any) -> Any:
-            y_t, state = front.step(spec, x_t, state=state, **others)
+        def body(state: Any, inputs: Any) -> Any:
+            x_t, shared_t = inputs
+            y_t, state = front.step(spec, x_t, state=state, shared=shared_t or None, **others)
             return state, y_t
 
         final, y = jax.lax.scan(body, arrays["state"], steps)
-        return (y**2).sum() + (final["c"] ** 2).sum()
+        return (y**2).sum() + (final[carried] ** 2).sum()
 
     def at_once(arrays: dict[str, Any]) -> Any:
         y, final = front.recurrence(spec, **arrays)
-        return (y**2).sum() + (final["c"] ** 2).sum()
+        return (y**2).sum() + (final[carried] ** 2).sum()
 
-    assert {batch, time} <= {0, 1, 2}
     near(jax.jit(jax.value_and_grad(by_steps))(arrays), jax.jit(jax.value_and_grad(at_once))(arrays))
 
 
 @pytest.mark.parametrize(("batch", "time"), [(0, 4), (2, 0)])
-def test_calls_without_steps_return_initial_states(batch: int, time: int) -> None:
-    spec = {"model": "lstm", "hidden_size": HIDDEN, "precision": "fp64"}
-    arrays = drawn(kernel_of(spec), batch=batch, time=time)
+@pytest.mark.parametrize("cell", [{"model": "lstm"}, {"model": "selective", "state_size": 3}], ids=str)
+def test_calls_without_steps_return_initial_states(batch: int, time: int, cell: dict[str, Any]) -> None:
+    spec = {**cell, "hidden_size": HIDDEN, "precision": "fp64"}
+    kernel = kernel_of(spec)
+    arrays, last = drawn(kernel, batch=batch, time=time), kernel.states[-1]
 
     def carried(arrays: dict[str, Any]) -> Any:
         y, final = front.recurrence(spec, **arrays)
-        return final["c"].sum(), (y, final)
+        return final[last].sum(), (y, final)
 
     gradients, (y, final) = jax.jit(jax.grad(carried, has_aux=True))(arrays)
     assert y.shape == (batch, time, HIDDEN)
     near(final, arrays["state"])
-    near(gradients["state"]["c"], np.ones((batch, HIDDEN)))
+    near(gradients["state"][last], np.ones(kernel.interface.shape_of_state(last, batch)))
 
 
 def test_traced_boundaries_are_clipped_to_x() -> None:

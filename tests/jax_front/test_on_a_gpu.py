@@ -64,6 +64,9 @@ def calls_by(by_c: bool) -> Any:
         ({"model": "qrnn", "precision": "bf16", "direction": "reverse"}, "resets"),
         ({"model": "rg_lru", "precision": "fp32", "layout": "BDT", "direction": "bidirectional"}, "lengths"),
         ({"model": "ind_rnn", "precision": "fp16"}, "resets"),
+        ({"model": "selective", "state_size": 16, "precision": "bf16"}, "resets"),
+        ({"model": "s4d", "state_size": 4, "precision": "fp32", "layout": "BDT"}, "lengths"),
+        ({"model": "gated_linear", "state_size": 32, "groups": 2, "direction": "bidirectional"}, ""),
     ],
     ids=str,
 )
@@ -84,7 +87,7 @@ def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: 
     dy = np.cos(y.get().astype(np.float32)).astype(y.dtype)
     dstate = {name: np.sin(array.get()) for name, array in final.items()}
     expected = to_numpy(((y, final), kernel.backward(saved, to_cupy(dy), to_cupy(dstate))))
-    by_xla = {name: expected[1].pop(name) for name in ("bias", "recurrent_bias", "parameters") if name in expected[1]}
+    by_xla = {name: expected[1].pop(name) for name in ("bias", "recurrent_bias", "parameters", "shared") if name in expected[1]}
     compiled = ours.lower(arrays, sequences, dy, dstate).compile()
     handler = calls_by(by_c)
     before = 0 if handler is None else handler.served

@@ -75,6 +75,9 @@ def test_gradients_under_vmap(axes: tuple[int | None, ...]) -> None:
         ({"model": "rg_lru", "direction": "bidirectional", "layout": "TBD"}, False),
         ({"model": "gru", "direction": "bidirectional", "layout": "BDT"}, True),
         ({"model": "qrnn", "layout": "BTD", "direction": "reverse"}, False),
+        ({"model": "selective", "state_size": 3, "groups": 2, "layout": "BDT"}, True),
+        ({"model": "s4d", "state_size": 3, "direction": "bidirectional"}, True),
+        ({"model": "gated_linear", "state_size": 2, "groups": 4, "layout": "TBD"}, False),
     ],
     ids=str,
 )

@@ -27,6 +27,8 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
 MESH = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
 BATCH, TIME, HIDDEN = 4, 12, 8
+# n of cells with n values per channel.
+VALUES = 3
 RANDOM = np.random.default_rng(0)
 WHOLE = PartitionSpec()
 
@@ -86,7 +88,13 @@ def of_time(model: str, boundaries: str = "", **keys: Any) -> float:
     spec = {"model": model, "hidden_size": HIDDEN, "precision": "fp64", **keys}
     x_axes = {"BTD": (BATCH, TIME), "TBD": (TIME, BATCH)}[keys.get("layout", "BTD")]
     of_time = x_axes.index(TIME)
-    gates, states, vectors = {"min_gru": (2, "h", ()), "min_lstm": (3, "h", ()), "rg_lru": (3, "h", ("decay",))}[model]
+    gates, vectors, shared = {
+        "min_gru": (2, {}, ()),
+        "min_lstm": (3, {}, ()),
+        "rg_lru": (3, {"decay": (HIDDEN,)}, ()),
+        "selective": (3, {"a": (HIDDEN, VALUES), "d": (HIDDEN,)}, ("b", "c")),
+    }[model]
+    of_state = (BATCH, HIDDEN, VALUES) if shared else (BATCH, HIDDEN)
     if boundaries == "cu_seqlens":
         x_axes = (1, TIME)
     sequences: dict[str, Any] = {}
@@ -98,22 +106,27 @@ def of_time(model: str, boundaries: str = "", **keys: Any) -> float:
         sequences["cu_seqlens"] = np.array([0, 2, 2, 7, TIME], np.int32)
     arrays = (
         drawn(*x_axes, gates, HIDDEN),
-        {name: drawn(BATCH, HIDDEN) for name in states},
-        {name: drawn(HIDDEN) for name in vectors},
+        {name: drawn(*x_axes, 1, VALUES) for name in shared},
+        {"h": drawn(*of_state)},
+        {name: drawn(*shape) for name, shape in vectors.items()},
         drawn(gates, HIDDEN),
     )
 
-    def run(x: Any, state: Any, parameters: Any, bias: Any, sequences: Any = sequences, axis_name: str | None = None) -> Any:
-        return front.recurrence(spec, x, bias=bias, parameters=parameters, state=state, axis_name=axis_name, **sequences)
+    def run(
+        x: Any, of_group: Any, state: Any, parameters: Any, bias: Any, sequences: Any = sequences, axis_name: str | None = None
+    ) -> Any:
+        weights = {"bias": bias, "parameters": parameters, "shared": of_group or None}
+        return front.recurrence(spec, x, state=state, axis_name=axis_name, **weights, **sequences)
 
-    def split(x: Any, state: Any, parameters: Any, bias: Any) -> Any:
+    def split(x: Any, of_group: Any, state: Any, parameters: Any, bias: Any) -> Any:
         own = dict(sequences)
         if boundaries == "resets":
             steps = TIME // DEVICES
             own["resets"] = jax.lax.dynamic_slice_in_dim(own["resets"], jax.lax.axis_index("ranks") * steps, steps, 1)
-        return run(x, state, parameters, bias, own, "ranks")
+        return run(x, of_group, state, parameters, bias, own, "ranks")
 
-    return difference(run, split, arrays, (over(of_time), WHOLE, WHOLE, WHOLE), (over(of_time), WHOLE))
+    pieces = over(of_time)
+    return difference(run, split, arrays, (pieces, pieces, WHOLE, WHOLE, WHOLE), (pieces, WHOLE))
 
 
 def of_raw_scan(dtype: str, log_a: bool, reverse: bool, has_state: bool = True) -> float:
@@ -151,6 +164,8 @@ CASES: dict[str, Callable[[], float]] = {
     "time, lengths": lambda: of_time("min_lstm", "lengths", layout="TBD"),
     "time, packed": lambda: of_time("rg_lru", "cu_seqlens"),
     "time, rg_lru": lambda: of_time("rg_lru", direction="reverse", layout="TBD"),
+    "time, selective": lambda: of_time("selective", "resets", state_size=VALUES),
+    "time, selective in reverse": lambda: of_time("selective", direction="reverse", layout="TBD", state_size=VALUES),
     "time, raw scan": lambda: of_raw_scan("float64", False, False),
     "time, raw scan in logarithms": lambda: of_raw_scan("float64", True, True, has_state=False),
     "time, complex raw scan": lambda: of_raw_scan("complex128", False, True),
