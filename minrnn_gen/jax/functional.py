@@ -16,10 +16,12 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
+from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
 from minrnn_gen.jax.differentiable import run
+from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
 from minrnn_gen.jax.request import Request
 from minrnn_gen.kernel import Kernel
@@ -158,14 +160,18 @@ def _of_piece(spec: SpecLike, arguments: CallArguments, axis_name: str, all_stat
 
 
 def _recipe(spec: SpecLike) -> str:
-    """Return the recipe of a spec."""
+    """Return the recipe of a spec, which where it does not say how fp32 is multiplied has what JAX is set to."""
     if isinstance(spec, Kernel):
         return known(spec)
     check_static(spec, "spec")
     for key, value in spec.items() if isinstance(spec, Mapping) else ():
         check_static(value, f"spec['{key}']")
     loaded = load_spec(spec)
-    return recipe_of(loaded, cell_source_of(loaded))
+    source = cell_source_of(loaded)
+    says_product = "fp32_product" in loaded.model_fields_set
+    if loaded.precision == "fp32" and not says_product and multiplies_in_tf32() and parse_cell(source).recurrent_gates:
+        loaded = load_spec(loaded, fp32_product="tf32")
+    return recipe_of(loaded, source)
 
 
 @lru_cache(maxsize=256)

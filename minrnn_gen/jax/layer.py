@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.jax.arrays import as_array, check_key, check_static
+from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.functional import check_x64, recurrence, step
 from minrnn_gen.layers.architecture import Names, architecture_of
 from minrnn_gen.layers.initial import RG_LRU_RANGE, RG_LRU_SHARPNESS
@@ -175,7 +176,7 @@ class RNN:
         if key is not None:
             check_key(key, "key")
         final: dict[str, list[Any]] = {name: [] for name in self.states}
-        for layer, recipe in enumerate(self._made.recipes[precision]):
+        for layer, recipe in enumerate(self._recipes(precision)):
             R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x.dtype)
             x, after = recurrence(
                 kernel_by(recipe),
@@ -203,7 +204,7 @@ class RNN:
         """Return (y_t [B, H], state) of one step more, for decoding; x_t is [B, I]. Raises BadInput in both directions."""
         x_t, params, precision = self._checked(params, x_t, "x_t")
         final: dict[str, list[Any]] = {name: [] for name in self.states}
-        for layer, recipe in enumerate(self._made.recipes[precision]):
+        for layer, recipe in enumerate(self._recipes(precision)):
             R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x_t.dtype)
             x_t, after = step(
                 kernel_by(recipe),
@@ -218,6 +219,11 @@ class RNN:
             for name, array in after.items():
                 final[name].append(array)
         return x_t, {name: jnp.stack(arrays) for name, arrays in final.items()}
+
+    def _recipes(self, precision: str) -> tuple[str, ...]:
+        """Return the recipe of each layer's kernel, in fp32 with the products that JAX is set to unless the layer says."""
+        in_tf32 = precision == "fp32" and self._made.recurrent_gates and multiplies_in_tf32()
+        return self._made.tf32_recipes if in_tf32 and self._made.tf32_recipes else self._made.recipes[precision]
 
     def _checked(self, params: Parameters, x: Any, name_of_x: str) -> tuple[Any, Parameters, str]:
         """Return x and the parameters as arrays, and the precision of a call; refused is what does not fit the layer."""
