@@ -71,9 +71,14 @@ def _time_of_y(request: Request) -> int:
 
 
 def backward_reads_states(recipe: str) -> bool:
-    """Say whether the backward of a kernel reads states after every step, on a CPU or on a GPU."""
-    # A program that runs without states that it then needs, where a compiler fails, runs the forward once more.
-    return any(kernel_by(recipe).executor.keeps_states(on_cpu=on_cpu) for on_cpu in (False, True))
+    """Say whether a forward writes states after every step for the backward, on a CPU or on a GPU.
+
+    With n values per channel these are n times as much as y, so that a GPU's backward computes them again; a CPU's, which reads
+    them, runs the forward once more, as it does where a program has none because a compiler failed.
+    """
+    kernel = kernel_by(recipe)
+    platforms = (False,) if kernel.interface.has_vectors else (False, True)
+    return any(kernel.executor.keeps_states(on_cpu=on_cpu) for on_cpu in platforms)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

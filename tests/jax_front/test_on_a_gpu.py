@@ -34,7 +34,8 @@ def to_numpy(tree: Any) -> Any:
 
 def almost_equal(actual: Any, expected: Any) -> None:
     """Compare sums of the same numbers in another order."""
-    roundoff = np.finfo(expected.dtype).eps
+    roundoff = jnp.finfo(expected.dtype).eps
+    actual, expected = (np.asarray(array, np.float64) for array in (actual, expected))
     np.testing.assert_allclose(actual, expected, rtol=64 * roundoff, atol=64 * roundoff * np.abs(expected).max())
 
 
