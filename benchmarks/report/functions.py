@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +23,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # Every function that templates define for equations, with its number of arguments.
 ARGUMENT_COUNTS: Mapping[str, int] = {
-    **{name: argument_count(node) for name, node in FUNCTIONS.items() if not issubclass(node, Comparison | Detach | Where)},
+    **{
+        name: argument_count(node)
+        for name, node in FUNCTIONS.items()
+        if not issubclass(node, Comparison | Detach | Where) and not node.is_composed
+    },
     "divide": 2,
     "quotient": 2,
     # Of templates/parts/functions_behind_sums.cuh.j2.
@@ -199,6 +204,9 @@ def _sigmoid(x: Array) -> Array:
 
 _EXACT: Mapping[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in ("tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt")},
+    **{name: getattr(np, name) for name in ("sin", "cos")},
+    "atan": np.arctan,
+    "erf": np.vectorize(math.erf, otypes=[float]),
     "sigmoid": _sigmoid,
     "logsigmoid": lambda x: -_softplus(-x),
     "softplus": _softplus,

@@ -16,11 +16,13 @@ class CellFunction(Function):  # type: ignore[misc]
     """An operation of the language that is not +, -, *, / or a power.
 
     `cell_name` is its spelling in equations and, behind `fn_`, in CUDA; `transcendental_count` is how many results of a GPU's
-    special-function unit (exponentials, logarithms, roots, reciprocals) one evaluation takes.
+    special-function unit (exponentials, logarithms, roots, reciprocals) one evaluation takes. `is_composed`: programs have
+    other operations in its place, so that no target has a function of its name.
     """
 
     cell_name: ClassVar[str]
     transcendental_count: ClassVar[int] = 0
+    is_composed: ClassVar[bool] = False
 
 
 class Sigmoid(CellFunction):
@@ -95,6 +97,48 @@ class SquareRoot(CellFunction):
     cell_name, nargs, transcendental_count = "sqrt", 1, 1
 
 
+class Arctangent(CellFunction):
+    """The arctangent, between -pi/2 and pi/2."""
+
+    cell_name, nargs, transcendental_count = "atan", 1, 2
+
+
+class ErrorFunction(CellFunction):
+    """2 / sqrt(pi) times the integral of exp(-t**2) from 0 to x."""
+
+    cell_name, nargs, transcendental_count = "erf", 1, 2
+
+
+class Sine(CellFunction):
+    """The sine of an angle in radians."""
+
+    cell_name, nargs, transcendental_count = "sin", 1, 1
+
+
+class Cosine(CellFunction):
+    """The cosine of an angle in radians."""
+
+    cell_name, nargs, transcendental_count = "cos", 1, 1
+
+
+class Softsign(CellFunction):
+    """x / (1 + |x|)."""
+
+    cell_name, nargs, is_composed = "softsign", 1, True
+
+
+class HardSigmoid(CellFunction):
+    """x / 6 + 1/2, not below 0 nor above 1; at both kinks the gradient is 0."""
+
+    cell_name, nargs, is_composed = "hard_sigmoid", 1, True
+
+
+class Gelu(CellFunction):
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+
+    cell_name, nargs, is_composed = "gelu", 1, True
+
+
 class Minimum(CellFunction):
     """a if a <= b or a is NaN else b: a tie takes the first argument."""
 
@@ -117,6 +161,12 @@ class Detach(CellFunction):
     """x, with no gradient."""
 
     cell_name, nargs = "detach", 1
+
+
+class Surrogate(CellFunction):
+    """The first argument, with the gradient of the second."""
+
+    cell_name, nargs, is_composed = "surrogate", 2, True
 
 
 class Quotient(CellFunction):
@@ -203,10 +253,13 @@ COMPARISONS = _by_cell_name(Less, LessOrEqual, Greater, GreaterOrEqual, Equal, N
 FUNCTIONS = _by_cell_name(
     *(Sigmoid, Tanh, Exp, Expm1, Log, Log1p, LogSigmoid, Softplus, Silu, Relu, Absolute, SquareRoot),
     *(Minimum, Maximum, Where, Detach),
+    *(Arctangent, ErrorFunction, Sine, Cosine, Softsign, HardSigmoid, Gelu, Surrogate),
 )
+# A cell may give these names to values and parameters of its own, which then cannot be called.
+FREE_NAMES = frozenset({"atan", "erf", "sin", "cos", "softsign", "hard_sigmoid", "gelu", "surrogate"})
 
 
-# Beside the others, because a name of a value may be theirs in cells without the axis n.
+# A name of a value may be theirs in cells without the axis n.
 REDUCTIONS = _by_cell_name(Sum)
 
 

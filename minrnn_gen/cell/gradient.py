@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
+from sympy import Rational  # type: ignore[import-untyped]
+
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
@@ -76,7 +78,10 @@ def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) ->
     """Return the values that change, differentiably, with `sources`."""
     varying = set(sources)
     for value, expression in operations:
-        if not isinstance(expression, fn.Comparison | fn.Detach) and not varying.isdisjoint(ex.operation(expression)[1]):
+        operands = ex.operation(expression)[1]
+        if isinstance(expression, fn.Surrogate):
+            operands = operands[1:]
+        if not isinstance(expression, fn.Comparison | fn.Detach) and not varying.isdisjoint(operands):
             varying.add(value)
     return varying
 
@@ -115,6 +120,8 @@ def _pulled_back_through_call(
         yield x, ((), ex.divide(gradient, _INVERSE_SLOPES[function](x)))
     elif function is fn.Sum:
         yield x, ((), gradient)
+    elif function is fn.Surrogate:
+        yield others[0], ((), gradient)
     elif function is fn.Quotient:
         yield from _pulled_back_through_quotient(expression.args, value, gradient)
     elif function is fn.SquareRoot:
@@ -147,6 +154,7 @@ def _first_is_taken(builder: ProgramBuilder, function: type[fn.CellFunction], fi
     return fn.NotEqual(first_chosen, ZERO), True
 
 
+TWO_OVER_ROOT_PI = Rational("1.1283791670955125738961589031215451716881012586580")
 _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
     fn.Sigmoid: lambda _, value: ex.multiply(value, ex.subtract(ONE, value)),
     fn.Tanh: lambda _, value: ex.subtract(ONE, ex.multiply(value, value)),
@@ -154,6 +162,9 @@ _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
     fn.Expm1: lambda _, value: ex.add(value, ONE),
     fn.LogSigmoid: lambda x, _: fn.Sigmoid(ex.negate(x)),
     fn.Softplus: lambda x, _: fn.Sigmoid(x),
+    fn.ErrorFunction: lambda x, _: ex.multiply(TWO_OVER_ROOT_PI, fn.Exp(ex.negate(ex.multiply(x, x)))),
+    fn.Sine: lambda x, _: fn.Cosine(x),
+    fn.Cosine: lambda x, _: ex.negate(fn.Sine(x)),
     fn.Silu: lambda x, _: ex.multiply(fn.Sigmoid(x), ex.add(ONE, ex.multiply(x, ex.subtract(ONE, fn.Sigmoid(x))))),
 }
 """f'(x), given x and f(x), in forms without overflow."""
@@ -161,6 +172,7 @@ _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
 _INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
     fn.Log: lambda x: x,
     fn.Log1p: lambda x: ex.add(ONE, x),
+    fn.Arctangent: lambda x: ex.add(ONE, ex.multiply(x, x)),
 }
 """1 / f'(x), given x."""
 

@@ -12,7 +12,17 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Axes, Vectors, check_no_product, names_with_axes
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile, CellSource
-from minrnn_gen.cell.functions import COMPARISONS, FUNCTIONS, REDUCTIONS, CellFunction, Comparison, Where, argument_count
+from minrnn_gen.cell.functions import (
+    COMPARISONS,
+    FREE_NAMES,
+    FUNCTIONS,
+    REDUCTIONS,
+    CellFunction,
+    Comparison,
+    Surrogate,
+    Where,
+    argument_count,
+)
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
@@ -42,7 +52,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[CellFunction]] = {
     ast.Eq: COMPARISONS["=="],
     ast.NotEq: COMPARISONS["!="],
 }
-_RESERVED = {"W", "R", "t", *FUNCTIONS}
+_RESERVED = {"W", "R", "t", *FUNCTIONS} - FREE_NAMES
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
@@ -317,6 +327,8 @@ class _Reader:
             raise self.source.error_at(
                 node, f"{what} takes no argument, it always multiplies {multiplied}; write {what}.<gate>"
             )
+        if name in FREE_NAMES and (name in self.defined or name in self.file.parameters):
+            raise self.source.error_at(node, f"'{name}' is a value of this cell, which cannot be called; give it another name")
         if function is None:
             product = "" if isinstance(node.func, ast.Name) else ", unless a * is missing before the bracket"
             raise self.source.error_at(
@@ -332,6 +344,8 @@ class _Reader:
             condition = self.condition(node.args[0], depth + 1)
             return Where(condition, *(self.expression(argument, depth + 1) for argument in node.args[1:]))
         built = function(*(self.expression(argument, depth + 1) for argument in node.args))
+        if function is Surrogate and self.axes.is_wide(built.args[0]) != self.axes.is_wide(built.args[1]):
+            raise self.source.error_at(node, "surrogate takes two values that both have the axis n, or both none of it")
         if name in REDUCTIONS and (why := self.axes.why_no_sum(built.args[0])):
             raise self.source.error_at(node, why)
         return built

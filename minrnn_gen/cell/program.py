@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,6 +122,12 @@ def _log1p_exp(x: Array) -> Array:
     return value
 
 
+def _erf(x: Array) -> Array:
+    # NumPy has none; the C library's, one element at a time.
+    value: Array = np.vectorize(math.erf, otypes=[x.dtype])(x)
+    return value
+
+
 def _relu(x: Array) -> Array:
     return np.where(x < 0, x.dtype.type(0), x)
 
@@ -153,6 +160,10 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "silu": lambda x: x * _sigmoid(x),
     "relu": _relu,
     "abs": np.abs,
+    "atan": np.arctan,
+    "erf": _erf,
+    "sin": np.sin,
+    "cos": np.cos,
     "sqrt": np.sqrt,
     "min": _minimum,
     "max": _maximum,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Quotient, Sum
+from minrnn_gen.cell.functions import Comparison, Quotient, Sum, Surrogate
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.ranges import Range, Ranges
 
@@ -17,6 +20,7 @@ NESTING_LIMIT = 32
 # A divisor proved to lie between these has a reciprocal without overflow or denormals in every arithmetic (fp32: 2^-126 and
 # 2^127, IEEE 754-2019, table 3.5), rounding of the divisor included.
 RECIPROCAL_DIVISORS = (2.0**-120, 2.0**120)
+ONE_OVER_ROOT_TWO = Rational("0.70710678118654752440084436210484903928483593768847")
 
 
 class ProgramBuilder:
@@ -86,7 +90,7 @@ class ProgramBuilder:
                 written[number] = sample
                 continue
             name = self._names.get(number)
-            nesting[number] = 1 + max((nesting[operand] for operand in self._operands[number]), default=0)
+            nesting[number] = 1 + max((nesting[operand] for operand in self._computed_from(number)), default=0)
             if uses[number] == 0 or (ex.is_number(sample) and name is None) or isinstance(sample, Comparison):
                 continue
             if name is None and (uses[number] > 1 or nesting[number] > NESTING_LIMIT):
@@ -120,6 +124,8 @@ class ProgramBuilder:
             return self._symbols[expression]
         if name == "number":
             return self._value(("number", expression), expression, ())
+        if name == "call" and expression.func in _COMPOSED:
+            return self._number(_COMPOSED[expression.func](*operands))
         numbers = tuple(self._number(operand) for operand in operands)
         if name == "power":
             return self._powered(numbers[0], ex.power_exponent(expression))
@@ -151,16 +157,45 @@ class ProgramBuilder:
         for number in reversed(range(len(uses))):  # operands have smaller numbers than what uses them
             # A condition is no `real` and cannot be named: it is written out at each of its uses.
             written = uses[number] if isinstance(self._samples[number], Comparison) else min(uses[number], 1)
-            for operand in self._operands[number]:
+            for operand in self._computed_from(number):
                 uses[operand] += written
         return uses
+
+    def _computed_from(self, number: int) -> tuple[int, ...]:
+        """Return the operands that a value is computed from: of a surrogate all but what it has its gradient of."""
+        operands = self._operands[number]
+        return operands[:1] if isinstance(self._samples[number], Surrogate) else operands
 
     def _expression(self, number: int, written: Mapping[int, Symbol]) -> Expr:
         if number in written:
             return written[number]
+        if isinstance(self._samples[number], Surrogate):
+            return self._expression(self._operands[number][0], written)
         operands = [self._expression(operand, written) for operand in self._operands[number]]
         return ex.rebuilt(self._samples[number], operands)
 
 
 _PRODUCT = ex.multiply(ex.named("left"), ex.named("right"))
 _QUOTIENT = Quotient(ex.named("left"), ex.named("right"))
+
+
+def _softsign(x: Expr) -> Expr:
+    return ex.divide(x, ex.add(ex.ONE, fn.Absolute(x)))
+
+
+def _hard_sigmoid(x: Expr) -> Expr:
+    line = ex.add(ex.multiply(Rational(1, 6), x), Rational(1, 2))
+    below_one = fn.Where(fn.GreaterOrEqual(line, ex.ONE), ex.ONE, line)
+    return fn.Where(fn.LessOrEqual(line, ex.ZERO), ex.ZERO, below_one)
+
+
+def _gelu(x: Expr) -> Expr:
+    share = ex.add(ex.ONE, fn.ErrorFunction(ex.multiply(ONE_OVER_ROOT_TWO, x)))
+    return ex.multiply(ex.multiply(Rational(1, 2), x), share)
+
+
+_COMPOSED: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
+    fn.Softsign: _softsign,
+    fn.HardSigmoid: _hard_sigmoid,
+    fn.Gelu: _gelu,
+}

@@ -122,12 +122,15 @@ def torch() -> ModuleType:
 @settings(max_examples=examples(150))
 @given(small_cells, points)
 def test_a_gradient_is_torchs(torch: ModuleType, cell: Cell, point: list[float]) -> None:
-    unary = {name: getattr(torch, name) for name in ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt", "relu")}
+    of_torch = ("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "abs", "sqrt", "relu", "atan", "erf", "sin", "cos")
+    unary = {name: getattr(torch, name) for name in of_torch}
     functions = {
         **EXACT,
         **unary,
         "number": lambda number: torch.tensor(float(number), dtype=torch.float64),
-        **{name: getattr(torch.nn.functional, name) for name in ("logsigmoid", "softplus", "silu")},
+        **{name: getattr(torch.nn.functional, name) for name in ("logsigmoid", "softplus", "silu", "softsign", "gelu")},
+        # The slope of torch's own is 1 / 6 in float32.
+        "hard_sigmoid": lambda x: torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, x / 6 + 0.5)),
         # torch's own minimum and maximum share the gradient at a tie.
         "min": lambda a, b: torch.where((a <= b) | a.isnan(), a, b),
         "max": lambda a, b: torch.where((a >= b) | a.isnan(), a, b),

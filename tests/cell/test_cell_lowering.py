@@ -211,6 +211,10 @@ static compute_t fn_sqrt(compute_t x) { return std::sqrt(x); }
 static compute_t fn_divide(compute_t x, compute_t y) { return x / y; }
 static compute_t fn_quotient(compute_t x, compute_t y) { return x / y; }
 static compute_t fn_abs(compute_t x) { return std::fabs(x); }
+static compute_t fn_atan(compute_t x) { return std::atan(x); }
+static compute_t fn_erf(compute_t x) { return std::erf(x); }
+static compute_t fn_sin(compute_t x) { return std::sin(x); }
+static compute_t fn_cos(compute_t x) { return std::cos(x); }
 static compute_t fn_relu(compute_t x) { return x < 0 ? 0 : x; }
 static compute_t fn_min(compute_t a, compute_t b) { return a <= b || a != a ? a : b; }
 static compute_t fn_max(compute_t a, compute_t b) { return a >= b || a != a ? a : b; }

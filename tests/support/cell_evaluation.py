@@ -51,6 +51,7 @@ def value_of(expression: Any, values: Mapping[str, Any], functions: Mapping[str,
 LEAVES = ("W.x", "W.y", "h[t-1]", "p", "early")
 FUNCTIONS_OF_ONE = (
     *("sigmoid", "tanh", "exp", "expm1", "log", "log1p", "logsigmoid", "softplus", "silu", "relu", "abs", "sqrt", "detach"),
+    *("atan", "erf", "sin", "cos", "softsign", "hard_sigmoid", "gelu"),
 )
 NUMBERS = ("0", "1", "2", "0.5", "8", "0.1", "1e-3", "3.25")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
@@ -118,6 +119,11 @@ def _sigmoid(x: Any) -> Any:
     return (1 if x >= 0 else mpmath.exp(x)) / (1 + mpmath.exp(-abs(x))) if x == x else x
 
 
+def _hard_sigmoid(x: Any) -> Any:
+    line = x / 6 + mpmath.mpf(1) / 2
+    return line if line != line else min(max(line, mpmath.mpf(0)), mpmath.mpf(1))
+
+
 EXACT: dict[str, Callable[..., Any]] = {
     "number": lambda number: mpmath.mpf(int(number.p)) / int(number.q),
     "sigmoid": _sigmoid,
@@ -129,6 +135,13 @@ EXACT: dict[str, Callable[..., Any]] = {
     "logsigmoid": lambda x: -_softplus(-x),
     "softplus": _softplus,
     "silu": lambda x: x * _sigmoid(x),
+    "atan": mpmath.atan,
+    "erf": mpmath.erf,
+    "sin": mpmath.sin,
+    "cos": mpmath.cos,
+    "softsign": lambda x: x / (1 + abs(x)),
+    "hard_sigmoid": _hard_sigmoid,
+    "gelu": lambda x: x / 2 * (1 + mpmath.erf(x / mpmath.sqrt(2))),
     "quotient": lambda a, b: a / b,
     "relu": lambda x: 0 * x if x < 0 else x,
     "abs": abs,

@@ -6,7 +6,7 @@ import keyword
 import re
 from functools import cache
 
-from minrnn_gen.cell.functions import FUNCTIONS
+from minrnn_gen.cell.functions import FREE_NAMES, FUNCTIONS
 from minrnn_gen.config.package_files import package_folder
 
 
@@ -35,7 +35,7 @@ CUDA_NAMES = words(
     surfaceReference cudaError cooperative_groups std cuda nv global device shared host constant"""
 )
 # Words of the language itself, which it refuses as names.
-_LANGUAGE = frozenset({"W", "R", "t", *FUNCTIONS})
+_LANGUAGE = frozenset({"W", "R", "t", *FUNCTIONS}) - FREE_NAMES
 
 
 @cache
