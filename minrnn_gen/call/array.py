@@ -185,8 +185,10 @@ def torch_stream(device: int) -> int:
 def torch_empty(device: int | None) -> Callable[..., Any] | None:
     """Return what allocates a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
 
-    What torch's own compiled code asks, in half the time of `new_empty`; not every build has it.
+    What torch's own compiled code asks, in half the time of `new_empty`; not every build has it. None for host memory.
     """
+    if device is None:
+        return None  # Torch starts CUDA to say which device is current, and raises where there is no driver.
     internals = getattr(sys.modules["torch"], "_C", None)
     guards = getattr(getattr(internals, "_dynamo", None), "guards", None)
     empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)
