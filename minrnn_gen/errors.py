@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 # What brings the libraries of kernels wherever this package came from: it names no package that an index may not have yet.
 INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for drivers before 580"
 # Without a GPU torch's own index has one of a tenth of the size.
-INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --index-url https://download.pytorch.org/whl/cpu"
+INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --extra-index-url https://download.pytorch.org/whl/cpu"
 
 INSTALL_JAX = "pip install jax, or for NVIDIA GPUs pip install 'jax[cuda13]'"
 INSTALL_ONNX = "pip install onnx onnxscript"

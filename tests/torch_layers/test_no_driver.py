@@ -1,4 +1,4 @@
-"""Host tensors ask nothing of CUDA: a torch built for it computes where there is no driver, and starts no context where there is one."""
+"""Host tensors ask nothing of CUDA: a torch built for it computes without a driver, and starts no context beside one."""
 
 from __future__ import annotations
 
