@@ -238,10 +238,20 @@ def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **ov
     return overridden_spec(source, {"keyword": overrides})
 
 
+def spec_of_arguments(keys: Mapping[str, Any], caller: str) -> Spec:
+    """Return the spec that the arguments of a layer or function make; errors begin with `caller`, where others name a file."""
+    return overridden_spec(keys, {}, caller)
+
+
 def overridden_spec(
-    source: str | os.PathLike[str] | Mapping[str, Any] | Spec, overrides: Mapping[str, Mapping[str, Any]]
+    source: str | os.PathLike[str] | Mapping[str, Any] | Spec,
+    overrides: Mapping[str, Mapping[str, Any]],
+    dict_name: str = "<dict>",
 ) -> Spec:
-    """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say."""
+    """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say.
+
+    `dict_name`: how errors call a source that is a dict.
+    """
     overriding = {key: value for keys in overrides.values() for key, value in keys.items()}
     known = list(Spec.model_fields)
     if unknown := [key for key in overriding if key not in known]:
@@ -250,7 +260,7 @@ def overridden_spec(
         raise BadInput(f"{named} {verb} no key of a spec; allowed: {', '.join(known)}")
     if isinstance(source, Spec) and not overriding:
         return source
-    document, folder = _origin(source)
+    document, folder = _origin(source, dict_name)
     if "equations" in document.data and "model" not in document.data:
         raise document.error(("equations",), _NO_SPEC)
     replaced: dict[str, Any] = {}
@@ -276,12 +286,12 @@ def spec_schema() -> dict[str, Any]:
     }
 
 
-def _origin(source: object) -> tuple[Document, Path]:
+def _origin(source: object, dict_name: str) -> tuple[Document, Path]:
     if isinstance(source, Spec):
         said = source.document
         return Document(said.where, source.model_dump(), said.lines, origins=said.origins), source.folder
     if isinstance(source, Mapping):
-        return document_from_mapping(_with_named_precision(source)), Path.cwd()
+        return document_from_mapping(_with_named_precision(source), dict_name), Path.cwd()
     if not isinstance(source, str | os.PathLike):
         raise BadInput(f"{shown(source)} is given where a spec is needed: the path of a YAML file, a dict or a Spec")
     path = os.fsdecode(source)

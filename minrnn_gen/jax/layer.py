@@ -102,6 +102,7 @@ class RNN:
         }
         self._made = architecture_of(
             asked,
+            type(self).__name__,
             input_size=input_size,
             num_layers=num_layers,
             directions=2 if bidirectional else 1,
