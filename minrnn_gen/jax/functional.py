@@ -53,8 +53,7 @@ def recurrence(
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
     if (resets := arrays.get("resets")) is not None:
-        marks = as_array(resets, "resets")
-        arrays["resets"] = marks if is_traced(marks) else as_marks(marks)
+        arrays["resets"] = as_array(resets if is_traced(resets) else as_marks(resets), "resets")
     arguments = call_arguments(x, R, arrays)
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)

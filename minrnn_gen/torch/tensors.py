@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.call.array import Array, contiguous_strides
-from minrnn_gen.call.sequences import as_marks, listed_integers
+from minrnn_gen.call.sequences import are_numbers, as_marks, listed_integers
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.memory import inspect
 from minrnn_gen.torch.dtypes import PRECISIONS
@@ -76,9 +76,9 @@ def integers_in(value: Any, name: str) -> Any:
 def marks_in(resets: Any) -> Any:
     """Return resets as bool, see `sequences.as_marks`; None stays None.
 
-    Raises BadInput for other values than 0 and 1, and for a floating dtype where a compiler knows no values.
+    Raises BadInput for other values than 0 and 1, and for numbers where a compiler knows no values.
     """
-    if not isinstance(resets, torch.Tensor) or not resets.is_floating_point():
+    if not isinstance(resets, torch.Tensor) or not are_numbers(resets):
         return resets
     if torch.compiler.is_compiling():
         raise BadInput(f"resets has dtype {resets.dtype} within torch.compile, which knows no values; give resets.bool()")
