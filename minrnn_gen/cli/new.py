@@ -122,7 +122,7 @@ def _marked_as_copied(text: str, like: GpuProfile) -> str:
     lines = []
     for field, source in like.sources.items():
         copied = f"copied from {like.name}, {NOT_MEASURED}" if field in MEASURED else f"copied from {like.name}"
-        lines.append(f"  {field}: {json.dumps(f'{copied}: {source}', ensure_ascii=False)}")
+        lines.append(f"  {field}: {scalar_text(f'{copied}: {source}', field)}")
     return "\n".join([numbers, "sources:", *lines, ""])
 
 
