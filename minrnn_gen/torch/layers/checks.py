@@ -95,7 +95,12 @@ def check_input(input: Any, input_size: int) -> None:
 
 
 def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
-    """Refuse a packed input of other features, or with lengths beside its own."""
+    """Refuse a packed input of other features, with lengths beside its own, or while a program is exported."""
+    if torch.compiler.is_exporting():
+        raise BadInput(
+            "a PackedSequence was given to a layer that torch.export records, and its number of steps follows from values, "
+            "which are not known then; give a layer of minrnn_gen.torch the padded input and its lengths"
+        )
     data = packed.data
     check_tensor(data, "input.data")
     if data.dim() != 2 or data.shape[-1] != input_size:

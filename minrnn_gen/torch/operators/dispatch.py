@@ -26,8 +26,9 @@ _NO_TRACING = (
     f"torch.compile record it; {OF_REPLACED}"
 )
 _NO_ONNX = (
-    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; give torch.onnx.export what "
-    "minrnn_gen.torch.export_operators returns, or load the state_dict into the layer of torch.nn and export that; "
+    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; give torch.onnx.export the "
+    "program that minrnn_gen.torch.export_operators returns, with custom_translation_table=onnx_translations(program), or load "
+    "the state_dict into the layer of torch.nn and export that; "
     f"{OF_REPLACED}"
 )
 _NO_SCRIPT = (
