@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 
 from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
 from minrnn_gen.config.gpu_names import shipped_name
-from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.config.validation import hint_of_key
+from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, named_precision
 
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
@@ -22,6 +23,19 @@ HINT_LIMIT = 2**40
 # What vectors of a channel may have: those of a thread, or of the lanes of a warp with 8 each, lie in registers.
 STATE_SIZE_LIMIT = 256
 _OF_VECTORS = ("state_size", "groups")
+
+# Arguments of layers that are no keys of a spec, and what to do instead.
+ARGUMENTS_OF_LAYERS = {
+    "num_layers": "a spec is one layer: export each as a kernel, or a model by minrnn_gen.torch.export_operators",
+    "dropout": "a spec is one layer: drop values of its output before the next",
+    "bidirectional": "write direction: bidirectional",
+    "batch_first": "write layout: BTD, or TBD for time first",
+    "bias": "give it in the call",
+    "forget_bias": "give a bias of gate f in the call",
+    "proj_size": "multiply the output after the call",
+    "dtype": "write precision",
+    "device": "arrays of a call are where it runs",
+}
 
 _NO_SPEC = (
     "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
@@ -255,7 +269,7 @@ def overridden_spec(
     overriding = {key: value for keys in overrides.values() for key, value in keys.items()}
     known = list(Spec.model_fields)
     if unknown := [key for key in overriding if key not in known]:
-        named = " and ".join(f"{shown(key)}{nearest_name(key, known)}" for key in unknown)
+        named = " and ".join(f"{shown(key)}{hint_of_key(key, known, ARGUMENTS_OF_LAYERS)}" for key in unknown)
         verb = "overrides" if len(unknown) == 1 else "override"
         raise BadInput(f"{named} {verb} no key of a spec; allowed: {', '.join(known)}")
     if isinstance(source, Spec) and not overriding:
@@ -271,7 +285,7 @@ def overridden_spec(
         origins |= dict.fromkeys(keys, place)
     lines = {path: line for path, line in document.lines.items() if path[0] not in replaced}
     document = Document(document.where, {**document.data, **replaced}, lines, origins=origins)
-    spec = validated(document, Spec)
+    spec = validated(document, Spec, ARGUMENTS_OF_LAYERS)
     spec._document, spec._folder = document, folder
     return spec
 

@@ -12,7 +12,7 @@ import pytest
 
 import minrnn_gen
 from minrnn_gen.compat.numpy_cells import MinGRUCell
-from minrnn_gen.config.spec import Spec
+from minrnn_gen.config.spec import ARGUMENTS_OF_LAYERS, Spec, load_spec
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
@@ -55,6 +55,22 @@ def test_a_selective_scan_has_names_of_its_own(name: str) -> None:
         message = message_of(wing.SelectiveScan, **{**sizes, name: wrong})
         assert message.startswith(f"{name} is ") and message.endswith(" is expected"), message
         assert not {"hidden_size", "<dict>"} & {*message.replace(":", " ").split()}
+
+
+def test_arguments_of_layers_are_answered_where_a_spec_is_asked_for(tmp_path: Path) -> None:
+    spec = {"model": "lstm", "hidden_size": 4}
+    path = tmp_path / "spec.yaml"
+    of_layers = {*inspect.signature(wing.LSTM).parameters} - {*Spec.model_fields}
+    assert of_layers == {*ARGUMENTS_OF_LAYERS}
+    for name in of_layers:
+        answer = f" ({ARGUMENTS_OF_LAYERS[name]})"
+        assert message_of(load_spec, {**spec, name: 2}).startswith(f"<dict>: {name}: unknown key{answer}; allowed: model, ")
+        overridden = message_of(load_spec, spec, **{name: 2})
+        assert overridden.startswith(f"'{name}'{answer} overrides no key of a spec; allowed: model, ")
+            f"'{name}'{answer} overrides no key of a spec; allowed: model"
+        )
+        path.write_text(f"model: lstm\nhidden_size: 4\n{name}: 2\n", encoding="utf-8")
+        assert f":3: {name}: unknown key{answer}" in message_of(load_spec, path)
 
 
 def test_a_numpy_cell_names_itself() -> None:
