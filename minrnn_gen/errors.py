@@ -102,6 +102,12 @@ def nearest_name(value: object, allowed: Iterable[str]) -> str:
     return f" (did you mean '{nearest}'?)" if nearest is not None else ""
 
 
+def kind_of(value: object) -> str:
+    """Return what a value is by its type, as in "x is an ndarray"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def shown(value: object, limit: int = 60) -> str:
     """Return `value` as an error message shows it: one printable line, at most twice `limit` long; true and null as in YAML."""
     text = " ".join(_Brief(limit).repr(value).split())

@@ -20,7 +20,7 @@ from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.summary import html_table
@@ -340,5 +340,5 @@ def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
 
 def _flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise BadInput(f"{name} is a {type(value).__name__}; True or False is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; True or False is expected")
     return value

@@ -9,7 +9,7 @@ import numpy as np
 
 from minrnn_gen.api import compile
 from minrnn_gen.config.spec import spec_of_arguments
-from minrnn_gen.errors import BadInput, ToolchainMissing, shown
+from minrnn_gen.errors import BadInput, ToolchainMissing, kind_of, shown
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.kernel import Kernel
 
@@ -116,7 +116,7 @@ class _Cell:
         try:
             values = np.asarray(array)
         except (TypeError, ValueError) as refused:
-            raise BadInput(f"{name} is a {type(array).__name__} that is no array of NumPy's; pass one") from refused
+            raise BadInput(f"{name} is {kind_of(array)} that is no array of NumPy's; pass one") from refused
         if values.dtype.kind not in "fiub":
             raise BadInput(f"{name} has dtype {values.dtype}; real numbers of NumPy's are expected")
         return values.astype(self._DTYPE, copy=False)

@@ -9,7 +9,7 @@ import torch
 
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import are_numbers, as_marks, listed_integers
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.gpu.memory import inspect
 from minrnn_gen.torch.dtypes import PRECISIONS
 
@@ -22,7 +22,7 @@ _NO_DEVICE = -1
 def check_tensor(value: Any, name: str) -> None:
     """Refuse everything but a dense tensor."""
     if not isinstance(value, torch.Tensor):
-        raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; a torch tensor is expected")
     if value.is_nested:
         raise BadInput(
             f"{name} is a nested tensor; a dense one is expected: pad its sequences and give their lengths, or join them and "
@@ -69,7 +69,7 @@ def integers_in(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return torch.tensor(listed_integers(value, name), dtype=torch.int64)
     if value is not None and not isinstance(value, torch.Tensor):
-        raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor or a list of integers is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; a torch tensor or a list of integers is expected")
     return value
 
 

@@ -67,8 +67,6 @@ def test_arguments_of_layers_are_answered_where_a_spec_is_asked_for(tmp_path: Pa
         assert message_of(load_spec, {**spec, name: 2}).startswith(f"<dict>: {name}: unknown key{answer}; allowed: model, ")
         overridden = message_of(load_spec, spec, **{name: 2})
         assert overridden.startswith(f"'{name}'{answer} overrides no key of a spec; allowed: model, ")
-            f"'{name}'{answer} overrides no key of a spec; allowed: model"
-        )
         path.write_text(f"model: lstm\nhidden_size: 4\n{name}: 2\n", encoding="utf-8")
         assert f":3: {name}: unknown key{answer}" in message_of(load_spec, path)
 
