@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from minrnn_gen.api import compile
-from minrnn_gen.config.spec import spec_of_arguments
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.kernel import Kernel
 
 
@@ -13,4 +12,4 @@ from minrnn_gen.kernel import Kernel
 def kernel_of(function: str, heads: int, hidden_size: int, precision: str, gradient_clip: float | None) -> Kernel:
     """Return the kernel of a function; made once."""
     sizes = {"hidden_size": hidden_size, "heads": heads, "precision": precision}
-    return compile(spec_of_arguments({"model": function, **sizes, "recurrent_gradient_clip": gradient_clip}, "flashrnn"))
+    return compile_arguments({"model": function, **sizes, "recurrent_gradient_clip": gradient_clip}, "flashrnn")

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from minrnn_gen.api import compile
-from minrnn_gen.config.spec import spec_of_arguments
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
@@ -203,7 +202,7 @@ class _Form:
 def _kernel(form: _Form, dim: int, state_size: int, groups: int, precision: str) -> Kernel:
     spec: dict[str, Any] = {"model": form.cell, "hidden_size": dim, "state_size": state_size, "precision": precision}
     of_groups = {"groups": groups} if "shared" in form.cell else {}
-    return compile(spec_of_arguments({**spec, "layout": "BDT", **of_groups}, _CALLER))
+    return compile_arguments({**spec, "layout": "BDT", **of_groups}, _CALLER)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minrnn_gen.api import compile
-from minrnn_gen.config.spec import spec_of_arguments
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.errors import BadInput, ToolchainMissing, kind_of, shown
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.kernel import Kernel
@@ -80,7 +79,7 @@ class _Cell:
     @cached_property
     def _kernel(self) -> Kernel:
         sizes = {"input_size": self.input_size, "hidden_size": self.hidden_size, "precision": self._PRECISION}
-        return compile(spec_of_arguments({"model": self._MODEL, **sizes}, type(self).__name__))
+        return compile_arguments({"model": self._MODEL, **sizes}, type(self).__name__)
 
     def _projection(self) -> dict[str, Any]:
         """Return the layers as they are now, as a kernel takes them."""
