@@ -54,6 +54,15 @@ def check_layer_arguments(
     check_made(device, dtype)
 
 
+def refuse_positional(layer: type, more: Sequence[Any]) -> None:
+    """Refuse arguments that torch.nn takes by position after `num_layers`."""
+    if more:
+        raise BadInput(
+            f"{layer.__name__} got positional arguments after num_layers, where they are given by name, such as "
+            f"bidirectional=True; the classes of minrnn_gen.torch.nn take them as those of torch.nn"
+        )
+
+
 def check_made(device: Any, dtype: Any) -> None:
     """Refuse a dtype that kernels do not have, and what names no device; whether there is one of a name, torch says."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in PRECISIONS):

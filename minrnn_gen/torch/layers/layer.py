@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, Never, Unpack, cast
 
 import torch
 
@@ -55,7 +55,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        *,
+        *more: Never,
         heads: int = 1,
         bias: bool = True,
         batch_first: bool = True,
@@ -69,6 +69,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         dtype: Any = None,
         **options: Unpack[SpecOptions],
     ) -> None:
+        checks.refuse_positional(type(self), more)
         super().__init__()
         precision = cast("str | None", named_precision(precision))
         flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
