@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.build.target import Target
-from minrnn_gen.config.spec import Spec, SpecKeys, load_spec
+from minrnn_gen.config.spec import Spec, SpecKeys, load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.kernel import Kernel, kernel_from
 from minrnn_gen.run.target import target_of
@@ -60,6 +60,11 @@ def compile(
         winners = tuple(result.winner for result in tuned if result.winner)
         return kernel_from(replace(builder, preferred=Winners(winners)))
     return kernel_of(loaded, target)
+
+
+def compile_arguments(keys: Mapping[str, Any], caller: str) -> Kernel:
+    """Compile the spec that the arguments of another front make; errors about it begin with the `caller`."""
+    return compile(spec_of_arguments(keys, caller))
 
 
 def kernel_of(spec: Spec, target: Target) -> Kernel:

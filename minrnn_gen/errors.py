@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 # What brings the libraries of kernels wherever this package came from: it names no package that an index may not have yet.
 INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for drivers before 580"
 # Without a GPU torch's own index has one of a tenth of the size.
-INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --index-url https://download.pytorch.org/whl/cpu"
+INSTALL_TORCH = "pip install torch, or without a GPU pip install torch --extra-index-url https://download.pytorch.org/whl/cpu"
 
 INSTALL_JAX = "pip install jax, or for NVIDIA GPUs pip install 'jax[cuda13]'"
 INSTALL_ONNX = "pip install onnx onnxscript"
@@ -100,6 +100,13 @@ def nearest_name(value: object, allowed: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest allowed name, whatever the case of its letters, or the empty string."""
     nearest = nearest_of(value, allowed)
     return f" (did you mean '{nearest}'?)" if nearest is not None else ""
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is by its type, as in "x is an ndarray"."""
+    name = type(value).__name__
+    # The n of ndarray is spoken as a letter.
+    return f"{'an' if name[0] in 'aeiouAEIOU' or name == 'ndarray' else 'a'} {name}"
 
 
 def shown(value: object, limit: int = 60) -> str:

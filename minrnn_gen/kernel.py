@@ -20,7 +20,7 @@ from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.summary import html_table
@@ -226,7 +226,7 @@ class Kernel:
         Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
         [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
 
-        resets: bool [B, T] in every layout, or 0 and 1 of a floating dtype; all states are set to 0 before such a step.
+        resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
         sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
         of the final state, the states after every step, each shaped like y, with n after the channels where it has the axis.
@@ -340,5 +340,5 @@ def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
 
 def _flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise BadInput(f"{name} is a {type(value).__name__}; True or False is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; True or False is expected")
     return value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minrnn_gen.cli.terminal import Commands, progress
+from minrnn_gen.cli.terminal import command_line, progress
 
 if TYPE_CHECKING:  # imported where something is measured: other commands do without
     from benchmarks.harness.session import Suite
@@ -98,7 +98,13 @@ BaselineSeconds = Annotated[
     float, typer.Option("--baseline-seconds", metavar="S", min=1.0, help="How long baselines may build before the start.")
 ]
 
-app = typer.Typer(cls=Commands, help="Measure the kernels here.", rich_markup_mode=None, no_args_is_help=True)
+app = command_line("Measure the kernels here.")
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from minrnn_gen.call.address import Address, address_of
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.program.number import bounds, most
 
 Library = Literal["numpy", "torch", "cupy"]
@@ -121,7 +121,7 @@ def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any])
         return _inspect_strided(value, name, "cupy", value.data.ptr, value.device.id)
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
         return _described(import_foreign(value, name), name, import_foreign)
-    raise BadInput(f"{name} is a {type(value).__name__}; a NumPy, CuPy or torch array, or any with DLPack, is expected")
+    raise BadInput(f"{name} is {kind_of(value)}; a NumPy, CuPy or torch array, or any with DLPack, is expected")
 
 
 def _inspect_strided(value: Any, name: str, library: Library, pointer: int, device: int | None) -> Array:
@@ -138,7 +138,7 @@ def _inspect_strided(value: Any, name: str, library: Library, pointer: int, devi
 def _inspect_torch(value: Any, name: str) -> Array:
     torch = sys.modules["torch"]
     if not isinstance(value, torch.Tensor):
-        raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; a torch tensor is expected")
     if value.requires_grad and torch.is_grad_enabled():
         raise BadInput(
             f"{name} requires grad, which a plain kernel does not record; call minrnn_gen.torch.recurrence, or call under "
@@ -185,8 +185,10 @@ def torch_stream(device: int) -> int:
 def torch_empty(device: int | None) -> Callable[..., Any] | None:
     """Return what allocates a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
 
-    What torch's own compiled code asks, in half the time of `new_empty`; not every build has it.
+    What torch's own compiled code asks, in half the time of `new_empty`; not every build has it. None for host memory.
     """
+    if device is None:
+        return None  # Torch starts CUDA to say which device is current, and raises where there is no driver.
     internals = getattr(sys.modules["torch"], "_C", None)
     guards = getattr(getattr(internals, "_dynamo", None), "guards", None)
     empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)

@@ -66,11 +66,14 @@ def shows_step(function: Function) -> Function:
 def shows_keywords(function: Function, types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Function:
     """Give a function with ** the signature in which each of these keywords stands by its name, before its own of the kind.
 
+    A * by which it collects arguments to refuse them is left out.
+
     A keyword without a default is None by default.
     """
     signature = inspect.signature(function)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    kept = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    collected = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.kind not in collected]
     own = {parameter.name for parameter in kept}
     shown = [
         inspect.Parameter(name, keyword, default=defaults.get(name), annotation=annotation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.errors import BadInput, shown
 
 _INT64_LIMIT = 2**63
+# Names of dtypes whose 0 and 1 are resets, of NumPy, torch and JAX alike.
+_NUMBERS = re.compile(r"(torch\.)?(u?int\d+|b?float\d+\w*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,21 @@ class Sequences:
 
 
 def as_marks(resets: Any) -> Any:
-    """Return resets as bool: an array of floating point, of whatever library, that has nothing but 0 and 1 is taken as such.
+    """Return resets as bool: an array of numbers, of whatever library, that has nothing but 0 and 1 is taken as such.
 
     Anything else stays what it is. Raises BadInput where such an array has other values.
     """
-    if "float" not in str(getattr(resets, "dtype", "")):
+    if not are_numbers(resets):
         return resets
     is_reset = resets == 1
     if not bool((is_reset | (resets == 0)).all()):
         raise BadInput(f"resets has dtype {resets.dtype} and values other than 0 and 1; bool is expected, or 0 and 1 alone")
     return is_reset
+
+
+def are_numbers(resets: Any) -> bool:
+    """Say whether resets are an array of integers or of floating point, of whatever library."""
+    return _NUMBERS.fullmatch(str(getattr(resets, "dtype", ""))) is not None
 
 
 def as_array(value: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.sequences import Sequences, as_array
-from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.errors import BadInput, kind_of, nearest_name
 
 AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input"}
 AXIS_NAMES |= {"k": "groups", "n": "n"}
@@ -352,7 +352,7 @@ def _named(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str)
     if mapping is None:
         return {}
     if not isinstance(mapping, Mapping):
-        raise BadInput(f"{what} is a {type(mapping).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
+        raise BadInput(f"{what} is {kind_of(mapping)}; a mapping of {', '.join(names) or 'nothing'} is expected")
     for name in mapping:
         if name not in names:
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"

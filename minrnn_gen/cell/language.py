@@ -31,6 +31,7 @@ from minrnn_gen.cell.syntax import (
     Place,
     equation_statements,
     located,
+    nearest_form,
     node_text,
     output_expression,
 )
@@ -243,7 +244,7 @@ class _Reader:
         known = [name for name in (*self.defined, *self.file.parameters) if "[" not in name]
         raise self.source.error_at(
             node,
-            f"'{node.id[:40]}' is not defined before this point{nearest_name(node.id, known)}; define it above, "
+            f"'{node.id[:40]}' is not defined before this point{nearest_form(node.id, known)}; define it above, "
             "or list it under parameters",
         )
 
@@ -399,7 +400,7 @@ class _Reader:
             )
         if why := self.axes.why_no_output(output, default):
             raise (output_text or self.source).error(1, 1, why)
-        check_all_is_read(self.defined, output, default, vectors.states)
+        check_all_is_read(self.defined, output, default, vectors.states, bool(self.product_uses))
         return Cell(
             name=file.name,
             gates=gates,

@@ -41,11 +41,14 @@ def names_in_order(
     return listed
 
 
-def check_all_is_read(definitions: Definitions, output: Expr, default: str | None, wide: Collection[str]) -> None:
+def check_all_is_read(
+    definitions: Definitions, output: Expr, default: str | None, wide: Collection[str], has_products: bool
+) -> None:
     """Raise `BadInput` for an equation that neither the output nor a state that reaches it depends on.
 
     A state that only its own next value reads is such a one: it would cost memory and time, and change nothing. `default`: the
-    state that is the output because the file names none; `wide`: the states with n values per channel.
+    state that is the output because the file names none; `wide`: the states with n values per channel;
+    `has_products`: the output has to be a state, by which R is multiplied.
     """
     reads = {name: _read_by(expression) for name, (_, expression) in definitions.items()}
     needed: set[str] = set()
@@ -62,15 +65,15 @@ def check_all_is_read(definitions: Definitions, output: Expr, default: str | Non
         chosen = f", which is {default}[t], the first state," if default else ""
         raise definitions[name][0].error(
             f"{name} reaches neither the output{chosen} nor a state that does; "
-            f"{_advice(name, wide) if default else ''}use it, or remove this equation"
+            f"{_advice(name, wide, has_products) if default else ''}use it, or remove this equation"
         )
 
 
-def _advice(name: str, wide: Collection[str]) -> str:
-    """Advise to make an unread state the output, in the words of a cell file."""
+def _advice(name: str, wide: Collection[str], has_products: bool) -> str:
+    """Advise to make an unread state or value the output, in the words of a cell file."""
     state = name.removesuffix("[t]")
     if state == name:
-        return ""
+        return "" if has_products or wide else f"add `output: {name}`, "
     return f"add `output: {f'sum({name})' if state in wide else state}`, "
 
 

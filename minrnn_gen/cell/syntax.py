@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.config.documents import SIZE_LIMIT_BYTES, Document
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, nearest_name
 
 OPERATION_LIMIT = 2_000
 # The built-in cells nest 8 deep. A hundred levels keep every walk over a tree within Python's own recursion limit.
 DEPTH_LIMIT = 100
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
+_INSTEAD_OF = {"^": "; use ** for a power", "@": "; W.<gate> and R.<gate> are products already"}
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.,()\[\]+\-*/<>=! \t\n]")
 _WITHOUT_GATE = re.compile(r"\b([WR])\s*\.(?!\s*[A-Za-z_])")
 _NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -136,12 +138,19 @@ def _parsed(source: EquationText, mode: str) -> ast.AST:
         raise source.error(1, 1, f"the text nests deeper than {DEPTH_LIMIT} levels; name the parts") from None
 
 
+def nearest_form(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for a name that nothing defines: the closest that is `known`, or W.g where it is W_g."""
+    if name[:2] in ("W_", "R_", "S_") and name[2:].isidentifier():
+        return f" (did you mean '{name[0]}.{name[2:]}'?)"
+    return nearest_name(name, known)
+
+
 def _check_characters(source: EquationText) -> None:
     """Refuse before Python's parser what the language has no use for, and what would make that parser work hard."""
     operators = depth = 0
     for number, line in enumerate(source.lines, start=1):
         if foreign := _FOREIGN.search(line):
-            instead = "; use ** for a power" if foreign[0] == "^" else ""
+            instead = _INSTEAD_OF.get(foreign[0], "")
             raise source.error(
                 number, foreign.start() + 1, f"the character {foreign[0]!r} has no meaning in an equation{instead}"
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from minrnn_gen.cli.request import AsJson
-from minrnn_gen.cli.terminal import Commands, console, new_table, print_json, size_text
+from minrnn_gen.cli.terminal import command_line, console, new_table, print_json, size_text
 from minrnn_gen.errors import BadInput
 
 # What distinguishes kernels, as the manifest of an entry has it.
@@ -15,7 +15,7 @@ _IDENTITY = ("model", "pass", "hidden_size", "precision", "arch", "gpu")
 # Enough to distinguish any two entries, as with commits.
 _DIGEST_SHOWN = 12
 
-app = typer.Typer(cls=Commands, help="The cache of compiled kernels: path, list, clear.", rich_markup_mode=None)
+app = command_line("The cache of compiled kernels: path, list, clear.")
 
 
 @app.command()

@@ -10,13 +10,13 @@ import typer
 
 from minrnn_gen.cli import completion
 from minrnn_gen.cli.request import AsJson
-from minrnn_gen.cli.terminal import Commands, console, facts, new_table, print_json
+from minrnn_gen.cli.terminal import command_line, console, facts, new_table, print_json
 
 if TYPE_CHECKING:
     from minrnn_gen.cell.files import CellFile
     from minrnn_gen.cell.language import Cell
 
-app = typer.Typer(cls=Commands, help="List the cells, or show one.", rich_markup_mode=None)
+app = command_line("List the cells, or show one.")
 
 CellName = Annotated[
     str,

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minrnn_gen.cli.call_options import Batch, Device, RunDevice, Seed, Time, place_of, sizes_of
 from minrnn_gen.cli.random_call import leaves_of, mapped, random_arguments, timed
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, SpecPath, read_request
-from minrnn_gen.cli.run import DEFAULT_BATCH, DEFAULT_TIME, Batch, Device, RunDevice, Seed, Time, place_of
 from minrnn_gen.cli.terminal import console, duration_text, new_table, print_json, progress
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def compare(
     """Time a forward next to torch's layer and to a copy."""
     request = read_request(spec, gpu, assignments)
     place, why = place_of(request, device)
-    sizes = batch or request.spec.batch or DEFAULT_BATCH, time_steps or request.spec.time or DEFAULT_TIME
+    sizes = sizes_of(request, batch, time_steps)
     kernel = request.compile(quiet=as_json)
     arguments = random_arguments(kernel, *sizes, seed)
     measure = _measured_on_gpu if place is Device.CUDA else _measured_on_cpu

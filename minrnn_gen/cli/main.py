@@ -31,7 +31,7 @@ from minrnn_gen.cli import (
     tune,
     verify,
 )
-from minrnn_gen.cli.terminal import Commands, print_json, print_note
+from minrnn_gen.cli.terminal import command_line, print_json, print_note
 from minrnn_gen.errors import MinrnnError, nearest_name
 
 PROGRAM = "minrnn-gen"
@@ -42,13 +42,7 @@ INTERRUPTED = 130
 # The library carries its own copy of Click, or uses the one installed; either way this is its usage error.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(
-    cls=Commands,
-    help="A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_line("A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.", completes=True)
 COMMANDS = (
     compile.compile,
     explain.explain,

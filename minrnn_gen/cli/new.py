@@ -14,7 +14,7 @@ import typer
 from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.cli import completion
 from minrnn_gen.cli.schema import Kind, schema_of
-from minrnn_gen.cli.terminal import Commands, print_note
+from minrnn_gen.cli.terminal import command_line, print_note
 from minrnn_gen.config.documents import scalar_text
 from minrnn_gen.config.gpu_profile import (
     DEFAULT_GPU,
@@ -28,7 +28,7 @@ from minrnn_gen.config.gpu_profile import (
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import BadInput, nearest_name, shown
 
-app = typer.Typer(cls=Commands, help="Write a commented start of a spec, a cell file or a GPU profile.", rich_markup_mode=None)
+app = command_line("Write a commented start of a spec, a cell file or a GPU profile.")
 
 Target = Annotated[str, typer.Argument(metavar="FILE", help="Where to; no file is replaced.", show_default=False)]
 WithSchema = Annotated[
@@ -122,7 +122,7 @@ def _marked_as_copied(text: str, like: GpuProfile) -> str:
     lines = []
     for field, source in like.sources.items():
         copied = f"copied from {like.name}, {NOT_MEASURED}" if field in MEASURED else f"copied from {like.name}"
-        lines.append(f"  {field}: {json.dumps(f'{copied}: {source}', ensure_ascii=False)}")
+        lines.append(f"  {field}: {scalar_text(f'{copied}: {source}', field)}")
     return "\n".join([numbers, "sources:", *lines, ""])
 
 

@@ -5,45 +5,18 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from minrnn_gen.cli.call_options import Batch, Device, RunDevice, Seed, Time, place_of, sizes_of
 from minrnn_gen.cli.random_call import leaves_of, mapped, random_arguments, timed
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
 from minrnn_gen.cli.terminal import console, duration_text, facts, print_json, progress
-from minrnn_gen.errors import INSTALL_CUDA, MinrnnError, ToolchainMissing
+from minrnn_gen.errors import INSTALL_CUDA, MinrnnError
 
 if TYPE_CHECKING:
     from minrnn_gen.cli.accuracy import Accuracy, Result
     from minrnn_gen.cli.beside import Beside
     from minrnn_gen.kernel import Kernel
-
-# Small enough for the CPU and its fp64 reference to take well under a second.
-DEFAULT_BATCH, DEFAULT_TIME = 4, 256
-
-
-class Device(StrEnum):
-    """Where a kernel runs."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-RunDevice = Annotated[
-    Device | None,
-    typer.Option("--device", help="Where to run; by default the GPU that is found, else the CPU.", show_default=False),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", min=1, help="Sequences; by default the spec's hint, or 4.", show_default=False),
-]
-Time = Annotated[
-    int | None,
-    typer.Option("--time", metavar="N", min=1, help="Steps; by default the spec's hint, or 256.", show_default=False),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the random data.")]
 
 
 @dataclass(frozen=True)
@@ -78,7 +51,7 @@ def run(
     started = time.perf_counter()
     request = read_request(spec, gpu, assignments)
     place, why = place_of(request, device)
-    sizes = batch or request.spec.batch or DEFAULT_BATCH, time_steps or request.spec.time or DEFAULT_TIME
+    sizes = sizes_of(request, batch, time_steps)
     kernel = request.compile(quiet=as_json)
     build_seconds = time.perf_counter() - started
     with progress(f"running on the {'GPU' if place is Device.CUDA else 'CPU'}", quiet=as_json):
@@ -88,24 +61,6 @@ def run(
     else:
         _print(kernel, outcome, build_seconds, why)
     return 0 if outcome.accuracy.is_within else 1
-
-
-def place_of(request: Request, asked: Device | None) -> tuple[Device, str]:
-    """Return where to run, and the reason in words where it was not asked for."""
-    from minrnn_gen.gpu import device as gpu_device
-
-    if asked is Device.CPU:
-        return Device.CPU, "on the CPU, as asked for"
-    live = gpu_device.live_device()
-    if live is None:
-        if asked is Device.CUDA:
-            raise ToolchainMissing(
-                f"--device cuda: {gpu_device.why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer"
-            )
-        return Device.CPU, f"{gpu_device.why_no_gpu()}: planned for {request.target.profile.name}, run on the CPU"
-    if asked is None and live.profile.arch != request.target.profile.arch:
-        return Device.CPU, f"on the CPU: the GPU here, {live.name}, is no {request.target.profile.arch}"
-    return Device.CUDA, f"on the GPU here, {live.name}"
 
 
 def _run(request: Request, kernel: Kernel, place: Device, batch: int, steps: int, seed: int) -> Outcome:

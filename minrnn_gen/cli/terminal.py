@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:  # rich is imported only where something is drawn
@@ -36,6 +37,18 @@ class Commands(TyperGroup):
             formatter.write_dl(
                 [(name, command.get_short_help_str(limit=1000)) for name, command in commands if command and not command.hidden]
             )
+
+
+def command_line(help_text: str, *, completes: bool = False) -> typer.Typer:
+    """Return an empty command line or group of commands; `completes`: shells can be taught to complete the program."""
+    return typer.Typer(
+        cls=Commands,
+        help=help_text,
+        add_completion=completes,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.api import compile
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.operators.functional import recurrence
@@ -59,4 +59,4 @@ def _joined(precision: str, gates: Any, state: Any, cu_seqlens: Any) -> tuple[An
 
 @cache
 def _kernel(channels: int, precision: str) -> Kernel:
-    return compile({"model": _CELL, "hidden_size": channels, "precision": precision})
+    return compile_arguments({"model": _CELL, "hidden_size": channels, "precision": precision}, "hgrn")

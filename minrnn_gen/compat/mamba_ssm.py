@@ -10,13 +10,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from minrnn_gen.api import compile
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.operators.dispatch import refuse_transforms
 from minrnn_gen.torch.operators.functional import recurrence
 from minrnn_gen.torch.tensors import check_devices, check_real, check_shape
+
+_CALLER = "mamba_ssm"
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -199,7 +201,8 @@ class _Form:
 @cache
 def _kernel(form: _Form, dim: int, state_size: int, groups: int, precision: str) -> Kernel:
     spec: dict[str, Any] = {"model": form.cell, "hidden_size": dim, "state_size": state_size, "precision": precision}
-    return compile({**spec, "layout": "BDT", **({"groups": groups} if "shared" in form.cell else {})})
+    of_groups = {"groups": groups} if "shared" in form.cell else {}
+    return compile_arguments({**spec, "layout": "BDT", **of_groups}, _CALLER)
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ def _arrays(sizes: _Sizes, tensors: Mapping[str, Any], softplus: bool) -> tuple[
     try:
         kernel = _kernel(form, sizes.dim, sizes.n, groups if any(of_steps.values()) else 1, PRECISIONS[wide])
     except BadInput as refused:
-        reason = str(refused).removeprefix("<dict>: ")
+        reason = str(refused).removeprefix(f"{_CALLER}: ")
         raise BadInput(f"A has shape {list(A.shape)}, for which there is no kernel: {reason}") from None
     gates = [tensor.to(wide) for tensor in (dt, x, z) if tensor is not None]
     vectors = {"a": A, "b": B, "c": C, "d": D}

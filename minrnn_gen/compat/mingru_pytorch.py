@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.api import compile
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.compat.installed import Exchange
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators.calls import arithmetic_dtype, storage_dtype
@@ -72,4 +72,4 @@ def _run(self: Any, model: str, gates: tuple[Any, ...], previous: Any, returns_l
 
 @cache
 def _kernel(model: str, hidden_size: int, precision: str) -> Kernel:
-    return compile({"model": model, "hidden_size": hidden_size, "precision": precision})
+    return compile_arguments({"model": model, "hidden_size": hidden_size, "precision": precision}, "minGRU_pytorch")

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from minrnn_gen.api import compile
-from minrnn_gen.errors import BadInput, ToolchainMissing, shown
+from minrnn_gen.api import compile_arguments
+from minrnn_gen.errors import BadInput, ToolchainMissing, kind_of, shown
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.kernel import Kernel
 
@@ -79,7 +79,7 @@ class _Cell:
     @cached_property
     def _kernel(self) -> Kernel:
         sizes = {"input_size": self.input_size, "hidden_size": self.hidden_size, "precision": self._PRECISION}
-        return compile({"model": self._MODEL, **sizes})
+        return compile_arguments({"model": self._MODEL, **sizes}, type(self).__name__)
 
     def _projection(self) -> dict[str, Any]:
         """Return the layers as they are now, as a kernel takes them."""
@@ -115,7 +115,7 @@ class _Cell:
         try:
             values = np.asarray(array)
         except (TypeError, ValueError) as refused:
-            raise BadInput(f"{name} is a {type(array).__name__} that is no array of NumPy's; pass one") from refused
+            raise BadInput(f"{name} is {kind_of(array)} that is no array of NumPy's; pass one") from refused
         if values.dtype.kind not in "fiub":
             raise BadInput(f"{name} has dtype {values.dtype}; real numbers of NumPy's are expected")
         return values.astype(self._DTYPE, copy=False)

@@ -170,15 +170,16 @@ def document_from_mapping(mapping: Mapping[str, Any], where: str = "<dict>") -> 
     return Document(where, _Copier(where).copied(mapping, ()))
 
 
-def validated(document: Document, model: type[Model]) -> Model:
+def validated(document: Document, model: type[Model], known_elsewhere: Mapping[str, str] | None = None) -> Model:
     """Validate `document` as `model`; what is wrong becomes one `BadInput`, a sentence for each key with what is allowed.
 
+    `known_elsewhere`: names that are keys of something else, and what to do instead.
     Validation is strict, as of JSON: a list is a tuple and an integer a float, but "512", 512.0 and true are no integers.
     """
     try:
         return model.model_validate_json(json.dumps(document.data), strict=True)
     except pydantic.ValidationError as error:
-        violated = violations(error, model, document.data)
+        violated = violations(error, model, document.data, known_elsewhere or {})
     raise document.errors(violated)
 
 

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 
 from minrnn_gen.config.documents import Document, document_from_mapping, read_document, validated
 from minrnn_gen.config.gpu_names import shipped_name
-from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.config.validation import hint_of_key
+from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, named_precision
 
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
@@ -22,6 +23,19 @@ HINT_LIMIT = 2**40
 # What vectors of a channel may have: those of a thread, or of the lanes of a warp with 8 each, lie in registers.
 STATE_SIZE_LIMIT = 256
 _OF_VECTORS = ("state_size", "groups")
+
+# Arguments of layers that are no keys of a spec, and what to do instead.
+ARGUMENTS_OF_LAYERS = {
+    "num_layers": "a spec is one layer: export each as a kernel, or a model by minrnn_gen.torch.export_operators",
+    "dropout": "a spec is one layer: drop values of its output before the next",
+    "bidirectional": "write direction: bidirectional",
+    "batch_first": "write layout: BTD, or TBD for time first",
+    "bias": "give it in the call",
+    "forget_bias": "give a bias of gate f in the call",
+    "proj_size": "multiply the output after the call",
+    "dtype": "write precision",
+    "device": "arrays of a call are where it runs",
+}
 
 _NO_SPEC = (
     "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
@@ -238,19 +252,29 @@ def load_spec(source: str | os.PathLike[str] | Mapping[str, Any] | Spec, /, **ov
     return overridden_spec(source, {"keyword": overrides})
 
 
+def spec_of_arguments(keys: Mapping[str, Any], caller: str) -> Spec:
+    """Return the spec that the arguments of a layer or function make; errors begin with `caller`, where others name a file."""
+    return overridden_spec(keys, {}, caller)
+
+
 def overridden_spec(
-    source: str | os.PathLike[str] | Mapping[str, Any] | Spec, overrides: Mapping[str, Mapping[str, Any]]
+    source: str | os.PathLike[str] | Mapping[str, Any] | Spec,
+    overrides: Mapping[str, Mapping[str, Any]],
+    dict_name: str = "<dict>",
 ) -> Spec:
-    """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say."""
+    """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say.
+
+    `dict_name`: how errors call a source that is a dict.
+    """
     overriding = {key: value for keys in overrides.values() for key, value in keys.items()}
     known = list(Spec.model_fields)
     if unknown := [key for key in overriding if key not in known]:
-        named = " and ".join(f"{shown(key)}{nearest_name(key, known)}" for key in unknown)
+        named = " and ".join(f"{shown(key)}{hint_of_key(key, known, ARGUMENTS_OF_LAYERS)}" for key in unknown)
         verb = "overrides" if len(unknown) == 1 else "override"
         raise BadInput(f"{named} {verb} no key of a spec; allowed: {', '.join(known)}")
     if isinstance(source, Spec) and not overriding:
         return source
-    document, folder = _origin(source)
+    document, folder = _origin(source, dict_name)
     if "equations" in document.data and "model" not in document.data:
         raise document.error(("equations",), _NO_SPEC)
     replaced: dict[str, Any] = {}
@@ -261,7 +285,7 @@ def overridden_spec(
         origins |= dict.fromkeys(keys, place)
     lines = {path: line for path, line in document.lines.items() if path[0] not in replaced}
     document = Document(document.where, {**document.data, **replaced}, lines, origins=origins)
-    spec = validated(document, Spec)
+    spec = validated(document, Spec, ARGUMENTS_OF_LAYERS)
     spec._document, spec._folder = document, folder
     return spec
 
@@ -276,12 +300,12 @@ def spec_schema() -> dict[str, Any]:
     }
 
 
-def _origin(source: object) -> tuple[Document, Path]:
+def _origin(source: object, dict_name: str) -> tuple[Document, Path]:
     if isinstance(source, Spec):
         said = source.document
         return Document(said.where, source.model_dump(), said.lines, origins=said.origins), source.folder
     if isinstance(source, Mapping):
-        return document_from_mapping(_with_named_precision(source)), Path.cwd()
+        return document_from_mapping(_with_named_precision(source), dict_name), Path.cwd()
     if not isinstance(source, str | os.PathLike):
         raise BadInput(f"{shown(source)} is given where a spec is needed: the path of a YAML file, a dict or a Spec")
     path = os.fsdecode(source)

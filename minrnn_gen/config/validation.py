@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,18 @@ class Violation:
     message: str
 
 
-def violations(error: pydantic.ValidationError, model: type[pydantic.BaseModel], data: Mapping[str, Any]) -> list[Violation]:
+def hint_of_key(key: object, known: Iterable[str], known_elsewhere: Mapping[str, str]) -> str:
+    """Return what may be meant by a key that is not `known`, in brackets, or the empty string."""
+    instead = known_elsewhere.get(key) if isinstance(key, str) else None
+    return f" ({instead})" if instead else nearest_name(key, known)
+
+
+def violations(
+    error: pydantic.ValidationError,
+    model: type[pydantic.BaseModel],
+    data: Mapping[str, Any],
+    known_elsewhere: Mapping[str, str],
+) -> list[Violation]:
     """Return what is wrong, one violation for each key, those to mend first first.
 
     Unknown keys come first and missing ones last: a misspelt key is both, and counts once, as its spelling. What is allowed
@@ -52,11 +63,11 @@ def violations(error: pydantic.ValidationError, model: type[pydantic.BaseModel],
         if violation["type"] == "extra_forbidden":
             branches = _branches(_schema_at(root, root, path[:-1]), root)
             known = [key for branch in branches for key in branch.get("properties", {})]
-            if nearest := nearest_of(path[-1], known):
+            if path[-1] not in known_elsewhere and (nearest := nearest_of(path[-1], known)):
                 misspelt.add((*path[:-1], nearest))
             is_first = not any(other.path[:-1] == path[:-1] for other in violated)
             allowed = f"; allowed: {', '.join(known)}" if is_first else ""
-            violated.append(Violation(path, f"unknown key{nearest_name(path[-1], known)}{allowed}"))
+            violated.append(Violation(path, f"unknown key{hint_of_key(path[-1], known, known_elsewhere)}{allowed}"))
         else:
             violated.append(Violation(path, _message(violation, path, value, root)))
     return violated

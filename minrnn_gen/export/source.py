@@ -289,7 +289,7 @@ class ExportSource:
 def demand_whole(left_out: Sequence[str], partial: bool) -> None:
     """Raise BadInput where something is left out, unless that was asked for."""
     if left_out and not partial:
-        raise BadInput(f"export: {left_out[0]}; export the rest with partial")
+        raise BadInput(f"export: {left_out[0]}; export the rest with --partial, in Python partial=True")
 
 
 def cuda_text(source: ExportSource, header: tuple[str, ...], code: object) -> str:

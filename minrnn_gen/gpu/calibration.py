@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,11 +49,11 @@ def with_rates(profile: GpuProfile, rates: Mapping[str, float], sources: Mapping
 
 
 def profile_text(profile: GpuProfile) -> str:
-    """Return the profile as YAML, as the shipped ones are."""
+    """Return the profile as YAML, as the shipped ones are; raises BadInput for text that no file holds."""
     values = profile.model_dump(exclude={"sources"}, exclude_none=True)
-    lines = [f"{field}: {json.dumps(value)}" for field, value in values.items() if field != "device_names"]
-    names = ["device_names:", *(f"  - {json.dumps(name)}" for name in profile.device_names)]
-    sources = [f"  {field}: {json.dumps(source)}" for field, source in profile.sources.items()]
+    lines = [f"{field}: {documents.scalar_text(value, field)}" for field, value in values.items() if field != "device_names"]
+    names = ["device_names:", *(f"  - {documents.scalar_text(name, 'device_names')}" for name in profile.device_names)]
+    sources = [f"  {field}: {documents.scalar_text(source, f'sources.{field}')}" for field, source in profile.sources.items()]
     return "\n".join([*lines, *names, "sources:", *sources, ""])
 
 

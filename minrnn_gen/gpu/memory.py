@@ -17,7 +17,7 @@ from minrnn_gen.call.array import (
     numpy_dtype,
     torch_empty,
 )
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.device import Placed
@@ -46,7 +46,7 @@ def import_foreign(value: Any, name: str) -> Any:
     # What libraries raise for a protocol that is half there, or for a device that is not.
     except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as refused:
         raise BadInput(
-            f"{name} is a {type(value).__name__} that cannot be read as an array ({' '.join(str(refused).split())}); "
+            f"{name} is {kind_of(value)} that cannot be read as an array ({' '.join(str(refused).split())}); "
             f"a NumPy, CuPy or torch array, or any with DLPack, is expected"
         ) from refused
 

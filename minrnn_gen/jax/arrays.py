@@ -10,7 +10,7 @@ import numpy
 
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import listed_integers
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 
 # Of NumPy's kinds: objects, texts, bytes, and times.
 _KINDS_NOT_IN_JAX = "OUSmM"
@@ -33,7 +33,7 @@ def as_array(value: Any, name: str) -> Any:
             )
         return value
     if not isinstance(value, numpy.ndarray | numpy.generic) or isinstance(value, numpy.ma.MaskedArray):
-        raise BadInput(f"{name} is a {type(value).__name__}; a JAX or NumPy array is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; a JAX or NumPy array is expected")
     if value.dtype.kind in _KINDS_NOT_IN_JAX:
         raise BadInput(f"{name} has dtype {value.dtype}, which JAX does not have; numbers are expected")
     if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype and value.dtype.kind != "i":
@@ -49,7 +49,7 @@ def as_integers(value: Any, name: str) -> Any:
     if value is None:
         return None
     if isinstance(value, list | tuple) and any(map(is_traced, value)):
-        raise BadInput(f"{name} is a {type(value).__name__} with a tracer in it; make it an array, by jax.numpy.stack")
+        raise BadInput(f"{name} is {kind_of(value)} with a tracer in it; make it an array, by jax.numpy.stack")
     array = jnp.asarray(listed_integers(value, name)) if isinstance(value, list | tuple) else as_array(value, name)
     if array.dtype not in (jnp.int32, jnp.int64):
         raise BadInput(f"{name} has dtype {array.dtype}; int32 or int64 is expected and nothing is cast silently")
@@ -70,7 +70,7 @@ def values_of(array: Array) -> Any:
 def check_key(key: Any, name: str) -> None:
     """Refuse what is no key of JAX's random numbers."""
     if not isinstance(key, jax.Array | numpy.ndarray):
-        raise BadInput(f"{name} is a {type(key).__name__}; a key is expected, such as jax.random.key(0)")
+        raise BadInput(f"{name} is {kind_of(key)}; a key is expected, such as jax.random.key(0)")
     is_key = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.ndim
     if not is_key and (key.dtype != jnp.uint32 or key.ndim != 1):
         raise BadInput(

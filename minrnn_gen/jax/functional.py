@@ -18,7 +18,7 @@ from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.config.spec import Spec, load_spec
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
 from minrnn_gen.jax.differentiable import run
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
@@ -51,10 +51,9 @@ def recurrence(
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
-        raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
+        raise BadInput(f"all_states is {kind_of(all_states)}; True or False is expected")
     if (resets := arrays.get("resets")) is not None:
-        marks = as_array(resets, "resets")
-        arrays["resets"] = marks if is_traced(marks) else as_marks(marks)
+        arrays["resets"] = as_array(resets if is_traced(resets) else as_marks(resets), "resets")
     arguments = call_arguments(x, R, arrays)
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)

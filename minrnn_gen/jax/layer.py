@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
 from minrnn_gen.jax.arrays import as_array, check_key, check_static
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.functional import check_x64, recurrence, step
@@ -102,6 +102,7 @@ class RNN:
         }
         self._made = architecture_of(
             asked,
+            type(self).__name__,
             input_size=input_size,
             num_layers=num_layers,
             directions=2 if bidirectional else 1,
@@ -247,7 +248,7 @@ class RNN:
         shapes = self._made.shapes
         expected = f"the layer has {', '.join(shapes)}, as init returns them"
         if not isinstance(params, Mapping):
-            raise BadInput(f"params is a {type(params).__name__}; a mapping is expected: {expected}")
+            raise BadInput(f"params is {kind_of(params)}; a mapping is expected: {expected}")
         for name in shapes:
             if name not in params:
                 raise BadInput(f"params is without '{name}'; {expected}")
@@ -283,7 +284,7 @@ class RNN:
         directions = 2 if self.bidirectional else 1
         if not isinstance(state, Mapping):
             raise BadInput(
-                f"state is a {type(state).__name__}; a mapping is expected, as the second result is: {{"
+                f"state is {kind_of(state)}; a mapping is expected, as the second result is: {{"
                 + ", ".join(f"'{name}': [{self.num_layers * directions}, batch, {self.hidden_size}]" for name in self.states)
                 + "}"
             )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.cell.language import parse_cell
-from minrnn_gen.config.spec import load_spec
+from minrnn_gen.config.spec import load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import PRECISION_NAMES
 
@@ -57,6 +57,7 @@ class Architecture:
 
 def architecture_of(
     asked: Mapping[str, Any],
+    caller: str,
     *,
     input_size: int,
     num_layers: int,
@@ -67,9 +68,11 @@ def architecture_of(
 ) -> Architecture:
     """Return the architecture of `num_layers` layers by a spec that is `asked` for, still without sizes of inputs.
 
-    `recurrent_bias` None: where the recurrent product is and `bias` is. Raises BadInput for what is wrong with the spec.
+    `caller`: the layer's name in errors. `recurrent_bias` None: where the recurrent product is and `bias` is. Raises BadInput
+    for what is wrong with the spec.
     """
-    first = load_spec({**asked, "input_size": input_size, "precision": "fp32" if precision is None else precision})
+    sized = {"input_size": input_size, "precision": "fp32" if precision is None else precision}
+    first = spec_of_arguments({**asked, **sized}, caller)
     source = cell_source_of(first)
     if source.has_vectors:
         raise BadInput(

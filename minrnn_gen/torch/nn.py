@@ -49,6 +49,7 @@ def _architecture(
     }
     return architecture_of(
         asked,
+        mode.partition("_")[0],
         input_size=input_size,
         num_layers=num_layers,
         directions=2 if bidirectional else 1,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from minrnn_gen.call.array import Array, contiguous_strides
-from minrnn_gen.call.sequences import as_marks, listed_integers
-from minrnn_gen.errors import BadInput
+from minrnn_gen.call.sequences import are_numbers, as_marks, listed_integers
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.gpu.memory import inspect
 from minrnn_gen.torch.dtypes import PRECISIONS
 
@@ -22,7 +22,7 @@ _NO_DEVICE = -1
 def check_tensor(value: Any, name: str) -> None:
     """Refuse everything but a dense tensor."""
     if not isinstance(value, torch.Tensor):
-        raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; a torch tensor is expected")
     if value.is_nested:
         raise BadInput(
             f"{name} is a nested tensor; a dense one is expected: pad its sequences and give their lengths, or join them and "
@@ -69,16 +69,16 @@ def integers_in(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return torch.tensor(listed_integers(value, name), dtype=torch.int64)
     if value is not None and not isinstance(value, torch.Tensor):
-        raise BadInput(f"{name} is a {type(value).__name__}; a torch tensor or a list of integers is expected")
+        raise BadInput(f"{name} is {kind_of(value)}; a torch tensor or a list of integers is expected")
     return value
 
 
 def marks_in(resets: Any) -> Any:
     """Return resets as bool, see `sequences.as_marks`; None stays None.
 
-    Raises BadInput for other values than 0 and 1, and for a floating dtype where a compiler knows no values.
+    Raises BadInput for other values than 0 and 1, and for numbers where a compiler knows no values.
     """
-    if not isinstance(resets, torch.Tensor) or not resets.is_floating_point():
+    if not isinstance(resets, torch.Tensor) or not are_numbers(resets):
         return resets
     if torch.compiler.is_compiling():
         raise BadInput(f"resets has dtype {resets.dtype} within torch.compile, which knows no values; give resets.bool()")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 from support.command_runner import Command
 from support.fake_gpu import OnHost
 
+import benchmarks.__main__ as benchmarks_program
 from benchmarks import suites
 from benchmarks.harness import gpu, session
 from benchmarks.harness.rounds import Arrays, Limits, Run
@@ -21,6 +24,7 @@ from benchmarks.report.page import html_of
 from benchmarks.report.record import COPY, Row, read_record
 from benchmarks.report.tables import time_text, whole_text
 from benchmarks.suites import SUITES
+from minrnn_gen.cli import main
 from minrnn_gen.errors import ToolchainMissing
 
 Measure = Callable[[session.Session, Problem], tuple[Row, ...]]
@@ -186,3 +190,26 @@ def test_versions_are_those_installed() -> None:
     import numpy
 
     assert gpu.versions()["numpy"] == numpy.__version__
+
+
+def commands_of(program: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of a command line and of all its commands."""
+    yield words
+    for name, inner in getattr(program, "commands", {}).items():
+        yield from commands_of(inner, (*words, name))
+
+
+@pytest.mark.parametrize("program", [main.PROGRAM, benchmarks_program.PROGRAM])
+def test_every_command_of_both_programs_helps_alike(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module that Python runs has no name by which a shell could complete it."""
+    app = main.app if program == main.PROGRAM else benchmarks_program.app
+    assert main.run_command(app, program, []) == 0
+    assert main.run_command(app, program, ["--help"]) == 0
+    assert len({*capsys.readouterr().out.split("Usage: ")}) == 2  # the same twice
+    for words in commands_of(typer.main.get_command(app)):
+        said = []
+        for option in ("-h", "--help"):
+            assert main.run_command(app, program, [*words, option]) == 0, (words, option)
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] and said[0].lstrip().startswith(f"Usage: {' '.join((program, *words))} "), words
+        assert ("completion" in said[0]) == (program == main.PROGRAM and not words), words

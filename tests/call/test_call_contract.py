@@ -126,7 +126,8 @@ BAD = (
 )
 # A call with sequences: (what is wrong, the kernel's further spec, arguments, what the sentence has to name)
 BAD_SEQUENCES = (
-    ("resets as numbers", {}, {"resets": np.zeros((BATCH, TIME), np.uint8)}, ("resets", "uint8", "bool")),
+    ("resets as numbers", {}, {"resets": np.full((BATCH, TIME), 2, np.uint8)}, ("resets", "uint8", "0 and 1", "bool")),
+    ("resets as complex numbers", {}, {"resets": np.zeros((BATCH, TIME), "F")}, ("resets", "complex64", "bool")),
     ("resets by time", {}, {"resets": np.zeros((TIME, BATCH), bool)}, ("resets", "[6, 3]", "[3, 6]")),
     ("a list of floats", {}, {"lengths": [1.0, 2, 3]}, ("lengths[0]", "1.0", "an integer")),
     ("a list of lists", {}, {"lengths": [[1, 2], [3]]}, ("lengths[0]", "[1, 2]", "an integer")),

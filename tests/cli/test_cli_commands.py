@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -444,3 +446,14 @@ def test_version_and_help(command: Command) -> None:
         assert all(name in answer.out for name in names)
     for name in names:
         assert command(name, "--help").status == 0
+
+
+def test_no_option_is_written_twice() -> None:
+    """An option of several commands is one annotated type, which they share."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in sorted((Path(minrnn_gen.__file__).parent / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option":
+                texts = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                found[ast.unparse(node.args[0]), texts["help"]] += 1
+    assert [option for option, count in found.items() if count > 1] == []

@@ -121,7 +121,12 @@ def test_numbers_0_and_1_are_resets() -> None:
     layer, random = front.RNN("min_gru", 3, 4), np.random.default_rng(0)
     x, done = random.standard_normal((2, 5, 3)).astype(np.float32), random.random((2, 5)) < 0.4
     expected, _ = layer.apply(numbers(layer), x, resets=done)
-    found, _ = layer.apply(numbers(layer), x, resets=done.astype(np.float32))
+    for dtype in "fdbBhHiIqQ":
+        found, _ = layer.apply(numbers(layer), x, resets=done.astype(dtype))
+        assert np.array_equal(found, expected), dtype
+    with pytest.raises(BadInput, match="resets has dtype int64 and values other than 0 and 1"):
+        layer.apply(numbers(layer), x, resets=done.astype(np.int64) + 2**32)  # 0 and 1 as int32, which JAX would make of them
+    found, _ = layer.apply(numbers(layer), x, resets=jnp.asarray(done).astype(jnp.uint8))
     assert np.array_equal(found, expected)
 
 

@@ -61,6 +61,15 @@ def test_a_typo_is_answered_by_the_nearest_keyword(name: str, data: st.DataObjec
                 wing.Elman(5, 6, **{swapped: None})
 
 
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_arguments_that_torch_takes_by_position_are_asked_for_by_name(layer: Any) -> None:
+    first = ("lstm",) if layer is wing.RNN else ()
+    with pytest.raises(BadInput, match=rf"^{layer.__name__} got positional arguments after num_layers, .* bidirectional=True"):
+        layer(*first, 3, 4, 2, True, True)
+    parameters = inspect.signature(layer).parameters
+    assert [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL] == []
+
+
 def test_a_subclass_has_the_signature_of_its_own() -> None:
     class Own(wing.LSTM):
         def __init__(self, width: int) -> None:

@@ -14,7 +14,17 @@ torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 4, 4, 3, 5  # as many steps as sequences: either order would fit
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+NUMBERS = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
 
 
 def layers(**options: Any) -> tuple[Any, Any]:
@@ -58,32 +68,35 @@ def test_other_shapes_are_refused_in_the_layers_order(batch_first: bool) -> None
         layer(x, resets=[True])
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", NUMBERS)
 def test_numbers_0_and_1_are_resets(dtype: Any) -> None:
     torch.manual_seed(0)
     layer, x, resets = wing.GRU(INPUTS, HIDDEN), torch.randn(BATCH, TIME, INPUTS), torch.rand(BATCH, TIME) < 0.4
     expected = layer(x, resets=resets)[0]
     assert torch.equal(layer(x, resets=resets.to(dtype))[0], expected)
-    for wrong in (0.5, 2.0, -1.0, float("nan"), 1e-7):
+    for wrong in (
+        (0.5, 2.0, -1.0, float("nan"), 1e-7) if dtype.is_floating_point else (2, 127, *((-1,) if dtype.is_signed else ()))
+    ):
         values = resets.to(dtype)
         values[1, 2] = wrong
         if values[1, 2] == 0:
             continue  # a number too small for the dtype
         with pytest.raises(BadInput, match=r"resets has dtype .* and values other than 0 and 1; bool is expected"):
             layer(x, resets=values)
-    with pytest.raises(BadInput, match="resets has dtype int64; bool is expected"):
-        layer(x, resets=resets.long())
+    with pytest.raises(BadInput, match="resets has dtype complex64; bool is expected"):
+        layer(x, resets=resets.to(torch.complex64))
 
 
 def test_kernels_take_them_too() -> None:
     kernel, random = host_kernel("min_gru", HIDDEN, "fp32"), numpy.random.default_rng(0)
     x, resets = random.standard_normal((BATCH, TIME, 2, HIDDEN)).astype("f"), random.random((BATCH, TIME)) < 0.4
     expected, _ = kernel(x, resets=resets)
-    for dtype in (numpy.float32, numpy.float64, numpy.float16):
+    for dtype in "fdebBhHiIqQ":
         assert numpy.array_equal(kernel(x, resets=resets.astype(dtype))[0], expected)
         assert numpy.array_equal(kernel.forward(x, resets=resets.astype(dtype))[0], expected)
-    found, _ = wing.recurrence(kernel, torch.from_numpy(x), resets=torch.from_numpy(resets).float())
-    assert numpy.array_equal(found, expected)
+    for dtype in NUMBERS:
+        found, _ = wing.recurrence(kernel, torch.from_numpy(x), resets=torch.from_numpy(resets).to(dtype))
+        assert numpy.array_equal(found, expected)
     with pytest.raises(BadInput, match="resets has dtype float32 and values other than 0 and 1"):
         kernel(x, resets=numpy.full((BATCH, TIME), 0.5, "f"))
 
@@ -93,8 +106,9 @@ def test_a_compiler_knows_no_values() -> None:
     marks = torch.zeros(BATCH, TIME)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     assert torch.equal(compiled(x, resets=marks.bool())[0], layer(x)[0])
-    with pytest.raises(Exception, match=r"give resets\.bool\(\)"):
-        compiled(x, resets=marks)
+    for numbers in (marks, marks.long()):
+        with pytest.raises(Exception, match=r"give resets\.bool\(\)"):
+            compiled(x, resets=numbers)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -70,8 +70,8 @@ def under_autocast(layer: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (lambda: SelectiveScan(4, 0), "state_size is 0; an integer from 1 on is expected"),
-        (lambda: SelectiveScan(4, groups=3), "groups: 3 does not divide hidden_size 4"),
+        (lambda: SelectiveScan(4, 0), "state_size is 0; an integer from 1 to 256 is expected"),
+        (lambda: SelectiveScan(4, groups=3), "groups is 3; a divisor of channels, 4, is expected"),
         (lambda: SelectiveScan(4)(torch.zeros(2, 3)), "x has shape [2, 3]; [batch, time, 4] is expected"),
         (lambda: SelectiveScan(4)(torch.zeros(2, 3, 4), torch.zeros(2, 3)), "z has shape [2, 3]; [2, 3, 4] is expected"),
         (lambda: SelectiveScan(4)(X, X + 0j), "z has dtype torch.complex64; float64, float32, float16 or bfloat16 is expected"),
@@ -83,7 +83,7 @@ def under_autocast(layer: Any, x: Any) -> Any:
         (lambda: SelectiveScan(4)(X, state=torch.zeros(2, 4, 16).long()), "state has dtype torch.int64; float64, float32"),
         (lambda: SelectiveScan(4)(X, state=torch.zeros(2, 4)), "state has shape [2, 4]; [2, 4, 16] is expected"),
         (lambda: under_autocast(SelectiveScan(4), X.double()), "autocast does not cast float64: cast x to float32"),
-        (lambda: SelectiveScan(4, rank=0), "rank is 0; an integer from 1 on is expected"),
+        (lambda: SelectiveScan(4, rank=0), "rank is 0; an integer from 1 to 1048576 is expected"),
         (lambda: SelectiveScan(4, dtype=torch.int64), "dtype is torch.int64; one of torch.float64"),
     ],
 )

@@ -35,6 +35,37 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+class OfPacked(torch.nn.Module):
+    """A model on padded sequences: a layer that takes them packed, or where `lengths` is set as they are."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer, self.lengths = layer, False
+
+    def forward(self, x: Any, lengths: Any) -> Any:
+        if self.lengths:
+            return self.layer(x, lengths=lengths)[0]
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return torch.nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("make", [wing.LSTM, wing.nn.GRU, wing.MinGRU])
+def test_a_packed_sequence_cannot_be_exported_and_lengths_can(make: Any) -> None:
+    model = OfPacked(make(INPUTS, HIDDEN, batch_first=True))
+    arguments = torch.randn(BATCH, TIME, INPUTS), torch.tensor([TIME - 2, TIME])
+    expected = model(*arguments)
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
+    for shapes in (None, (sizes, {0: sizes[0]})):
+        with pytest.raises(
+            BadInput, match=r"a PackedSequence was given to a layer .* give a layer of minrnn_gen\.torch the padded"
+        ):
+            torch.export.export(model, arguments, dynamic_shapes=shapes)
+    if make is not wing.nn.GRU:
+        model.lengths = True
+        program = torch.export.export(model, arguments, dynamic_shapes=(sizes, {0: sizes[0]}))
+        torch.testing.assert_close(program.module()(*arguments), expected, rtol=0, atol=0)
+
+
 LAYERS = {
     "lstm of two layers": lambda: wing.LSTM(INPUTS, HIDDEN, 2),
     "slstm of heads": lambda: wing.SLSTM(INPUTS, HIDDEN, heads=2),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minrnn_gen.config.gpu_bounds import BOUNDS
@@ -42,6 +42,18 @@ def test_a_profile_is_read_as_it_was_written(
     path = tmp_path_factory.mktemp("profiles") / "profile.yaml"
     path.write_text(profile_text(profile), encoding="utf-8")
     assert load_profile(str(path)) == profile and profile.assumed == ()
+
+
+@given(st.text(st.characters(exclude_categories=("C", "Zl", "Zp")), min_size=1).filter(str.strip))
+@example("two \U0001f600")
+def test_texts_of_a_profile_are_written_as_they_are(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """Words of YAML such as null, quotes, and characters of every plane."""
+    profile = with_rates(load_profile("h200"), {"launch_us": 3.0}, {"launch_us": text})
+    profile = profile.model_copy(update={"device_names": ("null", "true", "1e3", "'# \"\\: -")})
+    path = tmp_path_factory.mktemp("profiles") / "profile.yaml"
+    write_calibration(profile, path)
+    assert load_profile(str(path)) == profile
+    assert "\\ud" not in path.read_text(encoding="utf-8") or "\\ud" in text
 
 
 def test_only_what_was_measured_is_taken(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.errors import BadInput, MinrnnError, nearest_name, shown
+from minrnn_gen.errors import BadInput, MinrnnError, kind_of, nearest_name, shown
 from minrnn_gen.torch import nn as by_kernels
 from minrnn_gen.torch.drop_in.subclasses import OURS, base_of, combined, is_by_kernels, name_of, reason_against
 from minrnn_gen.torch.dtypes import PRECISIONS
@@ -79,7 +79,7 @@ def replace(model: Any, *, leave: Iterable[str] = (), subclasses: bool = False, 
     be left is none of a recurrent layer; the model is untouched then.
     """
     if not isinstance(model, torch.nn.Module):
-        raise BadInput(f"model is a {type(model).__name__}; a torch.nn.Module is expected")
+        raise BadInput(f"model is {kind_of(model)}; a torch.nn.Module is expected")
     for argument, flag in (("subclasses", subclasses), ("back", back)):
         if not isinstance(flag, bool):
             raise BadInput(f"{argument} is {shown(flag)}; True or False is expected")

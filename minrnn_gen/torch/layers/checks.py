@@ -54,6 +54,15 @@ def check_layer_arguments(
     check_made(device, dtype)
 
 
+def refuse_positional(layer: type, more: Sequence[Any]) -> None:
+    """Refuse arguments that torch.nn takes by position after `num_layers`."""
+    if more:
+        raise BadInput(
+            f"{layer.__name__} got positional arguments after num_layers, where they are given by name, such as "
+            f"bidirectional=True; the classes of minrnn_gen.torch.nn take them as those of torch.nn"
+        )
+
+
 def check_made(device: Any, dtype: Any) -> None:
     """Refuse a dtype that kernels do not have, and what names no device; whether there is one of a name, torch says."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in PRECISIONS):
@@ -95,7 +104,12 @@ def check_input(input: Any, input_size: int) -> None:
 
 
 def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
-    """Refuse a packed input of other features, or with lengths beside its own."""
+    """Refuse a packed input of other features, with lengths beside its own, or while a program is exported."""
+    if torch.compiler.is_exporting():
+        raise BadInput(
+            "a PackedSequence was given to a layer that torch.export records, and its number of steps follows from values, "
+            "which are not known then; give a layer of minrnn_gen.torch the padded input and its lengths"
+        )
     data = packed.data
     check_tensor(data, "input.data")
     if data.dim() != 2 or data.shape[-1] != input_size:

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, Never, Unpack, cast
 
 import torch
 
@@ -55,7 +55,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        *,
+        *more: Never,
         heads: int = 1,
         bias: bool = True,
         batch_first: bool = True,
@@ -69,6 +69,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         dtype: Any = None,
         **options: Unpack[SpecOptions],
     ) -> None:
+        checks.refuse_positional(type(self), more)
         super().__init__()
         precision = cast("str | None", named_precision(precision))
         flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
@@ -88,6 +89,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         }
         made = architecture_of(
             asked,
+            type(self).__name__,
             input_size=input_size,
             num_layers=num_layers,
             directions=2 if bidirectional else 1,
@@ -170,7 +172,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
         (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None, or a tuple of None.
-        resets: bool, of the shape of input without I, or 0 and 1 of a floating dtype; lengths and cu_seqlens are those of a
+        resets: bool, of the shape of input without I, or numbers 0 and 1; lengths and cu_seqlens are those of a
         kernel's call. Tensors on the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar, Never, Unpack
 
 from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.torch.layers.checks import refuse_positional
 from minrnn_gen.torch.layers.layer import RNN
 from minrnn_gen.torch.layers.options import LayerOptions, shows_options
 
@@ -15,7 +16,10 @@ class _OfCell(RNN):
     cell: ClassVar[str]
 
     @shows_options
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Unpack[LayerOptions]) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *more: Never, **options: Unpack[LayerOptions]
+    ) -> None:
+        refuse_positional(type(self), more)
         super().__init__(self.cell, input_size, hidden_size, num_layers, **options)
 
     def extra_repr(self) -> str:
@@ -110,10 +114,11 @@ class Elman(RNN):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        *,
+        *more: Never,
         nonlinearity: str = "tanh",
         **options: Unpack[LayerOptions],
     ) -> None:
+        refuse_positional(type(self), more)
         if nonlinearity not in ("tanh", "relu"):
             raise BadInput(f"nonlinearity is {shown(nonlinearity)}; tanh or relu is expected")
         super().__init__("elman" if nonlinearity == "tanh" else ELMAN_RELU, input_size, hidden_size, num_layers, **options)

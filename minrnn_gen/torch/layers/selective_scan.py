@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
-from minrnn_gen.config.spec import load_spec
+from minrnn_gen.config.spec import SIZE_LIMIT, STATE_SIZE_LIMIT, spec_of_arguments
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
@@ -51,11 +51,17 @@ class SelectiveScan(Settled, torch.nn.Module):
         """Make the parameters as the paper does; raises BadInput for sizes that no spec has."""
         super().__init__()
         rank = -(-channels // CHANNELS_PER_RANK) if rank is None and isinstance(channels, int) else rank
-        for name, size in (("channels", channels), ("state_size", state_size), ("rank", rank), ("groups", groups)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise BadInput(f"{name} is {shown(size)}; an integer from 1 on is expected")
+        for name, size, most in (
+            ("channels", channels, SIZE_LIMIT),
+            ("state_size", state_size, STATE_SIZE_LIMIT),
+            ("rank", rank, SIZE_LIMIT),
+            ("groups", groups, SIZE_LIMIT),
+        ):
+            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= most:
+                raise BadInput(f"{name} is {shown(size)}; an integer from 1 to {most} is expected")
+        if channels % groups:
+            raise BadInput(f"groups is {groups}; a divisor of channels, {channels}, is expected")
         checks.check_made(device, dtype)
-        kernel_by(_recipe(channels, state_size, groups, "fp32", True))  # which knows what sizes are
         self.channels, self.state_size, self.groups = channels, state_size, groups
         self.rank = rank
         made = {"device": device, "dtype": dtype}
@@ -163,5 +169,5 @@ def _recipe(channels: int, state_size: int, groups: int, precision: str, has_z: 
 
 @cache
 def _made_recipe(*sizes: Any) -> str:
-    spec = load_spec(_spec(*sizes))
+    spec = spec_of_arguments(_spec(*sizes), "SelectiveScan")
     return recipe_of(spec, cell_source_of(spec))

@@ -26,9 +26,9 @@ _NO_TRACING = (
     f"torch.compile record it; {OF_REPLACED}"
 )
 _NO_ONNX = (
-    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; give torch.onnx.export what "
-    "minrnn_gen.torch.export_operators returns, or load the state_dict into the layer of torch.nn and export that; "
-    f"{OF_REPLACED}"
+    "an ONNX file was asked for over a recurrence of minrnn_gen, for which ONNX has no operator; export what "
+    "minrnn_gen.torch.export_operators returns, translated by onnx_translations(program), or the layer of torch.nn with this "
+    f"state_dict; {OF_REPLACED}"
 )
 _NO_SCRIPT = (
     "torch.jit.script was asked for over a layer of minrnn_gen, which TorchScript cannot read; torch.export and torch.compile "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minrnn_gen.build.store import digest
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.export.folder import plain_name, prefixed_name
 from minrnn_gen.export.operators import ExportedOperator, OperatorLayer, write_operators
 from minrnn_gen.kernel import Kernel
@@ -217,7 +217,7 @@ def check_program(program: Any) -> None:
     from torch.export import ExportedProgram  # which takes 0.2 s
 
     if not isinstance(program, ExportedProgram):
-        raise BadInput(f"program is a {type(program).__name__}; what torch.export.export returns is expected")
+        raise BadInput(f"program is {kind_of(program)}; what torch.export.export returns is expected")
 
 
 def is_exported(node: torch.fx.Node) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
-from minrnn_gen.errors import BadInput, nearest_name
+from minrnn_gen.errors import BadInput, kind_of, nearest_name
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import known
 from minrnn_gen.torch.operators.calls import storage_dtype
@@ -68,9 +68,9 @@ def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> t
     """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
     x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared = arguments
     if not isinstance(kernel, Kernel):
-        raise BadInput(f"kernel is a {type(kernel).__name__}; what minrnn_gen.compile returns is expected")
+        raise BadInput(f"kernel is {kind_of(kernel)}; what minrnn_gen.compile returns is expected")
     if not isinstance(all_states, bool):
-        raise BadInput(f"all_states is a {type(all_states).__name__}; True or False is expected")
+        raise BadInput(f"all_states is {kind_of(all_states)}; True or False is expected")
     check_tensor(x, "x")
     resets = marks_in(resets)
     lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
@@ -103,7 +103,7 @@ def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: s
     """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
     mapping = {} if mapping is None else mapping
     if not isinstance(mapping, Mapping):
-        raise BadInput(f"{what} is a {type(mapping).__name__}; a mapping of {', '.join(names) or 'nothing'} is expected")
+        raise BadInput(f"{what} is {kind_of(mapping)}; a mapping of {', '.join(names) or 'nothing'} is expected")
     for name in mapping:
         if name not in names:
             allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"

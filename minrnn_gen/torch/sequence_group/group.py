@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 
-from minrnn_gen.errors import BadInput, nearest_name, shown
+from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
 
 Way = Literal["summary", "correct", "pipeline"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -103,6 +103,6 @@ def process_group_of(value: Any, name: str) -> Any:
             raise BadInput(f"{name} is a device mesh of axes {axes}; one axis is expected: mesh['name']")
         return value.get_group()
     raise BadInput(
-        f"{name} is a {type(value).__name__}; a process group of torch.distributed, a device mesh of one axis or a "
+        f"{name} is {kind_of(value)}; a process group of torch.distributed, a device mesh of one axis or a "
         f"{'SequenceGroup' if name == 'sequence_group' else 'HeadGroup'} is expected"
     )
