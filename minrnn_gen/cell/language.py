@@ -34,6 +34,9 @@ from minrnn_gen.cell.syntax import (
     nearest_form,
     node_text,
     output_expression,
+    why_a_word,
+    why_no_function,
+    why_no_part,
 )
 from minrnn_gen.config.documents import validated
 from minrnn_gen.errors import BadInput, nearest_name
@@ -103,10 +106,6 @@ def parse_cell(source: CellSource) -> Cell:
     return reader.finished(source, text, reader.read_output(text))
 
 
-def _is_a_word(name: str, what: str) -> str:
-    return f"'{name}' is a word of the language and cannot be {what}; choose another name"
-
-
 @dataclass
 class _Reader:
     """The names met so far, each with the node of its first use or definition."""
@@ -150,7 +149,7 @@ class _Reader:
 
     def check_new_name(self, node: ast.expr, name: str) -> None:
         if name in _RESERVED:
-            raise self.source.error_at(node, _is_a_word(name, "a value's name"))
+            raise self.source.error_at(node, why_a_word(name, "a value's name"))
         if not _NAME.fullmatch(name):
             raise self.source.error_at(node, f"'{name[:40]}' is not a name: a letter, then at most 63 letters, digits or _")
         if name in self.file.parameters:
@@ -199,16 +198,7 @@ class _Reader:
             return self.binary(node, depth)
         if isinstance(node, ast.Call):
             return self.call(node, depth)
-        raise self.source.error_at(node, self.why_not(node))
-
-    def why_not(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Compare):
-            return "a comparison can only be the first argument of where(condition, a, b)"
-        if isinstance(node, ast.IfExp):
-            return "`a if condition else b` is written where(condition, a, b)"
-        if isinstance(node, ast.BoolOp | ast.UnaryOp):
-            return "conditions are combined by nesting where(condition, a, b)"
-        return f"'{node_text(self.source, node)}' is not part of the equation language"
+        raise self.source.error_at(node, why_no_part(self.source, node))
 
     def number(self, node: ast.Constant) -> Expr:
         text = node_text(self.source, node)
@@ -230,7 +220,7 @@ class _Reader:
     def name(self, node: ast.Name) -> Expr:
         if node.id in self.file.parameters:
             if node.id in _RESERVED:
-                raise self.source.error_at(node, _is_a_word(node.id, "a parameter's name"))
+                raise self.source.error_at(node, why_a_word(node.id, "a parameter's name"))
             self.parameter_uses.setdefault(node.id, Place(self.source, node))
             return ex.named(node.id)
         if node.id in self.defined:
@@ -253,7 +243,7 @@ class _Reader:
             shown = node_text(self.source, node)
             raise self.source.error_at(node, f"'{shown}' has no meaning; a dot is only in W.<gate> and R.<gate>, or S.<name>")
         if node.attr in _RESERVED:
-            raise self.source.error_at(node, _is_a_word(node.attr, "a gate's name"))
+            raise self.source.error_at(node, why_a_word(node.attr, "a gate's name"))
         if not _NAME.fullmatch(node.attr):
             raise self.source.error_at(node, f"'{node.attr[:40]}' is not a gate's name: a letter, then letters, digits or _")
         if node.value.id == "W":
@@ -331,12 +321,7 @@ class _Reader:
         if name in FREE_NAMES and (name in self.defined or name in self.file.parameters):
             raise self.source.error_at(node, f"'{name}' is a value of this cell, which cannot be called; give it another name")
         if function is None:
-            product = "" if isinstance(node.func, ast.Name) else ", unless a * is missing before the bracket"
-            raise self.source.error_at(
-                node,
-                f"'{name[:40]}' is not a function of the language{nearest_name(name, FUNCTIONS)}{product}; "
-                f"use one of {', '.join(FUNCTIONS)}",
-            )
+            raise self.source.error_at(node, why_no_function(node, name, FUNCTIONS))
         wanted = argument_count(function)
         if node.keywords or len(node.args) != wanted or any(isinstance(argument, ast.Starred) for argument in node.args):
             plural = "argument" if wanted == 1 else "arguments"

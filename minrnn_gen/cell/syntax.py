@@ -124,6 +124,29 @@ def node_text(source: EquationText, node: ast.expr | ast.stmt) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
+def why_a_word(name: str, what: str) -> str:
+    """Return why a word of the language is no name."""
+    return f"'{name}' is a word of the language and cannot be {what}; choose another name"
+
+
+def why_no_part(source: EquationText, node: ast.expr) -> str:
+    """Return why a piece of Python's syntax is no expression of the language."""
+    if isinstance(node, ast.Compare):
+        return "a comparison can only be the first argument of where(condition, a, b)"
+    if isinstance(node, ast.IfExp):
+        return "`a if condition else b` is written where(condition, a, b)"
+    if isinstance(node, ast.BoolOp | ast.UnaryOp):
+        return "conditions are combined by nesting where(condition, a, b)"
+    return f"'{node_text(source, node)}' is not part of the equation language"
+
+
+def why_no_function(node: ast.Call, name: str, functions: Iterable[str]) -> str:
+    """Return why the name in a call is none of the `functions`."""
+    product = "" if isinstance(node.func, ast.Name) else ", unless a * is missing before the bracket"
+    known = tuple(functions)
+    return f"'{name[:40]}' is not a function of the language{nearest_name(name, known)}{product}; use one of {', '.join(known)}"
+
+
 def _parsed(source: EquationText, mode: str) -> ast.AST:
     if len(source.text.encode("utf-8", "surrogatepass")) > SIZE_LIMIT_BYTES:
         raise source.error(1, 1, f"the text is longer than {SIZE_LIMIT_BYTES} bytes, the most a cell may have")

@@ -24,8 +24,10 @@ extern MinrnnIndex threadIdx, blockIdx, blockDim, gridDim;
 // The functions of templates/parts/functions.cuh.j2: all of <cmath> would take a fifth of a kernel's compile time.
 extern "C" {
 float expf(float) noexcept, logf(float) noexcept, log1pf(float) noexcept, expm1f(float) noexcept, tanhf(float) noexcept, fabsf(float) noexcept;
+float atanf(float) noexcept, erff(float) noexcept, sinf(float) noexcept, cosf(float) noexcept;
 float fmaf(float, float, float) noexcept;
 double exp(double) noexcept, exp2(double) noexcept, log(double) noexcept, log1p(double) noexcept, expm1(double) noexcept, tanh(double) noexcept, sqrt(double) noexcept;
+double atan(double) noexcept, erf(double) noexcept, sin(double) noexcept, cos(double) noexcept;
 double fabs(double) noexcept;
 }
 template <typename Number> MINRNN_INLINE bool isfinite(Number value) { return __builtin_isfinite(value); }

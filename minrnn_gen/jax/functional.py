@@ -16,7 +16,6 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
-from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
@@ -25,7 +24,7 @@ from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
 from minrnn_gen.jax.request import Request
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import kernel_by, known
+from minrnn_gen.layers.kernels import has_recurrent_product, kernel_by, known
 
 SpecLike = str | os.PathLike[str] | Mapping[str, Any] | Spec | Kernel
 
@@ -168,7 +167,7 @@ def _recipe(spec: SpecLike) -> str:
     loaded = load_spec(spec)
     source = cell_source_of(loaded)
     says_product = "fp32_product" in loaded.model_fields_set
-    if loaded.precision == "fp32" and not says_product and multiplies_in_tf32() and parse_cell(source).recurrent_gates:
+    if loaded.precision == "fp32" and not says_product and multiplies_in_tf32() and has_recurrent_product(source):
         loaded = load_spec(loaded, fp32_product="tf32")
     return recipe_of(loaded, source)
 

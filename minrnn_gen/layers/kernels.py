@@ -10,6 +10,7 @@ from minrnn_gen.api import builder_for, compile
 from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.files import CellSource
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.config.spec import load_spec
@@ -41,6 +42,11 @@ def kernel_of_share(recipe: str, count: int) -> Kernel:
     """Return the kernel of a recipe for one of `count` equal shares of the GPU, beside others of which it runs."""
     spec = spec_from(recipe)
     return Kernel(builder_of(spec, target_of(spec).share(count)))
+
+
+def has_recurrent_product(source: CellSource) -> bool:
+    """Say whether a cell multiplies its previous output by R."""
+    return bool(parse_cell(source).recurrent_gates)
 
 
 def known(kernel: Kernel) -> str:
