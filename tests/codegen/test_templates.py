@@ -60,13 +60,19 @@ def test_there_is_nothing_else_beside_the_templates() -> None:
 
 
 def test_every_template_is_used() -> None:
-    reached, waiting = set(), [*RULERS, *(family.template for family in FAMILIES)]
+    assert set(TEMPLATES) == reached_from(*RULERS, *(family.template for family in FAMILIES))
+
+
+def reached_from(*names: str) -> set[str]:
+    """Return templates and all that they include, directly or not."""
+    reached: set[str] = set()
+    waiting = [*names]
     while waiting:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
             waiting += included(name)
-    assert sorted(TEMPLATES) == sorted(reached)
+    return reached
 
 
 def included(name: str) -> list[str]:
@@ -83,7 +89,7 @@ def included(name: str) -> list[str]:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_says_whether_its_kernel_copies(family: Family) -> None:
-    assert family.copies == bool({"ptx/async_copy.cuh.j2", "ptx/tensor_map.cuh.j2"} & {*included(family.template)})
+    assert family.copies == bool({"ptx/async_copy.cuh.j2", "ptx/tensor_map.cuh.j2"} & reached_from(family.template))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -179,6 +185,13 @@ def test_text_is_plain(name: str) -> None:
     assert text.isascii() and "\t" not in text and "\\\n" not in text and text.endswith("\n")
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_strings_end_on_their_line(name: str) -> None:
+    """A wrapped template line must not wrap a string: C++ has none over two lines."""
+    wrapped = [f"line {number}: {line.strip()}" for number, line in code_lines(TEMPLATES[name]) if line.count('"') % 2]
+    assert wrapped == []
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WRAPPERS])
 def test_numbers_have_names(name: str) -> None:
     """A number stands in a constexpr with its name, or is one of those that need none."""
@@ -206,7 +219,7 @@ def test_entry_points_are_c_and_bounded(name: str) -> None:
     Clusters only where the plan has them: for GPUs without, the attribute does not compile.
     """
     text = re.sub(
-        r"\{% if plan\.variables\.cluster_blocks > 1 %\}__cluster_dims__\(CLUSTER_BLOCKS, 1, 1\) \{% endif %\}",
+        r"\{% if plan\.variables\.cluster_blocks > 1 %\}__cluster_dims__\(CLUSTER_BLOCKS, 1, 1\) \{% endif %\}\n?",
         "",
         TEMPLATES[name],
     )
