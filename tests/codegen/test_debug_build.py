@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from dataclasses import dataclass, replace
 
 import pytest
 from support.rendered_kernels import builder_of
-from support.small_problems import solution_wanted
+from support.small_problems import FAMILIES, solution_wanted
 from test_templates import TEMPLATES, code_lines
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.codegen.render import render
 from minrnn_gen.config.environment import debug_build_is_asked_for
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.plan.problem import KernelPass
@@ -97,6 +99,23 @@ def test_waits_end_exactly_where_it_is_asked_for(way: Way, monkeypatch: pytest.M
         else:
             assert all(word in debug.source for word in OF_DEBUG_BUILDS)
             assert all("mbarrier_wait(" in line or "wait_for(" in line or "is_empty()" in line for line in removed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_section_stands_twice(family: str) -> None:
+    """Templates that a kernel includes may include the same wrapper, which is then defined twice."""
+    name, given, wanted, _, passes = FAMILIES[family][0]
+    spec = {"precision": "fp32", "gpu": "h200"} | given
+    model, gpu, precision = (spec.pop(key) for key in ("model", "gpu", "precision"))
+    builder = replace(builder_of(model, gpu, precision=precision, **spec), waits_are_bounded=True)
+    input_size = spec.get("input_size", 0) if "channel_warpgroups" in wanted else 0
+    specialization = replace(builder.hinted_specialization, input_size=input_size)
+    kernel_pass = "forward" if input_size else passes[0]
+    solution = solution_wanted(builder.solutions(builder.key_of(kernel_pass, specialization)), wanted)
+    plan = replace(solution.plan(0), waits_are_bounded=True)
+    text = render(plan, builder.lowered_for(kernel_pass), ())
+    sections = re.findall("^// ---- .*", text, re.M)
+    assert [section for section in sections if sections.count(section) > 1] == [], name
 
 
 # Every day one pass of each kind of waiting, in turn.
