@@ -14,7 +14,7 @@ DEBUG_BUILD = "debug build: a wait that takes seconds says what for, and ends th
 def comment(text: str) -> str:
     """Make `text` safe to stand in a // comment: printable ASCII, no backslash, nor ??/ for one, that continues the line."""
     printable = "".join(character if " " <= character <= "~" and character != "\\" else "?" for character in text)
-    return printable.replace("??/", "???")
+    return printable.replace("??/", "?? /")  # a question mark instead of the slash could make another ??/
 
 
 def header_lines(plan: KernelPlan, spec_json: str, spec_digest: str, constraints: tuple[Constraint, ...]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from minrnn_gen.errors import ToolchainMissing
 
 
 @given(st.lists(st.text(st.sampled_from("?/\\*\n\r\t \x0c\x85\u2028é#\"'a<>{}%")), max_size=20))
-@example(["??/", "é\\/", "\\", "*/"])
+@example(["??/", "??//", "é\\/", "\\", "*/"])
 @pytest.mark.parametrize("language", ["c99", "c++14"])
 def test_a_line_below_a_comment_is_read(language: str, texts: list[str]) -> None:
     """Up to C17 and C++14 `??/` is a backslash."""
