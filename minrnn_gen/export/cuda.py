@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
-from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
-from minrnn_gen.cell.lowering_steps import LoweredSteps
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
-from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
-from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
-from minrnn_gen.export.cuda_arguments import expressions
+from minrnn_gen.export.calls import ExportedCalls
 from minrnn_gen.export.cuda_code import CudaCode, Dispatch, ExportedGpu, ExportedKernel
+from minrnn_gen.export.describe import Backend, Paths
+from minrnn_gen.export.emit_c import Functions
 from minrnn_gen.export.source import ExportSource, demand_whole
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, step_sequences_max
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.plan.size_classes import BATCHES, TIMES, SizeClasses, rows_in_memory
 from minrnn_gen.run.ahead import step_specialization
 
@@ -70,21 +68,35 @@ def cuda_export(
     demand_whole(left_out, partial)
     passes: tuple[str, ...] = ("forward", "backward") if collected.has_backward else ("forward",)
     lowered = builder.lowered_backward if collected.has_backward and not interface.has_vectors else None
-    code = collected.code()
     source = ExportSource(
         name,
         "cuda",
         interface,
         passes,
-        clip=builder.spec.recurrent_gradient_clip,
         kept_states=lowered.needs_saved_states if lowered else (),
-        backward_states=lowered.read_states if lowered else (),
         left_out=tuple(left_out),
         has_step_kernel=is_one_way and collected.has_step,
         absent=absent,
-        multiplies_steps=code.has_stepwise,
     )
-    return source, code
+    code = collected.code(source)
+    return replace(source, multiplies_steps=code.has_stepwise), code
+
+
+class _Variant(NamedTuple):
+    """Calls of one pass that have their own kernels."""
+
+    kernel_pass: KernelPass
+    packed: bool = False
+    resets: bool = False
+    states_out: StatesOut = "none"
+
+    def described(self, calls: ExportedCalls) -> Paths:
+        """Return the programs of such calls."""
+        if self.kernel_pass == "step":
+            return calls.step()
+        if self.kernel_pass == "backward":
+            return calls.backward(self.packed, self.resets)
+        return calls.forward(self.states_out, self.packed, self.resets)
 
 
 class _Collected:
@@ -95,7 +107,7 @@ class _Collected:
     ) -> None:
         self._interface, self._builders, self._sizes, self._absent = interface, builders, sizes, absent
         self._images: list[bytes] = []
-        self._forms: list[tuple[str, ...]] = []
+        self._kernels: list[ExportedKernel] = []
 
     @cached_property
     def has_step(self) -> bool:
@@ -107,66 +119,102 @@ class _Collected:
         """Whether there are gradients."""
         return self._builders[0].spec.training
 
-    def code(self) -> CudaCode:
-        """Compile all."""
-        gpus, kernels = [], list[ExportedKernel]()
-        for builder in self._builders:
-            first, dispatch, numbers = len(kernels), list[Dispatch](), dict[KernelKey, int]()
-            for kernel_pass, specialization in self._variants(builder):
-                keys = self._keys(builder, kernel_pass, specialization)
-                new = [key for key in keys if key not in numbers]
-                for key, built in zip(new, builder.build_all(new), strict=True):
-                    kernel = self._kernel(builder, built)
-                    # Many that are chosen apart are compiled to the same, which is loaded once.
-                    alike = (at for at, other in enumerate(kernels[first:], first) if other.is_launched_as(kernel))
-                    numbers[key] = next(alike, len(kernels))
-                    kernels += [kernel] if numbers[key] == len(kernels) else []
-                dispatch.append(Dispatch(tuple(numbers[key] for key in keys), self._places(builder, keys)))
-            is_exact = any(not kernel.plan.problem.arch[-1].isdigit() for kernel in kernels[first:])
-            most = self._step_sequences_most(builder)
-            gradients = self._gradients(builder.target) if self.has_backward else None
-            steps_forward = any(
-                len(kernel.forms) > 1 and kernel.plan.problem.kernel_pass == "forward" for kernel in kernels[first:]
-            )
-            rest = is_exact, most, gradients, steps_forward
-            gpus.append(ExportedGpu(builder.target, first, len(kernels) - first, tuple(dispatch), *rest))
-        lowered = self._builders[0].lowered
-        output_state = lowered.output_state if isinstance(lowered, LoweredSteps) and self._interface.recurrent_gates else None
+    def code(self, source: ExportSource) -> CudaCode:
+        """Compile all, and print the calls that run them."""
+        variants = self._variants()
+        described: list[list[Paths]] = [[] for _ in variants]
+        gpus = [self._gpu(builder, source, variants, described) for builder in self._builders]
+        functions, programs = Functions(source), dict[tuple[int, tuple[int, ...]], int]()
+        numbers = [
+            [programs.setdefault(one, len(programs)) for one in functions.serving(of_variant)] for of_variant in described
+        ]
+        for gpu in gpus:
+            gpu.dispatch[:] = [
+                replace(one, programs=tuple(of_variant[at] for at in one.programs))
+                for one, of_variant in zip(gpu.dispatch, numbers, strict=True)
+            ]
+        output_state = getattr(self._builders[0].lowered, "output_state", None) if self._interface.recurrent_gates else None
         return CudaCode(
             tuple(gpus),
-            tuple(kernels),
+            tuple(self._kernels),
             tuple(self._images),
-            tuple(self._forms),
+            tuple(programs),
+            functions,
             self._states_out,
             self._states_out.index(self._saved_states_out) if self.has_backward else 0,
             output_state,
             len(self._packed) > 1,
         )
 
-    def _step_sequences_most(self, builder: Builder) -> str:
-        if not self._interface.recurrent_gates:
-            return "INT64_MAX"
-        return str(step_sequences_max(builder.target.profile, math.prod(self._interface.R_shape)))
+    def _gpu(
+        self, builder: Builder, source: ExportSource, variants: Sequence[_Variant], described: Sequence[list[Paths]]
+    ) -> ExportedGpu:
+        """Compile the kernels of a GPU, and describe the calls that run them, each behind those of its variant before it."""
+        first, numbers, dispatch = len(self._kernels), dict[KernelKey, int](), list[Dispatch]()
+        for variant, programs in zip(variants, described, strict=True):
+            by_place = self._by_place(builder, variant)
+            chosen = list(dict.fromkeys(tuple(keys.items()) for keys in by_place))
+            self._build(builder, [key for keys in chosen for _, key in keys], first, numbers)
+            places = tuple(chosen.index(tuple(keys.items())) for keys in by_place) if len(chosen) > 1 else ()
+            kernels = tuple(tuple(numbers[key] for _, key in keys) for keys in chosen)
+            dispatch.append(Dispatch(tuple(range(len(programs), len(programs) + len(chosen))), kernels, places))
+            backends = [Backend(source, builder, dict(keys), numbers) for keys in chosen]
+            programs += [variant.described(ExportedCalls(backend, self._saved_states_out)) for backend in backends]
+        own = self._kernels[first:]
+        return ExportedGpu(
+            builder.target,
+            first,
+            len(own),
+            dispatch,
+            is_exact=any(not kernel.plan.problem.arch[-1].isdigit() for kernel in own),
+            gradients=self._gradients(builder.target) if self.has_backward else None,
+            needs_cublas=any(kernel.is_stepwise and kernel.plan.problem.kernel_pass == "forward" for kernel in own),
+        )
 
-    def _variants(self, builder: Builder) -> list[tuple[KernelPass, Specialization]]:
-        """Return the passes and specializations in the order in which NAME.c finds them."""
-        variants = self._forwards(builder, self._states_out)
-        variants += self._backwards(builder) if self.has_backward else []
+    def _build(self, builder: Builder, keys: Sequence[KernelKey], first: int, numbers: dict[KernelKey, int]) -> None:
+        """Compile kernels, and number them: many that are chosen apart are compiled to the same, which is loaded once."""
+        new = [key for key in dict.fromkeys(keys) if key not in numbers]
+        for key, built in zip(new, builder.build_all(new), strict=True):
+            if built.cubin is None:
+                raise ToolchainMissing(
+                    "export: kernels cannot be compiled, since NVRTC is not installed; install its package, or export for cpu"
+                )
+            image = self._image(built.cubin)
+            alike = (at for at, other in enumerate(self._kernels[first:], first) if other.image == image)
+            numbers[key] = next(alike, len(self._kernels))
+            self._kernels += [ExportedKernel(built, image)] if numbers[key] == len(self._kernels) else []
+
+    def _variants(self) -> list[_Variant]:
+        """Return the variants of calls in the order in which NAME.c finds them."""
+        forwards = product(self._packed, self._resets, self._states_out)
+        variants = [_Variant("forward", *each) for each in forwards]
+        if self.has_backward:
+            variants += [_Variant("backward", *each) for each in product(self._packed, self._resets)]
         if len(self._interface.runs_reversed) == 1 and self.has_step:
-            variants.append(("step", step_specialization(builder)))
+            variants.append(_Variant("step"))
         return variants
 
-    def _forwards(self, builder: Builder, states_out: Sequence[StatesOut]) -> list[tuple[KernelPass, Specialization]]:
-        ways = product(self._packed, self._resets, states_out, RUNS_REVERSED[builder.spec.direction])
-        hinted = self._hinted(builder)
-        return [
-            ("forward", replace(hinted, packed=packed, resets=resets, states_out=states, reverse=reverse))
-            for packed, resets, states, reverse in ways
-        ]
+    def _by_place(self, builder: Builder, variant: _Variant) -> list[dict[tuple[KernelPass, bool], KernelKey]]:
+        """Return the kernels of a variant by pass and direction, for each place of the grid of sizes."""
+        if variant.kernel_pass == "step":
+            steps = self._at_places(builder, "step", step_specialization(builder))
+            if not self._interface.recurrent_gates:
+                return [{("step", False): key} for key in steps]
+            # More sequences than a step has kernels for are a forward of one step.
+            forwards = self._by_place(builder, _Variant("forward"))[:: len(TIMES)]
+            return [{("step", False): key, **forward} for key, forward in zip(steps, forwards, strict=True)]
+        hinted, names = self._hinted(builder), variant._asdict()
+        kernel_pass = names.pop("kernel_pass")
+        directions = {
+            (kernel_pass, reverse): self._at_places(builder, kernel_pass, replace(hinted, **names, reverse=reverse))
+            for reverse in RUNS_REVERSED[builder.spec.direction]
+        }
+        return [dict(zip(directions, keys, strict=True)) for keys in zip(*directions.values(), strict=True)]
 
-    def _backwards(self, builder: Builder) -> list[tuple[KernelPass, Specialization]]:
-        forwards = self._forwards(builder, ("none",))
-        return [("backward", specialization) for _, specialization in forwards]
+    def _at_places(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> list[KernelKey]:
+        keys = self._keys(builder, kernel_pass, specialization)
+        places = self._places(builder, keys) or (0,) * (len(BATCHES) * (1 if kernel_pass == "step" else len(TIMES)))
+        return [keys[place] for place in places]
 
     @property
     def _packed(self) -> tuple[bool, ...]:
@@ -247,25 +295,6 @@ class _Collected:
                 places.append(served.kernels.index(served.choose(problem)))
         return tuple(places)
 
-    def _kernel(self, builder: Builder, built: BuiltKernel) -> ExportedKernel:
-        plan = built.plan
-        if built.cubin is None:
-            raise ToolchainMissing(
-                "export: kernels cannot be compiled, since NVRTC is not installed; install its package, or export for cpu"
-            )
-        interface = self._interface
-        with_values = interface.vector_states, interface.vector_parameters, interface.shared
-        names = ArrayNames(interface.states, interface.parameters, (), None, *with_values)
-        if plan.problem.kernel_pass == "backward" and not interface.has_vectors:
-            names = names_of(builder.lowered_backward)
-        forms = []
-        for suffix in suffixes_of(plan.entry):
-            form = expressions(self._interface, signature(plan, names, suffix), builder.spec.recurrent_gradient_clip)
-            if form not in self._forms:
-                self._forms.append(form)
-            forms.append(self._forms.index(form))
-        return ExportedKernel(built, self._image(built.cubin), tuple(forms), *_grid_of(plan))
-
     def _gradients(self, target: Target) -> int:
         """Compile the kernels of gradients outside the recurrence, and return the number of their cubin."""
         profile, precision = target.profile, self._interface.precision
@@ -277,20 +306,3 @@ class _Collected:
         if cubin not in self._images:
             self._images.append(cubin)
         return self._images.index(cubin)
-
-
-def _grid_of(plan: KernelPlan) -> tuple[int, int, int]:
-    """Return the units of a sequence, how many a block has, and the sequences that share them."""
-    if plan.family == "vectors":
-        if plan.problem.kernel_pass == "step":
-            return plan.problem.hidden_size * plan.variables["lanes"], plan.launch.threads, 1
-        return plan.launch.partition["blocks_per_sequence"], 1, 1
-    if plan.strategy == "persistent":
-        return plan.problem.heads, 1, plan.group_sequences
-    if plan.strategy == "decode":
-        return plan.problem.heads * -(-plan.head_dim // plan.launch.channels_per_block), 1, plan.variables["batch_tile"]
-    if plan.problem.kernel_pass == "step" or plan.strategy == "stepwise":
-        return plan.problem.hidden_size, plan.launch.threads, 1
-    if plan.problem.layout == "BDT":
-        return plan.problem.hidden_size, plan.launch.channels_per_block, 1
-    return -(-plan.problem.hidden_size // plan.launch.channels_per_block), 1, 1

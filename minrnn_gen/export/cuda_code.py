@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.render import Gradients
 from minrnn_gen.codegen.signature import suffixes_of
+from minrnn_gen.export.emit_c import Functions
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
-from minrnn_gen.run.dense.launch import CALL_BYTES
-from minrnn_gen.run.vectors.launch import part_bytes_of
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One pass of one variant on one GPU: its kernels' numbers, and for each place of the grid of sizes which of them."""
+    """The calls of one variant on one GPU: the numbers of their programs, and for each place of the grid of sizes which.
 
-    kernels: tuple[int, ...]
+    `kernels`: by program the numbers of its kernels.
+    """
+
+    programs: tuple[int, ...]
+    kernels: tuple[tuple[int, ...], ...]
     places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ExportedKernel:
-    """A compiled kernel as NAME.c has it: `image` is the number of its cubin.
-
-    `forms` are the numbers of its lists of arguments: of one that takes steps one by one that of the launch before them, and
-    that of a step.
-
-    A launch has ceil(ceil(batch / sequences) * units / units_per_block) * cluster_blocks * time_parts blocks, where `units` are
-    columns, channels or heads of a sequence, or of several.
-    """
+    """A compiled kernel as NAME.c has it: `image` is the number of its cubin."""
 
     built: BuiltKernel
     image: int
-    forms: tuple[int, ...]
-    units: int
-    units_per_block: int
-    sequences: int
 
     @property
     def plan(self) -> KernelPlan:
         """The plan."""
         return self.built.plan
 
-    def is_launched_as(self, other: ExportedKernel) -> bool:
-        """Whether both are the same cubin, launched alike."""
-        return replace(self, built=other.built) == other
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether steps are launched one by one, after a launch that begins."""
+        return self.plan.strategy == "stepwise"
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -62,93 +56,27 @@ class ExportedKernel:
         return self.plan.variables.get("cluster_blocks", 1)
 
     @property
-    def time_parts(self) -> int:
-        """Parts of time with blocks of their own, of a cell with n values per channel."""
-        return self.plan.variables.get("time_parts", 1)
-
-    @property
-    def lookback(self) -> int:
-        """Whether any blocks take tiles of a sequence."""
-        return int(bool(self.plan.variables.get("lookback")))
-
-    @property
-    def is_cooperative(self) -> int:
-        """Whether all blocks of a launch have to be resident."""
-        return int(self.plan.is_cooperative)
-
-    @property
-    def tile_state_bytes(self) -> int:
-        """Bytes of a tile's state in the workspace of a look-back, or of a scan all of whose blocks are resident."""
-        hands_on = self.lookback or self.plan.strategy == "cooperative"
-        return 2 * self.plan.problem.arithmetic_bytes * self.plan.packets_per_tile if hands_on else 0
-
-    @property
-    def alignment(self) -> int:
-        """Bytes at whose multiples every run of elements begins that is copied at once."""
-        copies_runs = self.plan.strategy != "stepwise" and (
-            self.plan.problem.kernel_pass != "step" or self.plan.family == "dense"
-        )
-        return self.plan.problem.specialization.alignment_bytes if copies_runs else 1
-
-    @property
-    def parts(self) -> int:
-        """Parts of time with sums of their own, where it is not divided into tiles; of S.* of n values, parts of channels."""
-        if self.plan.family == "vectors":
-            return self.plan.launch.partition["group_blocks"]
-        return 1 if self.plan.family == "dense" else self.cluster_blocks
-
-    @property
-    def checkpoint_values(self) -> int:
-        """Values of the states at the begin of a tile, of a backward of a cell with n values per channel."""
+    def launch_numbers(self) -> tuple[int, ...]:
+        """Threads, shared bytes, blocks of a cluster, whether all blocks have to be resident, and how many may be."""
         plan = self.plan
-        if plan.family != "vectors" or plan.problem.kernel_pass != "backward":
-            return 0
-        return plan.launch.partition["state_rows"] * plan.problem.hidden_size * plan.variables["lanes"]
-
-    @property
-    def part_values(self) -> int:
-        """Values of the ends of the parts of a sequence, of a backward of a cell with n values per channel."""
-        plan = self.plan
-        if plan.family != "vectors" or plan.problem.kernel_pass != "backward":
-            return 0
-        return (
-            plan.launch.partition["blocks_per_sequence"] * plan.launch.partition["part_values"] * plan.variables["time_parts"]
-        )
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Bytes through which the blocks of a group, or the parts of time of a block's channels, hand states on."""
-        if self.plan.family == "vectors":
-            return part_bytes_of(self.plan) if self.plan.problem.kernel_pass == "forward" else 0
-        return self.plan.group_exchange_bytes if self.plan.is_persistent else 0
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of all heads of R, behind those, in the order in which the blocks stream it."""
-        return self.plan.problem.heads * self.plan.packed_bytes
-
-    @property
-    def grid_blocks(self) -> int:
-        """Blocks of such a group."""
-        return self.plan.grid_blocks if self.plan.is_persistent and self.exchange_bytes else 0
+        numbers = plan.launch.threads, plan.budget.shared_bytes, self.cluster_blocks, int(plan.is_cooperative)
+        return (*numbers, plan.launch.resident_blocks)
 
 
 @dataclass(frozen=True)
 class ExportedGpu:
     """A GPU that kernels were compiled for: those from `first` on are its own.
 
-    `dispatch`: of forwards by packing, resets, states and direction, of backwards by packing, resets and direction, of a step.
-    `is_exact`: some have instructions of one architecture alone. A step of more than `step_sequences_most` is a forward of one.
-    `gradients`: the number of the cubin with the kernels of gradients outside the recurrence, where there are gradients.
-    `needs_cublas`: a forward takes steps one by one.
+    `dispatch`: of forwards by packing, resets and states, of backwards by packing and resets, of a step. `is_exact`: some
+    kernels have instructions of one architecture alone. `gradients`: the number of the cubin with the kernels of gradients
+    outside the recurrence, where there are gradients. `needs_cublas`: a forward takes steps one by one.
     """
 
     target: Target
     first: int
     count: int
-    dispatch: tuple[Dispatch, ...]
+    dispatch: list[Dispatch]
     is_exact: bool
-    step_sequences_most: str
     gradients: int | None
     needs_cublas: bool
 
@@ -162,21 +90,20 @@ class ExportedGpu:
 class CudaCode:
     """What the template of NAME.c for GPUs reads beside the interface.
 
-    `states_out`: the types in which a forward writes the states after every step, first "none"; `saved_states` is the place in
-    it of what a backward needs. `output_state` is what is multiplied by R. `has_packed`: packed sequences have kernels of their
-    own.
+    `programs`: the number of a function and its row of numbers. `states_out`: the types in which a forward writes the states
+    after every step, first "none"; `saved_states` is the place in it of what a backward needs. `output_state` is what is
+    multiplied by R. `has_packed`: packed sequences have kernels of their own.
     """
 
     gpus: tuple[ExportedGpu, ...]
     kernels: tuple[ExportedKernel, ...]
     images: tuple[bytes, ...]
-    forms: tuple[tuple[str, ...], ...]
+    programs: tuple[tuple[int, tuple[int, ...]], ...]
+    functions: Functions
     states_out: tuple[StatesOut, ...]
     saved_states: int
     output_state: str | None
     has_packed: bool
-    begin_blocks: int = STRIDING_BLOCKS
-    call_bytes: int = CALL_BYTES
     striding_threads: int = 256
     striding_blocks: int = 4 * STRIDING_BLOCKS
     summed_lanes: int = Gradients.lanes
@@ -187,12 +114,22 @@ class CudaCode:
     @property
     def has_stepwise(self) -> bool:
         """Whether there are kernels that take steps one by one."""
-        return any(len(kernel.forms) > 1 for kernel in self.kernels)
+        return any(kernel.is_stepwise for kernel in self.kernels)
 
     @property
     def slots_most(self) -> int:
-        """The most arguments that a kernel has."""
-        return max(map(len, self.forms))
+        """The most arguments that a kernel has, those of gradients outside the recurrence included."""
+        return max(self.functions.slots_most, 8)
+
+    @property
+    def programs_most(self) -> int:
+        """The most programs that a variant has."""
+        return max(len(dispatch.programs) for gpu in self.gpus for dispatch in gpu.dispatch)
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """What functions of programs call."""
+        return frozenset(re.findall(r"\b(\w+)\(", "\n".join(self.functions.texts)))
 
     @staticmethod
     def words(image: bytes) -> list[str]:

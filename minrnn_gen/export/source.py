@@ -32,6 +32,8 @@ _STORAGE = {
     "float16": ("uint16_t", "the bits of fp16"),
     "bfloat16": ("uint16_t", "the bits of bf16"),
 }
+# Memory in which one launch or product after the other works.
+SHARED = ("workspace", "products")
 
 
 class ExportArray(NamedTuple):
@@ -123,6 +125,17 @@ class ExportSource:
         return self.target == "cuda"
 
     @property
+    def rounds(self) -> bool:
+        """Whether arrays have fewer bits than what kernels compute."""
+        return self.storage_type != self.real_type
+
+    @property
+    def casts_states(self) -> bool:
+        """Whether a caller may have saved states in another type than a backward reads."""
+        is_kept = bool(self.kept_states) and not self.interface.recurrent_gates
+        return self.rounds and is_kept and self.has_states
+
+    @property
     def storage_type(self) -> str:
         """The type of x, R, weight and y in C."""
         return _STORAGE[self.interface.precision.storage_dtype][0]
@@ -174,21 +187,39 @@ class ExportSource:
         return (*sums, *((f"dparameter_{name}", "real", place, 1) for place, name in parameters))
 
     def axes(self, array: str) -> str:
-        """Return the axes of x, of pre-activations, of inputs S.*, of states with the axis n, or of y in the layout."""
+        """Return the axes of x, of inputs S.*, or of y in the layout."""
         interface = self.interface
-        axes = {"x": interface.x_axes, "preactivations": interface.preactivation_axes, "shared": interface.shared_axes}
-        if interface.vector_states:
-            axes["states"] = interface.states_axes(interface.vector_states[0])
-        return axes.get(array, Y_AXES[interface.layout])
+        return {"x": interface.x_axes, "shared": interface.shared_axes}.get(array, Y_AXES[interface.layout])
 
     def contiguous(self, array: str) -> list[tuple[str, str]]:
         """Return the stride along each axis of an array without gaps, as expressions of `rows` and `time`."""
         interface, axes = self.interface, self.axes(array)
-        channels = interface.hidden_size * (self.runs if array in {"y", "states"} else 1)
+        channels = interface.hidden_size * (self.runs if array == "y" else 1)
         sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
-        sizes |= {"i": str(interface.input_size), "k": str(interface.groups), "n": str(interface.state_size)}
+        sizes["i"] = str(interface.input_size)
         behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
         return [(AXIS_WORDS[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
+
+    @property
+    def cleared(self) -> tuple[tuple[str, str, str], ...]:
+        """The gradients that are sums over sequences: the array, how many elements it has, and their kind."""
+        interface = self.interface
+        cleared = [(name, f"DIRECTIONS * {count} * HIDDEN", kind) for name, kind, _, count in self.sums]
+        values = f"DIRECTIONS * HIDDEN * {interface.state_size}"
+        cleared += [(f"dparameter_{name}", values, "real") for name in interface.vector_parameters]
+        cleared += [("dR", "DIRECTIONS * RECURRENT_ROWS * HEAD_DIM", "storage")] if interface.recurrent_gates else []
+        return (*cleared, *([("dweight", "PREACTIVATIONS * INPUTS", "storage")] if interface.input_size else []))
+
+    @property
+    def innermost(self) -> tuple[str, str, str]:
+        """The axis along which elements of x and y follow each other: its name in strides, and in words elements and stride."""
+        return ("time", "steps", "time") if self.interface.layout == "BDT" else ("channel", "channels", "channels")
+
+    def kept_count(self, state: str) -> str:
+        """Return how many elements a state has after every step in C: without the axis n as y, gaps included."""
+        if state not in self.interface.vector_states:
+            return "span_of(call)"
+        return f"rows_of(call) * call->time * OUTPUTS * {self.interface.state_size}"
 
     def shape(self, axes: str) -> str:
         """Return axes in words."""
@@ -196,10 +227,6 @@ class ExportSource:
         words = {"b": "B", "t": "T", "d": "2", "g": "G", "h": "H", "i": "I", "k": "K", "n": "n"}
         words["h"] = "H" if "g" in axes or not interface.directions else "2 * H"
         return f"[{', '.join(words[axis] for axis in axes)}]"
-
-    def values_of(self, name: str) -> int:
-        """Return how many values a channel has of a state or a parameter."""
-        return self.interface.state_size if name in self._vectors else 1
 
     def _with_values(self, name: str, shape: str) -> str:
         return f"{shape[:-1]}, n]" if name in self._vectors else shape
@@ -212,6 +239,13 @@ class ExportSource:
     def arrays(self) -> tuple[ExportArray, ...]:
         """The arrays of a call, in their order."""
         return tuple(self._arrays())
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """The arrays of a call, what a backward reads besides, and memory that launches share, in the order of slots."""
+        states = (f"states_{state}" for state in self.interface.states)
+        named = (array.name for array in self.arrays if not array.is_strides)
+        return tuple(dict.fromkeys((*named, *states, "projected", *SHARED)))
 
     def _arrays(self) -> list[ExportArray]:
         interface = self.interface

@@ -7,7 +7,7 @@ not known yet, in which a program stands for every call with the same arrays pre
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from minrnn_gen.program.number import Number, value
@@ -117,6 +117,64 @@ class ZeroBeyond:
     shape: tuple[Number, ...]
 
 
+class Mask(NamedTuple):
+    """Which vectors are float32, bit by bit, where all biases are present."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Bytes of one value."""
+
+    at: At
+    value: int
+    size_bytes: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A demand: rows begin at multiples of `alignment` bytes; `of_step`: those that a step of a dense cell reads."""
+
+    alignment: int
+    of_step: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A copy of [.., heads, gates, square] to [.., gates, heads, square] in the storage dtype; all elements are `count`."""
+
+    source: At
+    target: At
+    count: Number
+    heads: int
+    gates: int
+    square: Number
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp:
+    """Sums [runs, parts, rows, batch, width] added up over parts and batch: `count` rows from `first` on."""
+
+    source: At
+    target: At
+    parts: Number
+    rows: int
+    width: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddParts:
+    """Parts of `count` elements each, added up in the storage dtype."""
+
+    source: At
+    target: At
+    count: Number
+    parts: Number
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """What only Python does, once: it gets a function that returns the address of a pointer of the run."""
@@ -182,10 +240,20 @@ def unrolled(operations: tuple[Any, ...], sizes: Mapping[str, int] | None = None
 
 def bound(part: Any, sizes: Mapping[str, int]) -> Any:
     """Return data without loops where symbols have the values `sizes`."""
-    if isinstance(part, tuple):
-        values = (bound(inner, sizes) for inner in part)
-        return type(part)(*values) if hasattr(part, "_fields") else tuple(values)
-    if is_dataclass(part) and not isinstance(part, type) and type(part).__module__ == __name__:
-        names = (field.name for field in fields(part))
-        return replace(part, **{name: bound(getattr(part, name), sizes) for name in names})
-    return value(part, sizes)
+    return changed(part, lambda inner: bound(inner, sizes)) if has_members(part) else value(part, sizes)
+
+
+def has_members(part: Any) -> bool:
+    """Say whether a part of a program has members of its own."""
+    return isinstance(part, tuple) or (is_dataclass(part) and type(part).__module__ == __name__)
+
+
+def members_of(part: Any) -> tuple[Any, ...]:
+    """Return the members of a part of a program."""
+    return part if isinstance(part, tuple) else tuple(getattr(part, member.name) for member in fields(part))
+
+
+def changed(part: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a part of a program with its members changed."""
+    values = map(change, members_of(part))
+    return type(part)(*values) if not isinstance(part, tuple) or hasattr(part, "_fields") else tuple(values)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
 
 # To a type checker an expression is an int: the same code computes sizes, grids and offsets with either.
 Number = int
@@ -15,6 +16,9 @@ UNBOUNDED = 1 << 62
 # No power of two that divides a number is of interest beyond this.
 _DIVISOR_MOST = 1 << 30
 _CONDITIONS = ("<", "==", "not")
+ResultT = TypeVar("ResultT")
+Decisions = tuple[tuple[Any, bool], ...]
+"""Conditions, and whether each holds."""
 
 
 class Undecided(ArithmeticError):
@@ -85,11 +89,45 @@ class Expr:
     def __bool__(self) -> bool:
         condition = self if self.operator in _CONDITIONS else _negated(_condition("==", self, 0))
         if isinstance(condition, Expr):
+            decided = _DECIDED.get()
+            if decided is not None:
+                return _decide(condition, decided)
             raise Undecided(f"whether {text(condition)} depends on sizes that are not known here; give sizes as integers")
         return bool(condition)
 
     def __repr__(self) -> str:
         return text(self)
+
+
+# Conditions that bounds leave open, as far as they are decided, while `paths` calls a function.
+_DECIDED: ContextVar[list[tuple[Expr, bool]] | None] = ContextVar("decided", default=None)
+
+
+def paths(describe: Callable[[], ResultT]) -> Iterator[tuple[Decisions, ResultT]]:
+    """Yield what a function returns for each way to decide the conditions that bounds leave open, with these decisions.
+
+    The first decision of all is on the same condition, and so are the next ones after equal decisions. A condition holds first.
+    """
+    open_paths: list[Decisions] = [()]
+    while open_paths:
+        path = open_paths.pop()
+        decided = list(path)
+        token = _DECIDED.set(decided)
+        try:
+            result = describe()
+        finally:
+            _DECIDED.reset(token)
+        yield tuple(decided), result
+        open_paths += [(*decided[:at], (decided[at][0], False)) for at in range(len(path), len(decided))]
+
+
+def _decide(condition: Expr, decided: list[tuple[Expr, bool]]) -> bool:
+    is_negated = condition.operator == "not"
+    positive = condition.operands[0] if is_negated else condition
+    known = [holds for other, holds in decided if same(other, positive)]
+    if not known:
+        decided.append((positive, True))
+    return (known or [True])[0] != is_negated
 
 
 def symbol(name: str, low: int = 0, high: int = UNBOUNDED, divisor: int = 1) -> Number:
@@ -237,6 +275,13 @@ def _condition(operator: str, first: Any, second: Any) -> Any:
         return False  # nothing else equals a number
     if same(first, second):
         return operator == "=="
+    if operator == "==" and not isinstance(second, Expr) and second == 0 and isinstance(first, Expr) and first.operator == "*":
+        # A product is 0 where one factor is.
+        left, right = first.operands
+        if bounds(left)[0] > 0:
+            return _condition("==", right, 0)
+        if bounds(right)[0] > 0:
+            return _condition("==", left, 0)
     (low, high), (other_low, other_high) = bounds(first), bounds(second)
     if high < other_low:
         return operator == "<"

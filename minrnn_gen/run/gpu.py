@@ -60,10 +60,11 @@ class GpuRun:
     What was run once for a key is replayed the next time, without being looked at: see `run.replay`.
     """
 
-    def __init__(self, interface: Interface, builder: Builder, backend: Backend) -> None:
+    def __init__(self, interface: Interface, builder: Builder, backend: Backend, fuses: bool = True) -> None:
+        """Run on a backend; `fuses`: a scan and its projection by one kernel where that is faster."""
         self._interface, self._backend = interface, backend
         self._cells = _cells_of(interface, builder, backend)
-        self._fused = ProjectedScan(interface, builder) if isinstance(self._cells, ScanRun) else None
+        self._fused = ProjectedScan(interface, builder) if fuses and isinstance(self._cells, ScanRun) else None
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()

@@ -14,6 +14,7 @@ CUDA = {
     for path in sorted(FOLDER.rglob("*.j2"))
     if path.parent.name not in {"cpu", "export"}
 }
+HOST_C = {path.name: path.read_text(encoding="utf-8") for path in sorted((FOLDER / "export").glob("cuda*.j2"))}
 KERNELS = {name: text for name, text in CUDA.items() if name.endswith(".cu.j2") and "/" not in name}
 
 COLUMNS_MOST = 140
@@ -60,3 +61,9 @@ def test_choices_are_blocks() -> None:
         for choice in re.findall(r"\{\{[^{}]* if [^{}]* else [^{}]*\}\}", re.sub(r"//[^\n]*", "", text))
     ]
     assert len(choices) <= CHOICES_MOST, choices
+
+
+def test_the_c_of_exports_for_gpus_has_short_lines_and_no_choices() -> None:
+    lines = [(name, line) for name, text in HOST_C.items() for line in text.splitlines()]
+    assert [(name, line) for name, line in lines if len(line) > COLUMNS_MOST] == []
+    assert [(name, line) for name, line in lines if re.search(r"\{\{[^{}]* if [^{}]* else [^{}]*\}\}", line)] == []

@@ -279,6 +279,28 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
     assert "error 700" in refused[1]
 
 
+def numbers_in(seen: Any) -> set[int]:
+    """Return all numbers of what a call asks for, addresses among them."""
+    return set().union(*map(numbers_in, seen)) if isinstance(seen, tuple | list) else {seen}
+
+
+@pytest.mark.usefixtures("_compiled_in_the_whole_matrix")
+def test_gradients_that_are_absent_are_not_computed(tmp_path: Path) -> None:
+    spec, way = {**DENSE, "training": True, "input_size": 24}, Way(lengths=True, backward=True)
+    kernel, source = exported(tmp_path, spec, [(4, 16)], without=WITHOUT)
+    forward, backward = planned_launches(kernel, planned_call(kernel.interface, 4, 16, way), way).passed
+    arrays, names = backward["arrays"], ("dx", "dweight", "dR", "dbias")
+    absent = [{**backward, "arrays": {one: at for one, at in arrays.items() if one != name}} for name in names]
+    answers = run_calls(tmp_path, source, [forward, backward, *absent])
+    assert set(answers.codes) == {(0, "")}
+    (_, whole, *fewer), (_, _, (most, _), *sizes) = answers.by_call, answers.sizes
+    for name, seen, (size, _) in zip(names, fewer, sizes, strict=True):
+        assert arrays[name] in numbers_in(whole), name
+        assert arrays[name] not in numbers_in(seen), name
+        assert len(seen) < len(whole), name
+        assert size < most or name == "dx", name  # into which a product writes at once
+
+
 def nearest(sizes: tuple[int, ...], size: int) -> int:
     return min(range(len(sizes)), key=lambda place: abs(math.log(size / sizes[place])))
 
@@ -296,7 +318,7 @@ def test_a_call_has_the_kernel_of_the_nearest_size(tmp_path: Path) -> None:
         call = planned_call(kernel.interface, batch, time, Way())
         calls.append(planned_launches(kernel, call, Way()).passed[0])
     places = [nearest(code.batches, batch) * len(code.times) + nearest(code.times, time) for batch, time in sizes]
-    chosen = [code.kernels[plain.kernels[plain.places[place]]].built for place in places]
+    chosen = [code.kernels[plain.kernels[plain.places[place]][0]].built for place in places]
     launched = [launch.image for launch in run_calls(tmp_path, source, calls).launches]
     assert launched == [hash_of(built.cubin or b"") for built in chosen]
 
@@ -389,7 +411,7 @@ def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: 
     kernel, source = exported(tmp_path, ON_A_GPU[name], [sizes], gpu)
     targets = targets_of(kernel.builder, [gpu])
     _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
-    assert name not in PLANNED_FOR or any(kernel.time_parts > 1 for kernel in code.kernels)
+    assert name not in PLANNED_FOR or any(kernel.plan.variables.get("time_parts", 1) > 1 for kernel in code.kernels)
     ran = check(tmp_path, "rnn_cell", **emulated(kernel, tmp_path, sizes, gpu))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "as recorded" in ran.stdout

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.program.number import Undecided, bounds, divided_up, divisor_of, least, most, same, symbol, text, value
+from minrnn_gen.program.number import Undecided, bounds, divided_up, divisor_of, least, most, paths, same, symbol, text, value
 
 SYMBOLS = {"batch": (1, 64, 1), "time": (1, 4096, 1), "stride": (0, 1 << 20, 16)}
 BINARY: tuple[Callable[..., Any], ...] = (operator.add, operator.mul, operator.sub, least, most)
@@ -97,3 +97,19 @@ def test_expressions_are_printed_for_people() -> None:
 def test_the_divisor_of_an_integer_is_its_lowest_bit(number: int) -> None:
     divisor = divisor_of(number)
     assert number % divisor == 0 and (not number or number % (2 * divisor) != 0) and math.log2(divisor).is_integer()
+
+
+@given(st.data())
+def test_paths_decide_every_condition_once_in_each_way(data: st.DataObject) -> None:
+    """Of the paths of a function that branches on sizes, one holds for any sizes, and returns what these make it return."""
+    values = data.draw(sizes())
+    drawn = [data.draw(numbers(values))[0] for _ in range(3)]
+
+    def branching(known: list[Any]) -> list[int]:
+        first, second, third = known
+        taken = [0] if first < second else [1, 2] if second == third else [3]
+        return taken + ([4] if not third else [5] if third > first else [])
+
+    found = list(paths(lambda: branching(drawn)))
+    fitting = [result for decided, result in found if all(bool(value(each, values)) is holds for each, holds in decided)]
+    assert fitting == [branching([value(number, values) for number in drawn])]

@@ -65,10 +65,11 @@ class ScanRun:
         runs = list(self._runs_back(recorder, forward, incoming, gradients)) if call.batch else []
         sums = None
         if call.bias is not None or call.parameters:
-            parts = {parts_of(run.kernel.plan, run.call, run.resident_blocks) for run in runs} or {1}
+            parts = [parts_of(run.kernel.plan, run.call, run.resident_blocks) for run in runs] or [1]
             shape = (len(interface.runs_reversed), most(*parts), interface.summed_count, call.batch, interface.hidden_size)
             # A run of fewer parts than the other leaves the rest as it is.
-            sums = recorder.new_array(shape, interface.precision.arithmetic_dtype, fill=0 if len(parts) > 1 else None)
+            fill = 0 if any(part != parts[0] for part in parts) else None
+            sums = recorder.new_array(shape, interface.precision.arithmetic_dtype, fill=fill)
         written = Gradients(gradients.dx, gradients.dinitial, sums)
         for index, run in enumerate(runs):
             plan, part = run.kernel.plan, gradients_of_run(interface, forward.projected.x_axes, written, index)
