@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from minrnn_gen.call.address import Address, address_of
@@ -13,6 +14,9 @@ from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.program.number import bounds, most
 
 Library = Literal["numpy", "torch", "cupy"]
+
+# Types of arrays in use at once.
+TYPES_HELD = 16
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1}
 DTYPE_BYTES |= {"complex64": 8, "complex128": 16, "uint8": 1}
@@ -83,7 +87,7 @@ class Array:
         if math.prod(self.shape) == 0:
             return True
         axes = zip(self.strides, wanted, self.shape, strict=True)
-        return all(stride == want for stride, want, size in axes if bounds(size)[1] > 1)
+        return all(stride == want for stride, want, size in axes if (size if type(size) is int else bounds(size)[1]) > 1)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,7 +95,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
-        step *= most(size, 1)
+        step *= max(size, 1) if type(size) is int else most(size, 1)
     return tuple(reversed(strides))
 
 
@@ -110,8 +114,8 @@ def inspect_array(value: Any, name: str, import_foreign: Callable[[Any, str], An
 
 
 def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any]) -> Array:
-    library = type(value).__module__.partition(".")[0]
-    if library == "torch" or any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__[:-1]):
+    library = _library_of(type(value))  # type: ignore[arg-type]  # every type has a hash
+    if library == "torch":
         return _inspect_torch(value, name)
     if library == "numpy" and hasattr(value, "mask"):
         raise BadInput(f"{name} is a masked array, whose mask a kernel does not know; fill it, and pass the plain array")
@@ -122,6 +126,13 @@ def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any])
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack__"):
         return _described(import_foreign(value, name), name, import_foreign)
     raise BadInput(f"{name} is {kind_of(value)}; a NumPy, CuPy or torch array, or any with DLPack, is expected")
+
+
+@lru_cache(maxsize=TYPES_HELD)
+def _library_of(kind: type) -> str:
+    """Return the package of a type, or torch's name where it is of torch or derived from one that is."""
+    package, *others = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return "torch" if "torch" in others else package
 
 
 def _inspect_strided(value: Any, name: str, library: Library, pointer: int, device: int | None) -> Array:
@@ -185,13 +196,13 @@ def torch_stream(device: int) -> int:
 def torch_empty(device: int | None) -> Callable[..., Any] | None:
     """Return what allocates a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
 
-    What torch's own compiled code asks, in half the time of `new_empty`; not every build has it. None for host memory.
+    None is host memory. It is what torch's own compiled code asks, in half the time of `new_empty`; not every build has it.
     """
-    if device is None:
-        return None  # Torch starts CUDA to say which device is current, and raises where there is no driver.
     internals = getattr(sys.modules["torch"], "_C", None)
     guards = getattr(getattr(internals, "_dynamo", None), "guards", None)
-    empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)
+    empty: Callable[..., Any] | None = getattr(guards, f"_empty_strided_{'cpu' if device is None else 'cuda'}", None)
+    if device is None:
+        return empty  # Torch starts CUDA to say which device is current, and raises where there is no driver.
     get_device = getattr(internals, "_cuda_getDevice", None)
     return empty if empty and get_device and get_device() == device else None
 

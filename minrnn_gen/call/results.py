@@ -71,7 +71,7 @@ class BackwardResult(NamedTuple):
         """Return the results with every entry changed."""
         x, initial, sums, weight, R, vectors, shared = self
         return BackwardResult(
-            change(x),
+            None if x is None else change(x),
             tuple(map(change, initial)),
             None if sums is None else change(sums),
             None if weight is None else change(weight),

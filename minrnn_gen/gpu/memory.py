@@ -1,10 +1,11 @@
-"""Arrays on a GPU: allocated beside the caller's, read from any library, converted and copied."""
+"""Arrays beside the caller's: allocated on a GPU or in host memory, read from any library, converted and copied."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from minrnn_gen.call.array import (
@@ -21,6 +22,11 @@ from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.device import Placed
+
+# The C library keeps smaller tensors in host memory for the next call. NumPy asks the system for large pages: the first touch
+# of small ones takes longer than their use.
+LARGE_BYTES = 1 << 25
+LARGE_ALIGNMENT_BYTES = 64
 
 
 class Allocation(NamedTuple):
@@ -85,10 +91,11 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
 def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int]]:
     """Return what allocates in `place`, beside the tensor `like`, on the stream that is current now; it fills nothing."""
     if place.library == "numpy":
+        import numpy
 
         def by_numpy(allocation: Allocation) -> tuple[Any, int]:
-            array = new_numpy(allocation.shape, str(allocation.dtype), None)
-            return array.owner, array.pointer
+            array = numpy.empty(allocation.shape, allocation.dtype)
+            return array, array.__array_interface__["data"][0]
 
         return by_numpy
     if place.library != "torch":
@@ -99,6 +106,8 @@ def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int
             return array, array.data.ptr
 
         return by_cupy
+    if place.device is None:
+        return _host_allocator(sys.modules["torch"])
     empty = torch_empty(place.device)
 
     def by_torch(allocation: Allocation) -> tuple[Any, int]:
@@ -108,6 +117,33 @@ def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int
         return tensor, tensor.data_ptr()
 
     return by_torch
+
+
+@lru_cache(maxsize=1)
+def _host_allocator(torch: Any) -> Callable[[Allocation], tuple[Any, int]]:
+    empty = torch_empty(None) or (lambda shape, _strides, dtype: torch.empty(shape, dtype=dtype))
+
+    def on_host(allocation: Allocation) -> tuple[Any, int]:
+        shape, strides, dtype, _ = allocation
+        tensor = in_large_pages(shape, dtype) if is_large(shape, dtype) else empty(shape, strides, dtype)
+        return tensor, tensor.data_ptr()
+
+    return on_host
+
+
+def is_large(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Say whether a tensor of a shape and dtype in host memory takes large pages."""
+    return bool(math.prod(shape) * dtype.itemsize >= LARGE_BYTES)
+
+
+def in_large_pages(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a tensor of any values in host memory, in large pages where the system gives them to those who ask."""
+    import numpy
+
+    size_bytes = math.prod(shape) * dtype.itemsize
+    memory = numpy.empty(size_bytes + LARGE_ALIGNMENT_BYTES, numpy.uint8)
+    first = -int(memory.ctypes.data) % LARGE_ALIGNMENT_BYTES
+    return sys.modules["torch"].from_numpy(memory[first : first + size_bytes]).view(dtype).view(shape)
 
 
 def allocate_aligned(
@@ -138,16 +174,23 @@ def cast(value: Any, dtype: str) -> Any:
 def cast_at(value: Any, dtype: str) -> tuple[Any, int]:
     """Return what `cast` does, and its address."""
     converted = cast(value, dtype)
-    return converted, converted.data_ptr() if hasattr(converted, "data_ptr") else converted.data.ptr
+    return converted, start_of(converted)
+
+
+def start_of(value: Any) -> int:
+    """Return the address of a library's array."""
+    if hasattr(value, "data_ptr"):
+        return int(value.data_ptr())
+    return int(value.ctypes.data if hasattr(value, "ctypes") else value.data.ptr)
 
 
 def without_gaps(array: Array) -> Array:
-    """Return a whole array of a caller as a contiguous one, a copy where it is not, on the current stream."""
+    """Return a whole array of a caller as a contiguous one, always a copy, on the current stream."""
     if array.library == "torch":
-        return inspect(array.owner.contiguous(), array.name)
+        return inspect(array.owner.clone() if array.is_contiguous else array.owner.contiguous(), array.name)
     with gpu_device.on_device(array.device):
         # As words, which are copied alike whatever the dtype.
-        words = _numpy_or_cupy(array).ascontiguousarray(array.owner.view(f"u{array.itemsize}"))
+        words = _numpy_or_cupy(array).array(array.owner.view(f"u{array.itemsize}"), order="C")
         return inspect(words.view(numpy_dtype(array.dtype)), array.name)
 
 

@@ -189,6 +189,7 @@ def _laid_out(device: int, recording: Recording) -> DeviceCall:
     """Give what the trace allocates a place: results by themselves, all others in a workspace."""
     trace, inputs = recording.trace, recording.inputs
     held = dict(trace.layout.held)
+    assert isinstance(trace.program, Program)
     scratch = list(trace.layout.scratch)
     end = trace.layout.piece.shape[0] if trace.layout.piece is not None else 0
     cast_slots = {cast.slot for cast in trace.casts}

@@ -12,7 +12,7 @@ from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.scan import scan, scan_backward
 from minrnn_gen.run.cpu.c_program import host_program
-from minrnn_gen.run.cpu.trace import LaunchOperation
+from minrnn_gen.run.cpu.trace import HostProgram
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Saved
 
@@ -54,11 +54,10 @@ def recorded_on_host(request: Request, operands: Sequence[Any]) -> tuple[Layout,
         return None
     slots = trace.slots
     results = (slots.y, *slots.final, *(slots.states if request.keeps else ()))
-    launches = [operation for operation in trace.operations if isinstance(operation, LaunchOperation)]
-    if len(launches) < len(trace.operations) or {allocation.slot for allocation in trace.allocations} != {*results}:
+    launches = trace.program.launches if isinstance(trace.program, HostProgram) else None
+    if launches is None or trace.casts or {slot for slot, _ in trace.layout.held} != {*results}:
         return None
-    program = host_program(launches)
-    return Layout(len(request.present) + trace.count, request.slots, results), program
+    return Layout(len(request.present) + len(trace.allocations), request.slots, results), host_program(launches)
 
 
 def _saved(executor: Executor, arguments: CallArguments, y: Any, states: Sequence[Any], keeps: bool) -> Saved:

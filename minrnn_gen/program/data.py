@@ -183,6 +183,18 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """What the arrays' library computes of arrays: each source is a slot, or an array outside the program.
+
+    `compute` returns the array in `slot`; without a slot it writes into its last source.
+    """
+
+    slot: int | None
+    sources: tuple[Any, ...]
+    compute: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """Operations repeated for each value of the symbol `index` from `start` to `stop`."""
 

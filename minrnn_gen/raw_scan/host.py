@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.config.environment import runs_native_code
+from minrnn_gen.gpu import memory
 from minrnn_gen.raw_scan import cpu, native
 from minrnn_gen.raw_scan.arguments import BackwardCall, ScanCall
 from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
-from minrnn_gen.run.cpu.trace import CpuRecorder, CpuTraceCache
+from minrnn_gen.run.cpu.trace import NativeRecorder, keyed_by_threads
+from minrnn_gen.run.recording.replay import TraceCache
 
 # What native code did before on arrays of a key, by every scan of this process.
-SCANS = CpuTraceCache[ScanResult]()
-BACKWARDS = CpuTraceCache[ScanGradients]()
+SCANS = TraceCache[ScanResult, None]()
+BACKWARDS = TraceCache[ScanGradients, None]()
 
 
-def scan(call: ScanCall, keyed: KeyedArrays | None) -> tuple[Any, Any]:
+def kept(keyed: KeyedArrays) -> KeyedArrays | None:
+    """Return arrays with the key by which their call is kept; None where NumPy serves."""
+    return keyed_by_threads(keyed) if runs_native_code() else None
+
+
+def scan(call: ScanCall, keyed: KeyedArrays | None) -> ScanResult:
     """Return (y, final), contiguous."""
-    recorder = CpuRecorder(Store(cache_folder()), call.a, keyed)
-    (y,), final = results_of(recorder, call.recurrence, 1)
-    if kernel := native.kernel_of(call.recurrence, "forward"):
-        native.run_scan(kernel, call, y, final, recorder)
-        SCANS.keep(keyed, runs_native_code(), recorder.finish(ScanResult(y, final)))
-    else:
+    kernel = native.kernel_of(call.recurrence, "forward")
+    if kernel is None:
+        (y,), final = results_of(partial(memory.new_array, call.a), call.recurrence, 1)
         cpu.run_scan(call, y, final)
-    return y.owner, final.owner
+        return ScanResult(y.owner, final.owner)
+    recorder = NativeRecorder(Store(cache_folder()), call.a, keyed)
+    (y,), final = results_of(recorder.new_array, call.recurrence, 1)
+    native.run_scan(kernel, call, y, final, recorder)
+    return recorder.run(SCANS, ScanResult(y, final)).result
 
 
-def scan_backward(call: BackwardCall, keyed: KeyedArrays | None) -> tuple[Any, Any, Any]:
+def scan_backward(call: BackwardCall, keyed: KeyedArrays | None) -> ScanGradients:
     """Return (da, db, dh0), contiguous."""
-    recorder = CpuRecorder(Store(cache_folder()), call.a, keyed)
-    (da, db), dh0 = results_of(recorder, call.recurrence, 2)
-    if kernel := native.kernel_of(call.recurrence, "backward"):
-        native.run_scan_backward(kernel, call, da, db, dh0, recorder)
-        BACKWARDS.keep(keyed, runs_native_code(), recorder.finish(ScanGradients(da, db, dh0)))
-    else:
+    kernel = native.kernel_of(call.recurrence, "backward")
+    if kernel is None:
+        (da, db), dh0 = results_of(partial(memory.new_array, call.a), call.recurrence, 2)
         cpu.run_scan_backward(call, da, db, dh0)
-    return da.owner, db.owner, dh0.owner
+        return ScanGradients(da.owner, db.owner, dh0.owner)
+    recorder = NativeRecorder(Store(cache_folder()), call.a, keyed)
+    (da, db), dh0 = results_of(recorder.new_array, call.recurrence, 2)
+    native.run_scan_backward(kernel, call, da, db, dh0, recorder)
+    return recorder.run(BACKWARDS, ScanGradients(da, db, dh0)).result

@@ -13,13 +13,12 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.codegen.cpu_source import CpuPass
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
-from minrnn_gen.gpu import memory
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import merged_stride
 from minrnn_gen.raw_scan.kernels import KERNELS_HELD, RawPrecision, raw_spec
 from minrnn_gen.run.cpu.native import scan_plan
 from minrnn_gen.run.cpu.threads import pointwise_schedule
-from minrnn_gen.run.cpu.trace import CpuRecorder
+from minrnn_gen.run.cpu.trace import NativeRecorder
 
 LOG = logging.getLogger("minrnn_gen")
 
@@ -41,27 +40,27 @@ class _Rows(NamedTuple):
         return {f"{name}_row": self.row, f"{name}_time": self.time, f"{name}_channel": self.channel}
 
 
-def run_scan(kernel: CpuKernel, call: ScanCall, y: Array, final: Array, recorder: CpuRecorder) -> None:
+def run_scan(kernel: CpuKernel, call: ScanCall, y: Array, final: Array, recorder: NativeRecorder) -> None:
     """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous."""
     recurrence = call.recurrence
-    rows, (a, b) = _rows_of(recurrence, call.a, call.b)
+    rows, (a, b) = _rows_of(recorder, recurrence, call.a, call.b)
     values = _sizes(recurrence, rows) | rows.strides("x") | _contiguous(recurrence).strides("y")
-    values |= {"W_a": a.pointer, "W_b": b.pointer, "y": y.pointer, "final_h": final.pointer}
-    h0 = _state(call.h0)
-    recorder.launch(kernel, values | {"initial_h": h0.pointer if h0 else 0})
+    values |= {"W_a": a.address, "W_b": b.address, "y": y.address, "final_h": final.address}
+    recorder.run_kernel(kernel, values | {"initial_h": _state(recorder, call.h0)})
 
 
-def run_scan_backward(kernel: CpuKernel, call: BackwardCall, da: Array, db: Array, dh0: Array, recorder: CpuRecorder) -> None:
+def run_scan_backward(
+    kernel: CpuKernel, call: BackwardCall, da: Array, db: Array, dh0: Array, recorder: NativeRecorder
+) -> None:
     """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype, all contiguous."""
     recurrence = call.recurrence
-    rows, (a,) = _rows_of(recurrence, call.a)
+    rows, (a,) = _rows_of(recorder, recurrence, call.a)
     result = _contiguous(recurrence)
     values = _sizes(recurrence, rows) | rows.strides("x") | result.strides("y") | result.strides("dx")
-    values |= {"W_a": a.pointer, "dW_a": da.pointer, "dW_b": db.pointer, "dinitial_h": dh0.pointer}
-    y, dy, h0, dfinal = memory.without_gaps(call.y), memory.without_gaps(call.dy), _state(call.h0), _state(call.dfinal)
-    values |= {"state_h": y.pointer, "dy": dy.pointer}
-    values |= {"initial_h": h0.pointer if h0 else 0, "dfinal_h": dfinal.pointer if dfinal else 0}
-    recorder.launch(kernel, values)
+    values |= {"W_a": a.address, "dW_a": da.address, "dW_b": db.address, "dinitial_h": dh0.address}
+    values |= {"state_h": recorder.contiguous(call.y).address, "dy": recorder.contiguous(call.dy).address}
+    values |= {"initial_h": _state(recorder, call.h0), "dfinal_h": _state(recorder, call.dfinal)}
+    recorder.run_kernel(kernel, values)
 
 
 def kernel_of(recurrence: Recurrence, kernel_pass: CpuPass) -> CpuKernel | None:
@@ -84,13 +83,13 @@ def _kernel(precision: RawPrecision, log_a: bool, kernel_pass: CpuPass, folder: 
         return None
 
 
-def _rows_of(recurrence: Recurrence, *arrays: Array) -> tuple[_Rows, tuple[Array, ...]]:
+def _rows_of(recorder: NativeRecorder, recurrence: Recurrence, *arrays: Array) -> tuple[_Rows, tuple[Array, ...]]:
     """View arrays of the recurrence's shape alike; they are copied where their strides are unlike, or not those of one view."""
     views = {_viewed(recurrence, array.strides) for array in arrays}
     (view, *others) = views
     if view is not None and not others:
         return view, arrays
-    return _contiguous(recurrence), tuple(memory.without_gaps(array) for array in arrays)
+    return _contiguous(recurrence), tuple(map(recorder.contiguous, arrays))
 
 
 def _contiguous(recurrence: Recurrence) -> _Rows:
@@ -115,5 +114,5 @@ def _sizes(recurrence: Recurrence, rows: _Rows) -> dict[str, Any]:
     return sizes | {"reverse": recurrence.reverse} | pointwise_schedule(rows.rows, rows.channels, time)._asdict()
 
 
-def _state(array: Array | None) -> Array | None:
-    return None if array is None else memory.without_gaps(array)
+def _state(recorder: NativeRecorder, array: Array | None) -> Any:
+    return 0 if array is None else recorder.contiguous(array).address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.raw_scan.arguments import Recurrence
@@ -32,14 +32,10 @@ class ScanGradients(NamedTuple):
         return ScanGradients(change(self.a), change(self.b), change(self.h0))
 
 
-class Recorder(Protocol):
-    """What allocates the arrays of a call."""
-
-    def new_array(self, shape: tuple[int, ...], dtype: str) -> Array: ...
-
-
-def results_of(recorder: Recorder, recurrence: Recurrence, count: int) -> tuple[tuple[Array, ...], Array]:
+def results_of(
+    new_array: Callable[[tuple[int, ...], str], Array], recurrence: Recurrence, count: int
+) -> tuple[tuple[Array, ...], Array]:
     """Allocate `count` arrays shaped like a, and one of the state's shape and dtype."""
     precision = recurrence.precision
-    rows = tuple(recorder.new_array(recurrence.shape, precision.storage_dtype) for _ in range(count))
-    return rows, recorder.new_array(recurrence.state_shape, precision.arithmetic_dtype)
+    rows = tuple(new_array(recurrence.shape, precision.storage_dtype) for _ in range(count))
+    return rows, new_array(recurrence.state_shape, precision.arithmetic_dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from minrnn_gen.call.key import is_on_cpu
-from minrnn_gen.config.environment import runs_native_code
 from minrnn_gen.raw_scan.arguments import check_scan, check_scan_backward, keyed_scan
 from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
 from minrnn_gen.run.recording.replay import TraceCache
@@ -32,8 +31,8 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
     if keyed is not None and is_on_cpu(a):
         from minrnn_gen.raw_scan import host  # NumPy is imported only where a host array comes in
 
-        if again := host.SCANS.replay(keyed, runs_native_code()):
-            return again
+        if again := host.SCANS.replay(host.kept(keyed)):
+            return again.result
     call = check_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
     if call.a.device is None:
         from minrnn_gen.raw_scan import host
@@ -42,7 +41,7 @@ def scan(a: Any, b: Any, h0: Any = None, *, log_a: bool = False, reverse: bool =
     from minrnn_gen.raw_scan import device
 
     recorder = device.recorder_for(call.recurrence, call.a, keyed)
-    (written,), last = results_of(recorder, call.recurrence, 1)
+    (written,), last = results_of(recorder.new_array, call.recurrence, 1)
     device.run_scan(call, written, last, recorder)
     finished = recorder.finish(ScanResult(written, last), None)
     SCANS.keep(finished.replay)
@@ -76,8 +75,8 @@ def scan_backward(
     if keyed is not None and is_on_cpu(a):
         from minrnn_gen.raw_scan import host
 
-        if again := host.BACKWARDS.replay(keyed, runs_native_code()):
-            return again
+        if again := host.BACKWARDS.replay(host.kept(keyed)):
+            return again.result
     call = check_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
     if call.a.device is None:
         from minrnn_gen.raw_scan import host
@@ -86,7 +85,7 @@ def scan_backward(
     from minrnn_gen.raw_scan import device
 
     recorder = device.recorder_for(call.recurrence, call.a, keyed)
-    (by_a, by_b), by_h0 = results_of(recorder, call.recurrence, 2)
+    (by_a, by_b), by_h0 = results_of(recorder.new_array, call.recurrence, 2)
     device.run_scan_backward(call, by_a, by_b, by_h0, recorder)
     finished = recorder.finish(ScanGradients(by_a, by_b, by_h0), None)
     BACKWARDS.keep(finished.replay)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.call.address import plain_numbers
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.results import ResultT
 from minrnn_gen.gpu import cublas, graph
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
@@ -21,15 +19,13 @@ from minrnn_gen.gpu.graph import CapturedGraph, Scratch
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
-from minrnn_gen.program.data import KernelRef
+from minrnn_gen.program.data import KernelRef, Program
 from minrnn_gen.run.backend import GraphOnStream, Queue
 from minrnn_gen.run.launch import Launch
-from minrnn_gen.run.recording.described_run import DescribedRun
+from minrnn_gen.run.recording.described_run import TracedRun
 from minrnn_gen.run.recording.describer import DescribedKernel
-from minrnn_gen.run.recording.replay import Finished, owners_of, without_owners
+from minrnn_gen.run.recording.replay import Trace
 from minrnn_gen.run.recording.trace import trace_of
-
-MetadataT = TypeVar("MetadataT")
 
 # Graphs that a backend keeps; each holds the workspace of cuBLAS besides its own.
 GRAPHS_HELD = 8
@@ -132,7 +128,7 @@ class CudaBackend:
         return STRIDING_BLOCKS
 
 
-class CudaRecorder(DescribedRun):
+class CudaRecorder(TracedRun):
     """A run of the kernels of a backend on a GPU: described, then performed as a trace, which is kept for calls of its key.
 
     `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without,
@@ -144,7 +140,7 @@ class CudaRecorder(DescribedRun):
     def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
         """Begin a run beside `like`."""
         self._modules: dict[KernelRef, LoadedKernel] = {}
-        super().__init__(like, keyed, kernels, lambda plan: plan.launch.resident_blocks, gives_workspace)
+        super().__init__(like, keyed, kernels, gives_workspace=gives_workspace)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes.
@@ -167,17 +163,9 @@ class CudaRecorder(DescribedRun):
         self._modules[ref] = loaded
         return DescribedKernel(self, ref, plan, lambda: loaded.resident_blocks(self._like.device, plan.launch.threads))
 
-    def finish(self, result: ResultT, metadata: MetadataT) -> Finished[ResultT, MetadataT]:
-        """Perform the run, and return it with its results."""
-        place = Place(self._like.library, self._like.device)
-        program = self.program(result, metadata)
-        if self.is_kept:
-            program = replace(program, metadata=without_owners(metadata))
-        trace = trace_of(program, self.keyed.key, place, self._modules)
-        replay = trace.replay(self.keyed)
-        if self.is_kept:
-            return Finished(replay.result, trace.metadata, replay)
-        return Finished(owners_of(result, replay.arrays), replay.metadata(), None)
+    def _trace(self, program: Program) -> Trace[Any, Any]:
+        """Return the program as a trace of this device."""
+        return trace_of(program, self.keyed.key, Place(self._like.library, self._like.device), self._modules)
 
 
 class CudaStream(NamedTuple):

@@ -30,7 +30,6 @@ from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
 if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
     from minrnn_gen.run.cpu.calls import CpuRun
-    from minrnn_gen.run.cpu.trace import CpuTrace
 
 Layout = tuple[tuple[int, ...], str]
 """The shape and dtype of an array."""
@@ -173,7 +172,7 @@ class Executor:
             return None  # their values are checked, call by call
         call_key = keyed(("forward", self._states_out(all_states, saves), saves), [*arrays])
         if is_on_cpu(arrays[0]):
-            return self.cpu.replay_forward(call_key, saves)
+            return self.cpu.replay_forward(call_key)
         replay = self.gpu.forwards.replay(call_key)
         return None if replay is None else replay.result
 
@@ -188,13 +187,11 @@ class Executor:
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None
         states_out = self._states_out(all_states, True)
-        flat = keyed(("backward", states_out), [*arrays, *results, *incoming])
+        flat = keyed(("backward", states_out, reads_x), [*arrays, *results, *incoming])
         if flat is None:
             return None
         if is_on_cpu(arrays[0]):
-            return self.cpu.replay_backward(flat, reads_x) or self._record_on_cpu(
-                flat, arrays, results, incoming, all_states, reads_x
-            )
+            return self.cpu.replay_backward(flat) or self._record_on_cpu(flat, arrays, results, incoming, all_states, reads_x)
         known = self.gpu.restored.get(flat.key)
         if known is None:
             known = self._restored(states_out, flat, BackwardSlots.of(len(arrays), len(results), len(incoming) - 1))
@@ -304,19 +301,22 @@ class Executor:
 
     def record_on_host(
         self, arguments: CallArguments, all_states: bool = False, single_step: bool = False
-    ) -> CpuTrace[Any] | None:
+    ) -> Trace[Any, Any] | None:
         """Run a call on NumPy arrays without gaps, and return its trace; None where it is more than native kernels."""
+        from minrnn_gen.run.cpu.trace import keyed_by_threads
+
         flat = arguments.flat(self.interface)
         if flat is None or self.cpu.native.kernels.forward is None:
             return None
         addresses = [0 if array is None else int(array.ctypes.data) for array in flat]
         call_key = KeyedArrays((object(),), flat, addresses)  # of this call alone
+        kept = keyed_by_threads(call_key)
         call = self.checked(arguments, single_step).with_slots(call_key)
         if single_step:
             self.cpu.step(call)
-            return self.cpu.native.steps.take(call_key)
+            return self.cpu.native.steps.take(kept)
         self.cpu.forward(call, self._states_out(all_states, saves=False), False)
-        return self.cpu.native.forwards.take(call_key, False)
+        return self.cpu.native.forwards.take(kept)
 
     def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""

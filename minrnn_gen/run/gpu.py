@@ -57,7 +57,7 @@ class RestoredBackward(NamedTuple):
 class GpuRun:
     """The kernels of one builder as a backend runs them; may be used from several threads.
 
-    What was run once for a key is replayed the next time, without being looked at: see `run.replay`.
+    What was run once for a key is replayed the next time, without being looked at: see `run.recording.replay`.
     """
 
     def __init__(self, interface: Interface, builder: Builder, backend: Backend, fuses: bool = True) -> None:

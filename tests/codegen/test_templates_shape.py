@@ -8,7 +8,7 @@ from pathlib import Path
 from minrnn_gen.config.package_files import package_folder
 
 FOLDER = Path(package_folder("templates"))
-# Those of C are formatted by their own rules.
+# Those of C have one kernel a file, without a limit of a body.
 CUDA = {
     path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8")
     for path in sorted(FOLDER.rglob("*.j2"))
@@ -42,6 +42,13 @@ def test_lines_are_short() -> None:
         if len(line) > COLUMNS_MOST
     ]
     assert len(longer) <= LONGER_LINES_MOST, longer
+
+
+def test_lines_of_native_code_are_short() -> None:
+    folders = [*FOLDER.glob("cpu/*.j2"), *FOLDER.glob("export/cpu*.j2")]
+    lines = [(path.name, line) for path in folders for line in path.read_text(encoding="utf-8").splitlines()]
+    assert lines
+    assert [line for line in lines if len(line[1]) > COLUMNS_MOST] == []
 
 
 def test_bodies_of_kernels_are_short() -> None:

@@ -358,7 +358,7 @@ def test_layers_of_torch_are_replayed(name: str, inputs: int, has_state: bool, m
 def test_long_calls_run_in_pieces(name: str, is_batch_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call whose pre-activations nobody keeps projects as many steps as stay in cache."""
     torch = pytest.importorskip("torch")
-    from minrnn_gen.run.cpu import native_run
+    from minrnn_gen.run.cpu import native_run, products
     from minrnn_gen.torch import nn
 
     monkeypatch.setenv("MINRNN_CPU", "native")
@@ -366,13 +366,13 @@ def test_long_calls_run_in_pieces(name: str, is_batch_first: bool, monkeypatch: 
     layer = getattr(nn, name)(24, 24, batch_first=is_batch_first, dtype=torch.float64)
     x = torch.randn((5, 19, 24) if is_batch_first else (19, 5, 24), dtype=torch.float64)
     results, counts = [], []
-    run_piece = native_run.ProjectionOfSteps.run
+    project_steps = products.project_steps
 
-    def counted(piece: Any, *arrays: Any) -> None:
-        counts.append(piece.count)
-        run_piece(piece, *arrays)
+    def counted(*arrays: Any, count: int, **place: int) -> None:
+        counts.append(count)
+        project_steps(*arrays, count=count, **place)
 
-    monkeypatch.setattr(native_run.ProjectionOfSteps, "run", counted)
+    monkeypatch.setattr(products, "project_steps", counted)
     for size_bytes in (1, 1 << 15 if name == "LSTM" else 1 << 13):  # the weight exceeds one byte: all at once
         monkeypatch.setattr("minrnn_gen.layers.kernels._KERNELS", {})
         monkeypatch.setattr(native_run, "PIECE_BYTES", size_bytes)

@@ -12,7 +12,7 @@ import numpy
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.cpu_kernel import CpuKernel
-from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs, with_slots
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
@@ -28,9 +28,9 @@ from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.cpu import views
-from minrnn_gen.run.cpu.native_run import NativeRun, raw_gradients
-from minrnn_gen.run.cpu.products import project, through_projection
-from minrnn_gen.run.cpu.trace import slots_from
+from minrnn_gen.run.cpu.native_run import NativeRun
+from minrnn_gen.run.cpu.products import project, weight_gradient, x_gradient
+from minrnn_gen.run.cpu.trace import keyed_by_threads
 from minrnn_gen.run.saved import Forward, owner_of
 
 
@@ -144,21 +144,26 @@ class CpuRun:
         initial, dshared = ([array.owner for array in arrays] for arrays in (gradients.dinitial, gradients.dshared))
         dx, dweight = gradients.dx.owner, None
         if call.weight is not None:
-            dx, dweight = through_projection(call, call.weight, gradients.dx)
+            carried, lengths = gradients.dx.dtype, call.sequences.lengths
+            of_lengths = None if lengths is None else lengths.owner
+            dweight = weight_gradient(call.weight.shape[0], carried, call.x_axes, dx, call.x.owner, of_lengths)
+            dx = x_gradient(carried, call.x_axes, dx, call.weight.owner, call.x.owner)
         return RawGradients(dx, dweight, initial, sums, dR, vectors, dshared)
 
-    def replay_forward(self, keyed: KeyedArrays | None, saves: bool) -> ForwardResult | None:
+    def replay_forward(self, keyed: KeyedArrays | None) -> ForwardResult | None:
         """Run a call again whose key was met before; None where it was not."""
-        return self.native.forwards.replay(keyed, saves)
+        replay = None if keyed is None else self.native.forwards.replay(keyed_by_threads(keyed))
+        return None if replay is None else replay.result
 
     def replay_step(self, keyed: KeyedArrays | None) -> StepResult | None:
         """Run a step again whose key was met before; None where it was not."""
-        return self.native.steps.replay(keyed)
+        replay = None if keyed is None else self.native.steps.replay(keyed_by_threads(keyed))
+        return None if replay is None else replay.result
 
-    def replay_backward(self, keyed: KeyedArrays, reads_x: bool) -> RawGradients | None:
+    def replay_backward(self, keyed: KeyedArrays) -> RawGradients | None:
         """Run a backward again whose key was met before; None where it was not."""
-        result = self.native.backwards.replay(keyed, reads_x)
-        return None if result is None else raw_gradients(result)
+        replay = self.native.backwards.replay(keyed_by_threads(keyed))
+        return None if replay is None else self.native.raw_gradients(replay.result)
 
     def record_backward(
         self, keyed: KeyedArrays, forward: Forward, incoming: IncomingGradient, reads_x: bool
@@ -170,13 +175,13 @@ class CpuRun:
         call, outputs = forward.call.with_slots(keyed), forward.outputs
         projected = None if forward.call.weight is None else forward.projected.x
         written = (outputs.y, *outputs.kept, *(array for array in (outputs.products, projected) if array is not None))
-        y, *others = slots_from(written, self.interface.slots.total)
+        y, *others = (array for array in with_slots(written, self.interface.slots.total) if array is not None)
         kept, others = others[: len(outputs.kept)], others[len(outputs.kept) :]
         multiplied = call if projected is None else replace(call, x=others[-1], x_axes=forward.projected.x_axes, weight=None)
         forward = Forward(call, multiplied, Outputs(y, tuple(kept), (), None if outputs.products is None else others[0]))
         incoming = incoming.with_slots(keyed)
         reads_initial = any(state is not None for state in call.initial)
-        return self.native.backward(kernel, forward, incoming, keyed, reads_x, reads_initial)
+        return self.native.backward(kernel, forward, incoming, reads_x, reads_initial)
 
     def _native_backward(self, forward: Forward) -> CpuKernel | None:
         """Return the native backward of a forward; products with R are there where that was native."""
@@ -316,9 +321,10 @@ def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
     """Multiply x by the weight, if there is one; the pre-activations stay in `arithmetic`, their gate axes last."""
     if call.weight is None:
         return call
-    x = project(call, call.weight, arithmetic, interface.shape(interface.gate_axes, 0, 0))
+    shape = interface.shape(interface.gate_axes, 0, 0)
+    x = project(call.x.owner, call.weight.owner, call.x_axes, arithmetic, shape)
     # A single step has no axis of time.
-    return replace(call, x=x, x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
+    return replace(call, x=memory.inspect(x, "x"), x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
 
 
 @dataclass(frozen=True)

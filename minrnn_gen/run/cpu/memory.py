@@ -1,9 +1,7 @@
-"""Memory of calls on tensors in host memory: workspaces that threads keep, and large tensors in large pages."""
+"""Workspaces of native code, which threads keep."""
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from typing import Any
 
@@ -11,10 +9,6 @@ import numpy
 
 # Memory that a thread keeps for its next call; of more it lets go.
 WORKSPACE_KEPT_BYTES = 1 << 25
-# Smaller ones the C library keeps for the next call. NumPy asks the system for large pages: the first touch of small ones takes
-# longer than their use.
-LARGE_BYTES = 1 << 25
-ALIGNMENT_BYTES = 64
 
 
 class Workspace(threading.local):
@@ -37,38 +31,3 @@ class Workspace(threading.local):
 
 
 WORKSPACE = Workspace()
-
-
-def is_large(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Say whether a tensor of a shape and dtype takes large pages."""
-    return bool(math.prod(shape) * dtype.itemsize >= LARGE_BYTES)
-
-
-def empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return a tensor of any values; a large one in large pages, where the system gives them to those who ask."""
-    torch = sys.modules["torch"]
-    if not is_large(shape, dtype):
-        return torch.empty(shape, dtype=dtype)
-    size_bytes = math.prod(shape) * dtype.itemsize
-    memory = numpy.empty(size_bytes + ALIGNMENT_BYTES, numpy.uint8)
-    first = -int(memory.ctypes.data) % ALIGNMENT_BYTES
-    return torch.from_numpy(memory[first : first + size_bytes]).view(dtype).view(shape)
-
-
-def multiply(first: Any, second: Any) -> Any:
-    """Return the product of two matrices of torch."""
-    torch = sys.modules["torch"]
-    shape = first.shape[0], second.shape[1]
-    if not is_large(shape, first.dtype):
-        return first.mm(second)
-    with torch.no_grad():
-        return torch.mm(first, second, out=empty(shape, first.dtype))
-
-
-def project(x: Any, weight: Any) -> Any:
-    """Return tensors x [.., inputs] times the transposed weight [outputs, inputs], as a matrix where it is large."""
-    torch = sys.modules["torch"]
-    rows, (outputs, inputs) = x.numel() // weight.shape[1], weight.shape
-    if not is_large((rows, outputs), x.dtype):
-        return torch._C._nn.linear(x, weight)
-    return multiply(x.view(rows, inputs), weight.t())

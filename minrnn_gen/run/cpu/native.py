@@ -1,10 +1,11 @@
-"""Calls on host arrays by native code: which code serves a kernel, and a call's arrays packed as it takes them."""
+"""Calls on host arrays by native code: which code serves a kernel, and its arguments by name."""
 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.build.cpu_kernel import CpuKernel, cpu_kernel, why_no_native_code
 from minrnn_gen.build.recipe import cell_source_of
+from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
-from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
+from minrnn_gen.call.array import Array, as_numpy, wrap_numpy
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
@@ -26,7 +28,7 @@ from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 from minrnn_gen.precision import Precision, precision_of
 from minrnn_gen.run.cpu.threads import Schedule, schedule
-from minrnn_gen.run.cpu.trace import CpuRecorder
+from minrnn_gen.run.cpu.trace import NativeRecorder
 
 Values = numpy.typing.NDArray[Any]
 LOG = logging.getLogger("minrnn_gen")
@@ -135,24 +137,23 @@ class NativeKernels:
         return schedule(self.interface, kernel.plan.kernel_pass, call.batch, steps, has_initial)
 
     def run_forward(
-        self, recorder: CpuRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, plan: Schedule | None = None
+        self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, plan: Schedule | None = None
     ) -> None:
         """Run a call of one direction, by a `plan` for a piece of one; products are written where `outputs` has them."""
-        held = _Held(self.interface)
-        interface, plan = self.interface, plan or self.schedule(kernel, call)
-        values = held.of_call(call, plan)
+        interface = self.interface
+        values = _of_call(recorder, interface, call, plan or self.schedule(kernel, call))
         values |= _strides("y", outputs.y, Y_AXES[interface.layout])
         values["y"] = outputs.y.pointer
-        values |= _pointers("kept", interface.states, outputs.kept)
-        values |= _pointers("final", interface.states, outputs.final)
+        values |= _named("kept", interface.states, outputs.kept)
+        values |= _named("final", interface.states, outputs.final)
         if call.R is not None:
-            values["recurrent_bias"] = held.vector(call.recurrent_bias)
+            values["recurrent_bias"] = _place(call.recurrent_bias)
             values |= _products(interface, call, outputs.products)
-        recorder.launch(kernel, values)
+        recorder.run_kernel(kernel, values)
 
     def run_backward(
         self,
-        recorder: CpuRecorder,
+        recorder: NativeRecorder,
         kernel: CpuKernel,
         call: Call,
         outputs: Outputs,
@@ -161,28 +162,50 @@ class NativeKernels:
         extra: ProductGradients | None,
     ) -> None:
         """Run back through a call of one direction."""
-        held = _Held(self.interface)
-        interface, plan = self.interface, self.schedule(kernel, call)
-        values = held.of_call(call, plan)
+        interface = self.interface
+        values = _of_call(recorder, interface, call, self.schedule(kernel, call))
         values |= _strides("y", outputs.y, Y_AXES[interface.layout])
         kept = dict(zip(interface.states, outputs.kept, strict=False))
         for state in kernel.plan.saved_states:
             values[f"state_{state}"] = (outputs.y if state == kernel.plan.saved_in_storage else kept[state]).pointer
         values["dy"] = incoming.dy.pointer
-        for state, gradient in zip(interface.states, incoming.dfinal, strict=True):
-            values[f"dfinal_{state}"] = held.vector(gradient)
+        values |= _named("dfinal", interface.states, incoming.dfinal)
         values |= _strides("dx", gradients.dx, call.x_axes)
         values |= _gates("dW", interface, gradients.dx, call.x_axes)
-        values |= _pointers("dinitial", interface.states, gradients.dinitial)
-        values["sums"] = _pointer(gradients.sums)
+        values |= _named("dinitial", interface.states, gradients.dinitial)
+        values["sums"] = _place(gradients.sums)
         if call.R is not None:
             clip = self.builder.spec.recurrent_gradient_clip
             values |= _products(interface, call, outputs.products)
             values |= {"clips": clip is not None, "clip": clip or 0.0}
         if extra is not None:
             values |= _strides("outputs", extra.outputs, extra.axes)
-            values |= {"outputs": extra.outputs.pointer, "dproducts": _pointer(extra.dproducts)}
-        recorder.launch(kernel, values)
+            values |= {"outputs": extra.outputs.pointer, "dproducts": _place(extra.dproducts)}
+        recorder.run_kernel(kernel, values)
+
+
+def prepared(recorder: NativeRecorder, interface: Interface, call: Call) -> Call:
+    """Return a call as kernels take it: vectors in the arithmetic dtype, all elements where their types may lie."""
+    dtype = interface.precision.arithmetic_dtype
+    arrays = {name: plain(recorder, getattr(call, name)) for name in ("x", "R")}
+    arrays |= {
+        name: plain(recorder, getattr(call, name), dtype) for name in ("bias", "recurrent_bias", "parameters", "initial")
+    }
+    changes = {name: array for name, array in arrays.items() if array is not getattr(call, name)}
+    return replace(call, **changes) if changes else call
+
+
+def plain(recorder: NativeRecorder, arrays: Any, dtype: str | None = None) -> Any:
+    """Return an array, or a tuple of them, as kernels take it: itself, or a copy, in a `dtype` where it has to have one."""
+    if arrays is None:
+        return None
+    if isinstance(arrays, tuple):
+        changed = tuple([plain(recorder, array, dtype) for array in arrays])
+        return changed if any(map(operator.is_not, changed, arrays)) else arrays
+    array: Array = arrays
+    if pointer_divisor(array.pointer) % array.itemsize:
+        array = recorder.contiguous(array)
+    return array if dtype is None or array.dtype == dtype else recorder.cast(array, dtype)
 
 
 def scan_plan(spec: Spec, kernel_pass: CpuPass) -> CpuPlan:
@@ -211,78 +234,41 @@ class ProductGradients(NamedTuple):
     dproducts: Array | None
 
 
-class _Held:
-    """A call's arrays as numbers; holds those that had to be copied."""
-
-    def __init__(self, interface: Interface) -> None:
-        self._interface = interface
-        self._dtype = numpy_dtype(interface.precision.arithmetic_dtype)
-        self._arrays: list[Values] = []
-
-    def vector(self, array: Array | None) -> int:
-        """Return the address of an array in the arithmetic dtype without gaps, 0 where it is absent."""
-        if array is None:
-            return 0
-        if (
-            array.dtype == self._interface.precision.arithmetic_dtype
-            and array.is_contiguous
-            and not array.pointer % array.itemsize
-        ):
-            return array.pointer
-        return self.hold(numpy.ascontiguousarray(as_numpy(array), self._dtype))
-
-    def hold(self, values: Values) -> int:
-        """Return the address of an array that stays until the call is over."""
-        self._arrays.append(values)
-        return int(values.ctypes.data)
-
-    def plain(self, array: Array) -> Array:
-        """Return an array whose elements lie where their type may, a copy where they do not."""
-        if array.pointer % array.itemsize == 0:
-            return array
-        copy = numpy.array(as_numpy(array))
-        self._arrays.append(copy)
-        strides = tuple(stride // array.itemsize for stride in copy.strides)
-        return Array(array.name, "numpy", copy, copy.ctypes.data, array.shape, strides, array.dtype, None)
-
-    def of_call(self, call: Call, plan: Schedule) -> dict[str, Any]:
-        """Return the arguments that a forward and a backward of a call share."""
-        interface, x, sequences = self._interface, self.plain(call.x), call.sequences
-        firsts, counts, steps = _sequences(call)
-        is_packed = sequences.cu_seqlens is not None
-        values: dict[str, Any] = {
-            "rows": call.batch,
-            "time": call.time,
-            "steps": steps,
-            "hidden": interface.hidden_size,
-            "heads": interface.heads,
-            "head_dim": interface.head_dim,
-            "reverse": call.reverse,
-            "fills": sequences.lengths is not None,
-            "threads": plan.threads,
-            "splits_units": plan.splits_units,
-            "packs": plan.packs,
-            "firsts": 0 if firsts is None else self.hold(firsts),
-            "counts": 0 if counts is None else self.hold(counts),
-            "bias": self.vector(call.bias),
-            **_strides("x", x, call.x_axes),
-            **_gates("W", interface, x, call.x_axes),
-        }
-        if sequences.resets is not None:
-            resets = sequences.resets
-            values |= {"resets": resets.pointer, "resets_row": 0 if is_packed else resets.strides[0]}
-            values["resets_time"] = resets.strides[1]
-        for name, parameter in zip(interface.parameters, call.parameters, strict=True):
-            values[f"parameter_{name}"] = self.vector(parameter)
-        for name, initial in zip(interface.states, call.initial, strict=True):
-            values[f"initial_{name}"] = self.vector(initial)
-        if call.R is not None:
-            R = call.R if call.R.is_contiguous else None
-            values["R"] = self.plain(call.R).pointer if R else self.hold(numpy.ascontiguousarray(as_numpy(call.R)))
-        if is_packed:
-            # Sequences are rows that begin elsewhere in time.
-            values["x_row"] = 0
-        return values
+def _of_call(recorder: NativeRecorder, interface: Interface, call: Call, plan: Schedule) -> dict[str, Any]:
+    """Return the arguments that a forward and a backward of a call share, which is `prepared`."""
+    sequences = call.sequences
+    firsts, counts, steps = _sequences(call)
+    is_packed = sequences.cu_seqlens is not None
+    values: dict[str, Any] = {
+        "rows": call.batch,
+        "time": call.time,
+        "steps": steps,
+        "hidden": interface.hidden_size,
+        "heads": interface.heads,
+        "head_dim": interface.head_dim,
+        "reverse": call.reverse,
+        "fills": sequences.lengths is not None,
+        "threads": plan.threads,
+        "splits_units": plan.splits_units,
+        "packs": plan.packs,
+        "bias": _place(call.bias),
+        "R": _place(call.R),
+        **_strides("x", call.x, call.x_axes),
+        **_gates("W", interface, call.x, call.x_axes),
+        **_named("parameter", interface.parameters, call.parameters),
+        **_named("initial", interface.states, call.initial),
+    }
+    for name, numbers in (("firsts", firsts), ("counts", counts)):
+        if numbers is not None:
+            values[name] = recorder.hold(wrap_numpy(numbers, name)).pointer
+    if sequences.resets is not None:
+        resets = sequences.resets
+        values |= {"resets": resets.pointer, "resets_row": 0 if is_packed else resets.strides[0]}
+        values["resets_time"] = resets.strides[1]
+    if is_packed:
+        # Sequences are rows that begin elsewhere in time.
+        values["x_row"] = 0
+    return values
 
 
 def _sequences(call: Call) -> tuple[Values | None, Values | None, int]:
@@ -308,14 +294,14 @@ def _strides(name: str, array: Array, axes: str) -> dict[str, int]:
     }
 
 
-def _gates(name: str, interface: Interface, array: Array, axes: str) -> dict[str, int]:
+def _gates(name: str, interface: Interface, array: Array, axes: str) -> dict[str, Any]:
     """Return the address of each gate's pre-activations."""
     step_bytes = array.strides[axes.index("g")] * array.itemsize
     return {f"{name}_{gate}": array.pointer + index * step_bytes for index, gate in enumerate(interface.gates)}
 
 
-def _pointers(name: str, states: tuple[str, ...], arrays: Sequence[Array | None]) -> dict[str, int]:
-    return {f"{name}_{state}": _pointer(array) for state, array in zip(states, arrays, strict=False)}
+def _named(kind: str, names: tuple[str, ...], arrays: Sequence[Array | None]) -> dict[str, Any]:
+    return {f"{kind}_{name}": _place(array) for name, array in zip(names, arrays, strict=False)}
 
 
 def _row_stride(call: Call, elements: int) -> int:
@@ -323,10 +309,10 @@ def _row_stride(call: Call, elements: int) -> int:
     return 0 if call.sequences.cu_seqlens is not None else call.time * elements
 
 
-def _products(interface: Interface, call: Call, products: Array | None) -> dict[str, int]:
+def _products(interface: Interface, call: Call, products: Array | None) -> dict[str, Any]:
     width = len(interface.recurrent_gates) * interface.hidden_size
-    return {"products": _pointer(products), "products_row": _row_stride(call, width)}
+    return {"products": _place(products), "products_row": _row_stride(call, width)}
 
 
-def _pointer(array: Array | None) -> int:
+def _place(array: Array | None) -> Any:
     return 0 if array is None else array.pointer

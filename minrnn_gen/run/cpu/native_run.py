@@ -1,9 +1,10 @@
-"""Calls on host arrays by native code: allocation, products by the caller's library, and the runs of each direction."""
+"""Calls on host arrays by native code: buffers, products by the caller's library, and the runs of each direction."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from minrnn_gen.build.builder import Builder
@@ -13,14 +14,13 @@ from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.call.interface import Y_AXES, Interface
-from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
-from minrnn_gen.gpu import memory
-from minrnn_gen.run.cpu.native import NativeKernels, ProductGradients
-from minrnn_gen.run.cpu.products import in_library, project, recurrent_gradient, stacked, through_projection
+from minrnn_gen.run.cpu import products as library
+from minrnn_gen.run.cpu.native import NativeKernels, ProductGradients, plain, prepared
 from minrnn_gen.run.cpu.threads import IS_PACKED
-from minrnn_gen.run.cpu.trace import CpuRecorder, CpuTraceCache, MatrixProduct, Projection, ProjectionOfSteps, Zeros
-from minrnn_gen.run.saved import Forward, owner_of
+from minrnn_gen.run.cpu.trace import NativeRecorder
+from minrnn_gen.run.recording.replay import TraceCache
+from minrnn_gen.run.saved import Forward
 
 # Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, beside a weight as large:
 # a larger one is read too often for that. In pieces of 2^19, which one core's cache holds, handing over between the two takes
@@ -32,11 +32,11 @@ class NativeRun:
     """The native code of one builder, run; may be used from several threads."""
 
     def __init__(self, interface: Interface, builder: Builder) -> None:
-        self._interface, self._builder = interface, builder
+        self._interface, self._store = interface, builder.store
         self.kernels = NativeKernels(interface, builder)
-        self.forwards = CpuTraceCache[ForwardResult]()
-        self.steps = CpuTraceCache[StepResult]()
-        self.backwards = CpuTraceCache[BackwardResult]()
+        self.forwards = TraceCache[ForwardResult, None]()
+        self.steps = TraceCache[StepResult, None]()
+        self.backwards = TraceCache[BackwardResult, None]()
 
     def products_shape(self, rows: int, time: int) -> tuple[int, ...]:
         """The shape of the products with R that a forward saves for a backward; nothing where it saves none."""
@@ -51,29 +51,32 @@ class NativeRun:
         arithmetic = precision.arithmetic_dtype
         shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
         products_shape = self.products_shape(call.rows, call.time) if saves else ()
-        recorder = CpuRecorder(self._builder.store, call.x, call.keyed)
+        recorder = NativeRecorder(self._store, call.x, call.keyed)
         outputs = Outputs(
             y=recorder.new_array(shape, precision.storage_dtype),
             kept=tuple(recorder.new_array(shape, arithmetic) for _ in (interface.states if writes_states else ())),
             final=tuple(recorder.new_array(state_shape, arithmetic) for _ in interface.states),
             products=recorder.new_array(products_shape, arithmetic) if products_shape else None,
         )
+        projected = call
         if not saves and (count := self._steps_at_once(recorder, call)):
-            projected = call
-            self._run_in_pieces(recorder, kernel, call, outputs, count)
+            self._run_in_pieces(recorder, kernel, prepared(recorder, interface, call), outputs, count)
         else:
             projected = self._projected(recorder, call)
-            for run, part in runs_of(interface, projected):
+            for run, part in runs_of(interface, prepared(recorder, interface, projected)):
                 self.kernels.run_forward(recorder, kernel, part, outputs_of_run(interface, outputs, run))
-        forward = Forward(call, projected, outputs)
-        self.forwards.keep(call.keyed, saves, recorder.finish(forward.written))
-        return forward
+        replay = recorder.run(self.forwards, Forward(call, projected, outputs).written)
+        if projected is not call:
+            projected = replace(projected, x=replay.bound(projected.x))
+        kept, final = (tuple(map(replay.bound, arrays)) for arrays in (outputs.kept, outputs.final))
+        products = None if outputs.products is None else replay.bound(outputs.products)
+        return Forward(call, projected, Outputs(replay.bound(outputs.y), kept, final, products))
 
-    def _steps_at_once(self, recorder: CpuRecorder, call: Call) -> int:
+    def _steps_at_once(self, recorder: NativeRecorder, call: Call) -> int:
         """Return how many steps are projected at once where nobody keeps pre-activations; 0 for all of a call."""
         interface, sequences, weight = self._interface, call.sequences, call.weight
         has_sequences = any(array is not None for array in (sequences.resets, sequences.lengths, sequences.cu_seqlens))
-        if not recorder.is_replayable or weight is None or has_sequences or interface.directions or call.x_axes[-1] != "i":
+        if not recorder.is_kept or weight is None or has_sequences or interface.directions or call.x_axes[-1] != "i":
             return 0
         if call.x.dtype != interface.precision.arithmetic_dtype or math.prod(weight.shape) * weight.itemsize > PIECE_BYTES:
             return 0
@@ -81,24 +84,22 @@ class NativeRun:
         count = max(1, PIECE_BYTES // step_bytes)
         return 0 if count * 2 > call.time else count
 
-    def _run_in_pieces(self, recorder: CpuRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, count: int) -> None:
+    def _run_in_pieces(self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, count: int) -> None:
         """Project and run so many steps at once, whose pre-activations stay in cache; each piece begins where one ended."""
         interface, weight = self._interface, call.weight
         assert weight is not None
         axes = call.x_axes.replace("i", "") + interface.gate_axes
         axis, y_axis = call.x_axes.index("t"), Y_AXES[interface.layout].index("t")
-        whole = self._projection_shape(call, count)
-        room = recorder.new_array(whole, call.x.dtype)
+        room = recorder.new_array(interface.shape(axes, call.rows, count), call.x.dtype)
         (reverse,) = interface.runs_reversed
         plan = self.kernels.schedule(kernel, call)
         firsts = range(0, call.time, count)
         part = replace(call, reverse=reverse, weight=None, x_axes=axes)
         for first in reversed(firsts) if reverse else firsts:
             steps = min(count, call.time - first)
-            shape = self._projection_shape(call, steps)
-            x_slot, weight_slot, room_slot = (array.address.slot or 0 for array in (call.x, weight, room))
-            operation = ProjectionOfSteps(x_slot, weight_slot, room_slot, axis, first, steps)
-            recorder.perform(operation, (call.x, weight, room))
+            project_steps = partial(library.project_steps, axis=axis, first=first, count=steps)
+            recorder.compute_into(room, project_steps, (call.x, weight))
+            shape = interface.shape(axes, call.rows, steps)
             part = replace(part, x=replace(room, shape=shape, strides=contiguous_strides(shape)), time=steps)
             y = outputs.y.narrowed(y_axis, first, steps)
             kept = tuple(states.narrowed(y_axis, first, steps) for states in outputs.kept)
@@ -106,40 +107,34 @@ class NativeRun:
             part = replace(part, initial=outputs.final)
             plan = plan._replace(packs=IS_PACKED if plan.packs else 0)
 
-    def _projection_shape(self, call: Call, steps: int) -> tuple[int, ...]:
-        interface = self._interface
-        return interface.shape(call.x_axes.replace("i", "") + interface.gate_axes, call.rows, steps)
-
     def step(self, kernel: CpuKernel, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
         interface, precision = self._interface, self._interface.precision
-        recorder = CpuRecorder(self._builder.store, call.x, call.keyed)
+        recorder = NativeRecorder(self._store, call.x, call.keyed)
         shape = interface.state_shape(call.batch)
         y = recorder.new_array(shape, precision.storage_dtype)
         final = tuple(recorder.new_array(shape, precision.arithmetic_dtype) for _ in interface.states)
         y_shape = interface.y_shape(call.batch, 1)
         sequence = replace(y, shape=y_shape, strides=contiguous_strides(y_shape))
-        self.kernels.run_forward(recorder, kernel, self._projected(recorder, call), Outputs(sequence, (), final))
-        result = StepResult(y, final)
-        self.steps.keep(call.keyed, None, recorder.finish(result))
-        return result.mapped(owner_of)
+        part = prepared(recorder, interface, self._projected(recorder, call))
+        self.kernels.run_forward(recorder, kernel, part, Outputs(sequence, (), final))
+        return recorder.run(self.steps, StepResult(y, final)).result
 
     def backward(
         self,
         kernel: CpuKernel,
         forward: Forward,
         incoming: IncomingGradient,
-        keyed: KeyedArrays | None = None,
         reads_x: bool = True,
         reads_initial: bool = True,
     ) -> RawGradients:
         """Run against time; the gradients of x and of initial states are there where somebody `reads_` them.
 
-        The arrays of `keyed` have their slots, of all of `forward` and `incoming`.
+        Where `incoming` has a key, the arrays of `forward` have their slots too.
         """
         interface, call, projected = self._interface, forward.call, forward.projected
         arithmetic = interface.precision.arithmetic_dtype
-        recorder = CpuRecorder(self._builder.store, call.x, keyed)
+        recorder = NativeRecorder(self._store, call.x, incoming.keyed)
         state_shape = interface.state_shape(call.batch)
         dx = recorder.new_array(projected.x.shape, projected.x.dtype)
         dinitial = tuple(recorder.new_array(state_shape, arithmetic) for _ in interface.states) if reads_initial else ()
@@ -147,24 +142,27 @@ class NativeRun:
         shape = (len(interface.runs_reversed), interface.summed_count, interface.hidden_size)
         sums = recorder.new_array(shape, "float64") if has_sums else None
         gradients = Gradients(dx, dinitial, sums)
-        dR: list[Any] = []
-        for run, part in runs_of(interface, projected):
+        incoming = replace(incoming, dfinal=plain(recorder, incoming.dfinal))
+        dR: list[Array] = []
+        for run, part in runs_of(interface, prepared(recorder, interface, projected)):
             of_run = gradients_of_run(interface, projected.x_axes, gradients, run)
             extra = None if call.R is None else self._product_gradients(recorder, kernel, part)
             outputs = outputs_of_run(interface, forward.outputs, run)
             self.kernels.run_backward(recorder, kernel, part, outputs, incoming_of_run(interface, incoming, run), of_run, extra)
             if extra is not None:
-                dproducts = of_run.dx if extra.dproducts is None else extra.dproducts
                 is_zero = part.time == 1 and all(state is None for state in part.initial)
-                dR.append(self._recurrent_gradient(recorder, dproducts, extra.outputs, is_zero))
-        of_R = _stacked(dR)
+                selected: tuple[Any, ...] = ()
+                if extra.dproducts is None and interface.directions:
+                    selected = (slice(None),) * projected.x_axes.index("d") + (run,)
+                dR.append(self._recurrent_gradient(recorder, extra.dproducts or dx, extra.outputs, selected, is_zero))
+        of_R = dR[0] if dR else None
+        if len(dR) > 1:
+            of_R = recorder.computed(library.stacked, dR, interface.R_shape, arithmetic)
         dx_of_input, dweight = self._through_projection(recorder, call, dx, reads_x)
-        result = BackwardResult(dx_of_input, dinitial or (None,) * len(interface.states), sums, dweight, of_R)
-        if keyed is not None:
-            self.backwards.keep(keyed, reads_x, recorder.finish(result))
-        return raw_gradients(BackwardResult(*(_owned(part) for part in result)))
+        replay = recorder.run(self.backwards, BackwardResult(dx_of_input, dinitial, sums, dweight, of_R))
+        return self.raw_gradients(replay.result)
 
-    def _product_gradients(self, recorder: CpuRecorder, kernel: CpuKernel, part: Call) -> ProductGradients:
+    def _product_gradients(self, recorder: NativeRecorder, kernel: CpuKernel, part: Call) -> ProductGradients:
         """Return what a backward of one direction writes for the gradient of R, time first where it shares x's and x has it."""
         interface, arithmetic = self._interface, self._interface.precision.arithmetic_dtype
         # A reset cuts off the gradients of the products, and not those of x.
@@ -175,75 +173,61 @@ class NativeRun:
         shape = (*sizes, len(interface.recurrent_gates), interface.hidden_size)
         return ProductGradients(axes + "h", before, None if is_shared else recorder.new_array(shape, arithmetic))
 
-    def _recurrent_gradient(self, recorder: CpuRecorder, dproducts: Array, outputs: Array, is_zero: bool) -> Any:
+    def _recurrent_gradient(
+        self, recorder: NativeRecorder, dproducts: Array, outputs: Array, selected: tuple[Any, ...], is_zero: bool
+    ) -> Array:
         """Return the gradient of R of one direction; `is_zero`: R multiplied nothing but zeros."""
         interface, arithmetic = self._interface, self._interface.precision.arithmetic_dtype
-        if is_zero and recorder.is_replayable and not interface.directions:
-            zeros = recorder.with_slot(memory.new_array(outputs, interface.R_shape, arithmetic, fill=0))
-            recorder.record(Zeros(zeros.address.slot or 0, zeros.shape, zeros.owner.dtype))
-            return zeros
-        product = recurrent_gradient(in_library(dproducts, arithmetic), in_library(outputs, arithmetic), interface.heads)
-        first, second = dproducts.address.slot, outputs.address.slot
-        if interface.heads > 1 or interface.directions or first is None or second is None:
-            recorder.stop()
-            return product
-        array = recorder.with_slot(memory.inspect(product, "R"))
-        hidden, width = interface.hidden_size, len(interface.recurrent_gates) * interface.hidden_size
-        slot = array.address.slot or 0
-        recorder.record(MatrixProduct(first, width, True, second, hidden, slot, array.shape))
-        return array
+        shape = interface.R_shape[-4:]
+        if is_zero and recorder.is_kept and not interface.directions:
+            return recorder.new_array(shape, arithmetic, fill=0)
+        if outputs.library == "torch" and interface.heads == 1 and not interface.directions:
+            columns = len(interface.recurrent_gates) * interface.hidden_size, interface.hidden_size
+            compute = partial(library.multiplied, columns, shape)
+        else:
+            compute = partial(library.recurrent_gradient, heads=interface.heads, selected=selected)
+        return recorder.computed(compute, (dproducts, outputs), shape, arithmetic)
 
-    def _projected(self, recorder: CpuRecorder, call: Call) -> Call:
+    def _projected(self, recorder: NativeRecorder, call: Call) -> Call:
         """Multiply x by the weight, if there is one; the pre-activations are in the arithmetic dtype, their gate axes last."""
-        interface = self._interface
+        interface, arithmetic = self._interface, self._interface.precision.arithmetic_dtype
         if call.weight is None:
             return call
-        arithmetic = interface.precision.arithmetic_dtype
-        x = project(call, call.weight, arithmetic, interface.shape(interface.gate_axes, 0, 0))
-        slots = call.x.address.slot, call.weight.address.slot
-        if None in slots or call.x_axes[-1] != "i" or call.x.dtype != arithmetic:
-            recorder.stop()
-        else:
-            x = recorder.with_slot(x)
-            recorder.record(Projection(slots[0] or 0, slots[1] or 0, x.address.slot or 0, x.shape))
         # A single step has no axis of time.
-        return replace(call, x=x, x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
+        axes = call.x_axes.replace("i", "") + interface.gate_axes
+        shape = interface.shape(axes, call.rows, call.time)
+        if _multiplies_rows(call, arithmetic):
+            compute = partial(library.projected_rows, shape)
+        else:
+            of_gates = interface.shape(interface.gate_axes, 0, 0)
+            compute = partial(library.project, axes=call.x_axes, dtype=arithmetic, shape=of_gates)
+        x = recorder.computed(compute, (call.x, call.weight), shape, arithmetic)
+        return replace(call, x=x, x_axes=axes, weight=None)
 
-    def _through_projection(self, recorder: CpuRecorder, call: Call, gradient: Array, reads_x: bool) -> tuple[Any, Any]:
+    def _through_projection(
+        self, recorder: NativeRecorder, call: Call, gradient: Array, reads_x: bool
+    ) -> tuple[Array | None, Array | None]:
         """Return the gradients of x and of the weight, given that of the pre-activations."""
-        weight, x = call.weight, call.x
+        weight, x, lengths, dtype = call.weight, call.x, call.sequences.lengths, gradient.dtype
         if weight is None:
             return gradient, None
-        slots = x.address.slot, weight.address.slot, gradient.address.slot
-        dx, dweight = through_projection(call, weight, gradient, reads_x)
-        if None in slots or call.x_axes[-1] != "i" or x.dtype != gradient.dtype or call.sequences.lengths is not None:
-            recorder.stop()
-            return dx, dweight
-        of_weight = recorder.with_slot(memory.inspect(dweight, "weight"))
         rows, inputs = weight.shape
-        x_slot, weight_slot, slot = (slot or 0 for slot in slots)
-        recorder.record(MatrixProduct(slot, rows, True, x_slot, inputs, of_weight.address.slot or 0, weight.shape))
-        if dx is None:
-            return None, of_weight
-        of_x = recorder.with_slot(memory.inspect(dx, "x"))
-        recorder.record(MatrixProduct(slot, rows, False, weight_slot, inputs, of_x.address.slot or 0, x.shape))
-        return of_x, of_weight
+        if _multiplies_rows(call, dtype) and lengths is None:
+            of_weight = partial(library.multiplied, (rows, inputs), weight.shape)
+            dweight = recorder.computed(of_weight, (gradient, x), weight.shape, dtype)
+            of_x = partial(library.multiplied, (rows, inputs), x.shape, is_transposed=False)
+            return recorder.computed(of_x, (gradient, weight), x.shape, dtype) if reads_x else None, dweight
+        of_weight = partial(library.weight_gradient, rows, dtype, call.x_axes)
+        dweight = recorder.computed(of_weight, (gradient, x, *(() if lengths is None else (lengths,))), weight.shape, dtype)
+        of_x = partial(library.x_gradient, dtype, call.x_axes)
+        return recorder.computed(of_x, (gradient, weight, x), x.shape, x.dtype) if reads_x else None, dweight
+
+    def raw_gradients(self, result: BackwardResult) -> RawGradients:
+        """Return the gradients of a backward, whose sums are added up."""
+        initial = result.initial or (None,) * len(self._interface.states)
+        return RawGradients(result.x, result.weight, initial, result.sums, result.R)
 
 
-def raw_gradients(result: BackwardResult) -> RawGradients:
-    """Return the gradients of a backward, whose sums are added up."""
-    return RawGradients(result.x, result.weight, result.initial, result.sums, result.R)
-
-
-def _owned(part: Any) -> Any:
-    """Return an array's owner, and what is none as it is."""
-    if isinstance(part, tuple):
-        return tuple(map(_owned, part))
-    return part.owner if isinstance(part, Array) else part
-
-
-def _stacked(gradients: list[Any]) -> Any:
-    """Return the gradients of R of each direction as one, None where there are none."""
-    if len(gradients) < 2:
-        return gradients[0] if gradients else None
-    return stacked(gradients)
+def _multiplies_rows(call: Call, dtype: str) -> bool:
+    """Say whether x and the weight are multiplied as they lie, by torch."""
+    return call.x.library == "torch" and call.x_axes[-1] == "i" and call.x.dtype == dtype

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy
 
-from minrnn_gen.call.arguments import Call
-from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
-from minrnn_gen.gpu import memory
+from minrnn_gen.gpu.memory import cast, in_large_pages, is_large
 
 Matrix = Any
 """An array of a library: a tensor, or one of NumPy."""
@@ -26,44 +24,66 @@ def without_autocast() -> AbstractContextManager[Any]:
     return context
 
 
-def in_library(array: Array, dtype: str) -> Matrix:
-    """Return a host array in a dtype, as its library has it, itself where it has that already."""
-    if array.library == "torch":
-        return _tensor(array).to(getattr(sys.modules["torch"], dtype))
-    return as_numpy(array).astype(numpy_dtype(dtype), copy=False)
-
-
-def project(call: Call, weight: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Return x times the weight in a dtype, axes of `shape` in place of the inputs."""
-    x, matrix = _rows_of(in_library(call.x, dtype), call.x_axes), in_library(weight, dtype)
+def project(x: Matrix, weight: Matrix, axes: str, dtype: str, shape: tuple[int, ...]) -> Matrix:
+    """Return x, whose axes have the letters `axes`, times the weight in a dtype; its inputs become axes of `shape`."""
+    rows, matrix = _rows_of(_in_dtype(x, dtype), axes), _in_dtype(weight, dtype)
     with without_autocast(), numpy.errstate(all="ignore"):
-        product = (x @ matrix.T).reshape((*x.shape[:-1], *shape))
-    contiguous = product.contiguous() if call.x.library == "torch" else numpy.ascontiguousarray(product)
-    return memory.inspect(contiguous, "x")
+        product = (rows @ matrix.T).reshape((*rows.shape[:-1], *shape))
+    return product.contiguous() if _is_tensor(product) else numpy.ascontiguousarray(product)
 
 
-def through_projection(call: Call, weight: Array, gradient: Array, reads_x: bool = True) -> tuple[Matrix, Matrix]:
-    """Return the gradients of x, where somebody reads it, and of the weight, given that of the pre-activations."""
-    dtype, lengths = gradient.dtype, call.sequences.lengths
-    x = _rows_of(in_library(call.x, dtype), call.x_axes)
-    outputs = in_library(gradient, dtype).reshape((*x.shape[:-1], weight.shape[0]))
+def projected_rows(shape: tuple[int, ...], x: Matrix, weight: Matrix) -> Matrix:
+    """Return tensors x [.., inputs] times the transposed weight [outputs, inputs], in a shape."""
+    rows, (outputs, inputs) = x.numel() // weight.shape[1], weight.shape
+    if is_large((rows, outputs), x.dtype):
+        return _multiplied(x.view(rows, inputs), weight.t()).view(shape)
+    return sys.modules["torch"]._C._nn.linear(x, weight).view(shape)
+
+
+def project_steps(x: Matrix, weight: Matrix, product: Matrix, axis: int, first: int, count: int) -> None:
+    """Multiply `count` steps of a tensor x from `first` on, of an axis, by the transposed weight into one that has room."""
+    outputs, inputs = weight.shape
+    steps = x.narrow(axis, first, count).reshape(-1, inputs)
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        torch.mm(steps, weight.t(), out=product.view(-1)[: steps.shape[0] * outputs].view(-1, outputs))
+
+
+def multiplied(
+    columns: tuple[int, int], shape: tuple[int, ...], first: Matrix, second: Matrix, is_transposed: bool = True
+) -> Matrix:
+    """Return the product of tensors as matrices of so many columns, the first one transposed or not, in a shape."""
+    left = first.view(-1, columns[0])
+    return _multiplied(left.t() if is_transposed else left, second.view(-1, columns[1])).view(shape)
+
+
+def weight_gradient(outputs: int, dtype: str, axes: str, gradient: Matrix, x: Matrix, lengths: Any = None) -> Matrix:
+    """Return the gradient of a weight [outputs, inputs], given that of the pre-activations."""
+    rows = _rows_of(_in_dtype(x, dtype), axes)
     if lengths is not None:
         # What lies beyond a length has no gradient, but a NaN there times zero would have.
-        within = numpy.arange(call.time)[:, None] < as_numpy(lengths)
-        within = (within if call.x_axes.index("t") < call.x_axes.index("b") else within.T)[..., None]
-        x = _selected(x, within, call.x.library)
+        within = numpy.arange(rows.shape[axes.replace("i", "").index("t")])[:, None] < numpy.asarray(lengths)
+        rows = _selected(rows, (within if axes.index("t") < axes.index("b") else within.T)[..., None])
     with without_autocast(), numpy.errstate(all="ignore"):
-        rows = x.reshape((-1, x.shape[-1]))
-        dweight = outputs.reshape((-1, weight.shape[0])).T @ rows
-        if not reads_x:
-            return None, dweight
-        dx = memory.new_array(call.x, call.x.shape, call.x.dtype)
-        _rows_of(_whole(dx), call.x_axes)[...] = outputs @ in_library(weight, dtype)
-        return dx.owner, dweight
+        return _in_dtype(gradient, dtype).reshape((-1, outputs)).T @ rows.reshape((-1, rows.shape[-1]))
 
 
-def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int) -> Matrix:
-    """Return the gradient of R [Gr, N, D, D], given those of the products [.., Gr, H] and the outputs [.., H] before them."""
+def x_gradient(dtype: str, axes: str, gradient: Matrix, weight: Matrix, x: Matrix) -> Matrix:
+    """Return the gradient of x, given that of the pre-activations."""
+    dx = sys.modules["torch"].empty(x.shape, dtype=x.dtype) if _is_tensor(x) else numpy.empty(x.shape, x.dtype)
+    rows = _rows_of(dx, axes)
+    outputs = _in_dtype(gradient, dtype).reshape((*rows.shape[:-1], weight.shape[0]))
+    with without_autocast(), numpy.errstate(all="ignore"):
+        rows[...] = outputs @ _in_dtype(weight, dtype)
+    return dx
+
+
+def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int, selected: tuple[Any, ...] = ()) -> Matrix:
+    """Return the gradient of R [Gr, N, D, D], given those of the products [.., Gr, H] and the outputs [.., H] before them.
+
+    `selected` is the part of `dproducts` that counts.
+    """
+    dproducts = dproducts[selected] if selected else dproducts
     gates, hidden = dproducts.shape[-2:]
     units = hidden // heads
     by_head = dproducts.reshape((-1, gates, heads, units)), outputs.reshape((-1, heads, units))
@@ -75,38 +95,43 @@ def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int) -> Matrix
     return products[0] if heads == 1 else _joined(products, 1)
 
 
-def stacked(gradients: Sequence[Matrix]) -> Matrix:
+def stacked(*gradients: Matrix) -> Matrix:
     """Return the gradients of both directions as one, in their library."""
     return _joined([gradient[None] for gradient in gradients], 0)
 
 
+def _multiplied(first: Matrix, second: Matrix) -> Matrix:
+    """Return the product of two matrices of torch; a large one in large pages."""
+    torch = sys.modules["torch"]
+    shape = first.shape[0], second.shape[1]
+    if not is_large(shape, first.dtype):
+        return first.mm(second)
+    with torch.no_grad():
+        return torch.mm(first, second, out=in_large_pages(shape, first.dtype))
+
+
 def _joined(parts: Sequence[Matrix], axis: int) -> Matrix:
-    is_torch = hasattr(parts[0], "movedim")
-    return sys.modules["torch"].cat(parts, axis) if is_torch else numpy.concatenate(parts, axis)
+    return sys.modules["torch"].cat(parts, axis) if _is_tensor(parts[0]) else numpy.concatenate(parts, axis)
 
 
-def _tensor(array: Array) -> Matrix:
-    """View an array as a tensor; of a view, the owner is the whole."""
-    whole = array.owner.detach()
-    if (tuple(whole.shape), tuple(whole.stride())) == (array.shape, array.strides):
-        return whole
-    offset = whole.storage_offset() + (array.pointer - whole.data_ptr()) // array.itemsize
-    return whole.as_strided(array.shape, array.strides, offset)
+def _is_tensor(matrix: Matrix) -> bool:
+    return hasattr(matrix, "movedim")
 
 
-def _whole(array: Array) -> Matrix:
-    return array.owner if array.library == "torch" else as_numpy(array)
+def _in_dtype(matrix: Matrix, dtype: str) -> Matrix:
+    """Return an array in a dtype, itself where it has that already."""
+    return cast(matrix.detach() if _is_tensor(matrix) else numpy.asarray(matrix), dtype)
 
 
 def _rows_of(x: Matrix, axes: str) -> Matrix:
     """View x with its inputs last."""
     if "i" not in axes or axes[-1] == "i":
         return x
-    return x.movedim(axes.index("i"), -1) if hasattr(x, "movedim") else numpy.moveaxis(x, axes.index("i"), -1)
+    return x.movedim(axes.index("i"), -1) if _is_tensor(x) else numpy.moveaxis(x, axes.index("i"), -1)
 
 
-def _selected(x: Matrix, within: Any, library: str) -> Matrix:
+def _selected(x: Matrix, within: Any) -> Matrix:
     """Return x where it is within its sequence, and 0 elsewhere."""
-    if library == "torch":
+    if _is_tensor(x):
         return x.masked_fill(sys.modules["torch"].from_numpy(~within), 0)
     return numpy.where(within, x, x.dtype.type(0))

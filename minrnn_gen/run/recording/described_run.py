@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ResultT
@@ -12,6 +14,7 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.program.data import At, Program
 from minrnn_gen.run.recording.describer import Describer, PlannedKernels
+from minrnn_gen.run.recording.replay import Finished, MetadataT, Replay, Trace, owners_of, without_owners
 
 
 class DescribedRun(Describer):
@@ -24,8 +27,8 @@ class DescribedRun(Describer):
         self,
         like: Array,
         keyed: KeyedArrays | None,
-        kernels: PlannedKernels,
-        resident_blocks: Callable[[KernelPlan], int],
+        kernels: PlannedKernels | None = None,
+        resident_blocks: Callable[[KernelPlan], int] = lambda plan: plan.launch.resident_blocks,
         gives_workspace: bool = False,
     ) -> None:
         """Begin a run beside `like`."""
@@ -40,15 +43,16 @@ class DescribedRun(Describer):
         slot = array.address.slot
         if array.dtype == dtype or (slot is not None and slot < self._inputs and array.is_contiguous):
             return super().cast(array, dtype)
-        return self._made(memory.inspect(memory.cast(array.owner, dtype), array.name))
+        return self.hold(memory.inspect(memory.cast(array.owner, dtype), array.name))
 
     def contiguous(self, array: Array) -> Array:
-        """Return a whole array as a contiguous one, a copy where it is not; a run on it is not kept."""
-        return array if array.is_contiguous else self._made(memory.without_gaps(array))
+        """Return a whole array as a contiguous one that lies where its elements may; a run on a copy is not kept."""
+        is_plain = array.is_contiguous and pointer_divisor(array.pointer) % array.itemsize == 0
+        return array if is_plain else self.hold(memory.without_gaps(array))
 
     def zeroed_beyond(self, x: Array, axes: str, lengths: Array) -> Array:
         """Return an array with zeros beyond lengths; a run on it is not kept."""
-        return self._made(memory.zeroed_beyond(x, axes, lengths))
+        return self.hold(memory.zeroed_beyond(x, axes, lengths))
 
     def stop(self) -> None:
         """Keep nothing of this run."""
@@ -64,7 +68,9 @@ class DescribedRun(Describer):
         program.results.mapped(note)
         return program
 
-    def _made(self, array: Array) -> Array:
+    def hold(self, array: Array) -> Array:
+        """Hold what was made of arrays of the call until the run is performed, which is not kept; return it."""
+        self.stop()
         self.made.append(array)
         return array
 
@@ -72,3 +78,25 @@ class DescribedRun(Describer):
         at = super()._at(pointer)
         self.is_kept = self.is_kept and at.slot is not None
         return at
+
+
+class TracedRun(DescribedRun):
+    """A run that is performed as a trace, which may be kept."""
+
+    def finish(self, result: ResultT, metadata: MetadataT) -> Finished[ResultT, MetadataT]:
+        """Perform the run, and return it with its results."""
+        replay = self.perform(result, metadata)
+        if self.is_kept:
+            return Finished(replay.result, replay.trace.metadata, replay)
+        return Finished(owners_of(result, replay.arrays), replay.metadata(), None)
+
+    def perform(self, result: ResultT, metadata: MetadataT) -> Replay[ResultT, MetadataT]:
+        """Perform the run, and return it as a replay of its trace."""
+        program = self.program(result, metadata)
+        if self.is_kept:
+            program = replace(program, metadata=without_owners(metadata))
+        return self._trace(program).replay(self.keyed)
+
+    def _trace(self, program: Program) -> Trace[Any, Any]:
+        """Return what performs a program."""
+        raise NotImplementedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from minrnn_gen.call.address import Address, Place, PointerDifference, address_of, place_in
 from minrnn_gen.call.array import Array, contiguous_strides
@@ -47,15 +47,16 @@ class Describer:
         self,
         like: Array,
         inputs: int,
-        kernels: PlannedKernels,
-        resident_blocks: Callable[[KernelPlan], Number],
+        kernels: PlannedKernels | None = None,
+        resident_blocks: Callable[[KernelPlan], Number] = lambda plan: plan.launch.resident_blocks,
         gives_workspace: bool = False,
     ) -> None:
         """Begin a run on arrays of the library and the device of `like`, in slots up to `inputs`.
 
-        `gives_workspace`: products work in a buffer of the run, as they do on lanes, where they run next to each other.
+        Without `kernels` none is chosen or loaded. `gives_workspace`: products work in a buffer of the run, as they do on
+        lanes, where they run next to each other.
         """
-        self._like, self._inputs, self._kernels = like, inputs, kernels
+        self._like, self._inputs, self._kernels = like, inputs, cast(PlannedKernels, kernels)
         self._resident_blocks, self._gives_workspace = resident_blocks, gives_workspace
         self._next_slot, self._loops, self._half = inputs, 0, False
         self._buffers: list[Buffer] = []
@@ -147,6 +148,16 @@ class Describer:
         """Return named pieces of one buffer, one behind the other, for the launches of this run alone."""
         return Scratch.laid_out(sizes_bytes, self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").address)
 
+    def computed(self, compute: Callable[..., Any], sources: Sequence[Array], shape: tuple[int, ...], dtype: str) -> Array:
+        """Return what the arrays' library computes of whole arrays: a contiguous one of a shape and dtype."""
+        array = self.new_array(shape, dtype)
+        self.note(data.Computed(array.address.slot, tuple(map(self._whole, sources)), compute))
+        return array
+
+    def compute_into(self, target: Array, compute: Callable[..., Any], sources: Sequence[Array]) -> None:
+        """Have the arrays' library compute something of whole arrays, and write it into one more."""
+        self.note(data.Computed(None, tuple(map(self._whole, (*sources, target))), compute))
+
     def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
         """Note what only Python does, which gets a function that returns the address of a pointer of the run."""
         self.note(data.Action(action))
@@ -198,6 +209,10 @@ class Describer:
         if isinstance(argument, PointerDifference):
             return Gap(self._at(argument.first), self._at(argument.second), argument.itemsize)
         return argument
+
+    def _whole(self, array: Array) -> Any:
+        """Return a source of what a library computes."""
+        return array.address.slot
 
     def _at(self, pointer: int) -> At:
         address = address_of(pointer)

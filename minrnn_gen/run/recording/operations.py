@@ -236,7 +236,7 @@ class Program:
         """Whether it needs a handle of cuBLAS."""
         return self._multiplies
 
-    def run(self, addresses: list[int]) -> None:
+    def run(self, addresses: list[int], _arrays: list[Any] | None = None) -> None:
         """Enqueue all operations on the current stream, with arrays that start at `addresses`, by slot."""
         if self._in_c is None:
             for operation in self._operations:

@@ -58,7 +58,7 @@ class _Run(Describer):
 
     def __init__(self, backend: PlannedBackend, like: Array) -> None:
         self._backend = backend
-        super().__init__(like, backend.inputs, backend.kernels, lambda plan: plan.launch.resident_blocks)
+        super().__init__(like, backend.inputs, backend.kernels)
 
     def finish(self, result: Any, metadata: Any) -> Finished[Any, Any]:
         """Leave the program with the backend."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import CallKey, KeyedArrays
@@ -19,15 +19,19 @@ from minrnn_gen.gpu.device import Place
 from minrnn_gen.gpu.memory import Allocation
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.run.recording.layout import Layout
-from minrnn_gen.run.recording.operations import (
-    Program,
-)
 
 MetadataT = TypeVar("MetadataT")
 HeldT = TypeVar("HeldT")
 
 # Keys in use at once, which differ in batch and time above all; a trace takes a few KiB, and a lost one is recorded again.
 TRACES_HELD = 512
+
+
+class Performable(Protocol):
+    """What a trace does once its memory is there."""
+
+    def run(self, addresses: list[int], arrays: list[Any], /) -> None:
+        """Do it with `arrays`, by slot, which start at `addresses`."""
 
 
 class Cast(NamedTuple):
@@ -50,7 +54,7 @@ class Trace(Generic[ResultT, MetadataT]):
     allocations: tuple[Allocation, ...]
     layout: Layout
     casts: tuple[Cast, ...]
-    program: Program
+    program: Performable
     slots: ResultT
     metadata: MetadataT
 
@@ -79,7 +83,7 @@ class Trace(Generic[ResultT, MetadataT]):
                 _piece, start = memory.allocate_aligned(allocate, layout.piece, WIDEST_COPY_BYTES)
             for slot, offset_bytes in layout.scratch:
                 addresses[slot] = start + offset_bytes
-        self.program.run(addresses)
+        self.program.run(addresses, arrays)
         return Replay(self, arrays, addresses)
 
 
@@ -94,6 +98,13 @@ class Replay(NamedTuple, Generic[ResultT, MetadataT]):
     def result(self) -> ResultT:
         """The arrays that the run is there for."""
         return self.trace.slots.mapped(self.arrays.__getitem__)
+
+    def bound(self, array: Array) -> Array:
+        """Return a described array with its memory in this run, in no slot."""
+        slot = array.address.slot
+        assert slot is not None
+        start = self.addresses[slot] + array.address.offset_bytes
+        return Array(array.name, array.library, self.arrays[slot], start, array.shape, array.strides, array.dtype, array.device)
 
     def metadata(self) -> MetadataT:
         """Return the metadata of the trace with the arrays of this run."""
@@ -125,6 +136,10 @@ class ByKey(Generic[HeldT]):
         """Return what is held for a key, if there is something."""
         return self._held.get(key)
 
+    def take(self, key: CallKey) -> HeldT | None:
+        """Return what is held for a key, and hold it no longer."""
+        return self._held.pop(key, None)
+
     def keep(self, key: CallKey, held: HeldT) -> HeldT:
         """Hold something for a key, instead of all else where there is no room; return it."""
         if len(self._held) >= TRACES_HELD:
@@ -151,6 +166,10 @@ class TraceCache(Generic[ResultT, MetadataT]):
             return None
         trace = self._traces.get(keyed.key)
         return None if trace is None else trace.replay(keyed)
+
+    def take(self, keyed: KeyedArrays) -> Trace[ResultT, MetadataT] | None:
+        """Return the trace of calls of this key, and keep it no longer."""
+        return self._traces.take(keyed.key)
 
     def find(self, keyed: KeyedArrays | None) -> Trace[ResultT, MetadataT] | None:
         """Return the trace of calls of this key, if there is one."""
