@@ -151,10 +151,12 @@ class RNN:
         drawn = {name: jax.random.uniform(keys[name], shape, self.dtype, -bound, bound) for name, shape in made.shapes.items()}
         for name, start in made.vector_starts.items():
             drawn[name] = self._started(start, keys[name], made.shapes[name])
+        for name, rows, factor in made.scaled_inputs:
+            drawn[name] = drawn[name].at[rows].multiply(factor)
         for name, gate, gate_start in made.gate_starts(self.forget_bias):
             values = self._started(gate_start, keys[name], (self.hidden_size,)) if callable(gate_start) else gate_start
-            rows = slice(gate * self.hidden_size, (gate + 1) * self.hidden_size)
-            drawn[name] = drawn[name].at[rows].set(values)
+            biases = slice(gate * self.hidden_size, (gate + 1) * self.hidden_size)
+            drawn[name] = drawn[name].at[biases].set(values)
         return drawn
 
     def _started(self, start: Start, key: Any, shape: tuple[int, ...]) -> Any:

@@ -11,7 +11,7 @@ from minrnn_gen.build.recipe import cell_source_of, check_sizes_of_vectors, reci
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.config.spec import load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput
-from minrnn_gen.layers.initial import GATE_STARTS, VECTOR_STARTS, Start
+from minrnn_gen.layers.initial import GATE_STARTS, SCALED_INPUTS, VECTOR_STARTS, Start
 from minrnn_gen.precision import PRECISION_NAMES
 
 DIRECTION_SUFFIXES = ("", "_reverse")
@@ -93,6 +93,15 @@ class Architecture:
                     yield names.bias_ih, index, forget_bias
                 elif names.bias_ih and start:
                     yield names.bias_ih, index, start
+
+    @property
+    def scaled_inputs(self) -> Iterator[tuple[str, slice, float]]:
+        """Yield which rows of weights and biases of S.* start smaller: the parameter, the rows, and the factor."""
+        for index, name in enumerate(self.shared):
+            if (self.name, name) in SCALED_INPUTS:
+                rows = prod(self.shared_shape[1:])
+                parameters = (one for names in self.directed for one in names.of_shared if one)
+                yield from ((one, slice(index * rows, (index + 1) * rows), self.state_size**-0.5) for one in parameters)
 
 
 def architecture_of(

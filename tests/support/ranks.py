@@ -274,7 +274,7 @@ def layers(
     compiled: bool = False,
     in_mesh: bool = False,
 ) -> dict[str, Any]:
-    """Run a model of three layers and its backward on a piece, gradients of weights summed over the ranks; or as a whole."""
+    """Run a model of four layers and its backward on a piece, gradients of weights summed over the ranks; or as a whole."""
     torch.manual_seed(0)
     model = Model().double()
     called: Any = model
@@ -297,16 +297,18 @@ def layers(
 
 
 class Model(torch.nn.Module):
-    """A scan cell in both directions, two layers of it, and a dense cell above."""
+    """Cells in both directions, two layers of a scan and one of n values per channel, and a dense cell above."""
 
     def __init__(self) -> None:
         super().__init__()
         self.below = wing.MinGRU(3, 4, 2, bidirectional=True)
+        self.between = wing.RNN("selective", 8, 4, bidirectional=True, state_size=3, groups=2)
         self.above = wing.LSTM(8, 4, heads=2)
 
     def forward(self, x: Any, group: Any) -> Any:
         asked = {} if group is None else {"sequence_group": group}
         x, _ = self.below(x, **asked)
+        x, _ = self.between(x, **asked)
         x, _ = self.above(torch.tanh(x), **asked)
         return x
 

@@ -118,12 +118,14 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
                 draw(parameter, self.hidden_size)
             for name, start in self._made.vector_starts.items():
                 begin(getattr(self, name), start)
+            for name, rows, factor in self._made.scaled_inputs:
+                getattr(self, name)[rows] *= factor
             for name, gate, gate_start in self._made.gate_starts(self.forget_bias):
-                rows = getattr(self, name)[gate * self.hidden_size : (gate + 1) * self.hidden_size]
+                biases = getattr(self, name)[gate * self.hidden_size : (gate + 1) * self.hidden_size]
                 if callable(gate_start):
-                    begin(rows, gate_start)
+                    begin(biases, gate_start)
                 else:
-                    rows.fill_(gate_start)
+                    biases.fill_(gate_start)
 
     def _settle(self, name: str) -> None:
         made = self._made
