@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minrnn_gen.cell.files import library_names, vector_library_names
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
@@ -91,6 +92,15 @@ def test_a_layer_of_n_values_computes_what_the_torch_front_does(model: str, size
         np.testing.assert_allclose(found, expected.detach(), atol=1e-10)
     for name, parameter in theirs.named_parameters():
         np.testing.assert_allclose(of_params[name], parameter.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", (*library_names(), *vector_library_names()))
+def test_every_built_in_cell_has_the_parameters_of_the_torch_front(model: str) -> None:
+    wing = pytest.importorskip("minrnn_gen.torch")
+    options = {"state_size": 3} if model in vector_library_names() else {}
+    ours, theirs = (one(model, 5, 4, 2, bidirectional=True, **options) for one in (front.RNN, wing.RNN))
+    shapes = {name: tuple(value.shape) for name, value in theirs.named_parameters()}
+    assert {name: array.shape for name, array in jax.eval_shape(ours.init, KEY).items()} == shapes
 
 
 STEPPED = [("lstm", {}), ("rg_lru", {}), ("gated_linear", {"state_size": 3, "groups": 2})]
