@@ -179,8 +179,8 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], with n values
         per channel [num_layers * directions, B, H, n], float32 (float64 of float64) whatever the input; hx may have the input's
-        dtype too, and is zeros where None, or a tuple of None. resets: bool, of the shape of input without I, or numbers 0 and 1;
-        lengths and cu_seqlens are those of a kernel's call. Tensors on the meta device give results there.
+        dtype too, and is zeros where None, or a tuple of None. resets: bool, or numbers 0 and 1, of the shape of input without
+        I; lengths and cu_seqlens are those of a kernel's call. Tensors on the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).
         Raises BadInput for what does not fit.
