@@ -16,8 +16,8 @@ from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
 from minrnn_gen.jax.arrays import as_array, check_key, check_static
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.functional import check_x64, recurrence, step
-from minrnn_gen.layers.architecture import Names, architecture_of
-from minrnn_gen.layers.initial import RG_LRU_RANGE, RG_LRU_SHARPNESS
+from minrnn_gen.layers.architecture import VECTORS_FROM, architecture_of
+from minrnn_gen.layers.initial import Start
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
@@ -25,11 +25,19 @@ Parameters = Mapping[str, Any]
 
 # The keywords of a layer, and the keys of a spec for which it has no arguments of its own (docs/spec.md).
 KEYWORDS = ("heads", "bias", "dropout", "bidirectional", "precision", "recurrent_bias", "forget_bias", "dtype")
-OPTIONS = ("functions", "fp32_product", "scan_arithmetic", "recurrent_gradient_clip", "gpu", "batch", "time")
+OPTIONS = (
+    "functions",
+    "fp32_product",
+    "scan_arithmetic",
+    "recurrent_gradient_clip",
+    "state_size",
+    "groups",
+    "gpu",
+    "batch",
+    "time",
+)
 # What a constructor takes and no call reads again; a subclass may well have attributes called `batch` and `time`.
 _FIXED = frozenset({"model", "input_size", "hidden_size", "num_layers", *KEYWORDS, *OPTIONS}) - {"batch", "time"}
-# Where the cell's own vectors begin among the parameters of a layer.
-_VECTORS_FROM = len(Names._fields) - 1
 _PRECISIONS = {precision_of(name).storage_dtype: name for name in PRECISION_NAMES}
 
 
@@ -40,8 +48,8 @@ class RNN:
     `minrnn_gen.torch.RNN`, and so those of torch for lstm, gru and elman. precision: fp64, fp32, fp16 or bf16, by default that
     of the input; given, weights of another dtype are cast in every call. recurrent_bias: by default as `bias` where there is a
     recurrent product. forget_bias: what the input-side biases of gate f start with. dropout is between layers, where `apply` is
-    called with a key. options: further keys of the spec. Setting any of these later is refused: compiled calls would go on with
-    the old one. Raises BadInput where the spec is wrong.
+    called with a key. options: further keys of the spec, such as the `state_size` of cells with n values per channel. Setting
+    any of these later is refused: compiled calls would go on with the old one. Raises BadInput where the spec is wrong.
     """
 
     def __init__(
@@ -131,7 +139,7 @@ class RNN:
         return self._made.states
 
     def init(self, key: Any) -> dict[str, Any]:
-        """Return parameters drawn as torch's recurrent layers draw them, uniform over ±1/sqrt(hidden_size)."""
+        """Return parameters uniform over ±1/sqrt(hidden_size), as torch draws them, but for those in docs/torch.md."""
         check_key(key, "key")
         check_x64(_PRECISIONS[self.dtype.name])
         drawn: dict[str, Any] = jax.jit(self._draw)(key)  # one program instead of one for each parameter
@@ -139,21 +147,21 @@ class RNN:
 
     def _draw(self, key: Any) -> dict[str, Any]:
         bound, made = 1 / math.sqrt(self.hidden_size), self._made
-        keys = jax.random.split(key, len(made.shapes))
-        drawn = {}
-        for (name, shape), own_key in zip(made.shapes.items(), keys, strict=True):
-            if (made.name, made.own_names.get(name)) == ("rg_lru", "decay"):
-                low, high = RG_LRU_RANGE
-                coefficient = jax.random.uniform(own_key, shape, jnp.float32, low, high)
-                drawn[name] = jnp.log(jnp.expm1(-jnp.log(coefficient) / RG_LRU_SHARPNESS)).astype(self.dtype)
-            else:
-                drawn[name] = jax.random.uniform(own_key, shape, self.dtype, -bound, bound)
-        if self.forget_bias is not None:
-            start = made.gates.index("f") * self.hidden_size
-            for names in (names for directed in made.names for names in directed):
-                name = str(names.bias_ih)
-                drawn[name] = drawn[name].at[start : start + self.hidden_size].set(self.forget_bias)
+        keys = dict(zip(made.shapes, jax.random.split(key, len(made.shapes)), strict=True))
+        drawn = {name: jax.random.uniform(keys[name], shape, self.dtype, -bound, bound) for name, shape in made.shapes.items()}
+        for name, start in made.vector_starts.items():
+            drawn[name] = self._started(start, keys[name], made.shapes[name])
+        for name, rows, factor in made.scaled_inputs:
+            drawn[name] = drawn[name].at[rows].multiply(factor)
+        for name, gate, gate_start in made.gate_starts(self.forget_bias):
+            values = self._started(gate_start, keys[name], (self.hidden_size,)) if callable(gate_start) else gate_start
+            biases = slice(gate * self.hidden_size, (gate + 1) * self.hidden_size)
+            drawn[name] = drawn[name].at[biases].set(values)
         return drawn
+
+    def _started(self, start: Start, key: Any, shape: tuple[int, ...]) -> Any:
+        """Return what `start` makes of uniform numbers, computed in float32 or wider."""
+        return start(jnp, jax.random.uniform(key, shape, jnp.promote_types(self.dtype, jnp.float32))).astype(self.dtype)
 
     def apply(
         self,
@@ -169,9 +177,9 @@ class RNN:
     ) -> tuple[Any, dict[str, Any]]:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
-        `state` is like the second result, zeros where None. resets, lengths and cu_seqlens are those of a kernel's call. `key`
-        draws what dropout drops; without one nothing is dropped. `axis_name` splits time, as in `recurrence`. Raises
-        BadInput for what does not fit.
+        A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
+        None. resets, lengths and cu_seqlens are those of a kernel's call. `key` draws what dropout drops; without it nothing is
+        dropped. `axis_name` splits time, as in `recurrence`. Raises BadInput for what does not fit.
         """
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
@@ -179,6 +187,7 @@ class RNN:
         final: dict[str, list[Any]] = {name: [] for name in self.states}
         for layer, recipe in enumerate(self._recipes(precision)):
             R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x.dtype)
+            shared = self._shared(params, layer, x)
             x, after = recurrence(
                 kernel_by(recipe),
                 x,
@@ -188,6 +197,7 @@ class RNN:
                 recurrent_bias=recurrent_bias,
                 parameters=dict(zip(self._made.vectors, vectors, strict=True)),
                 state=self._state(state, layer),
+                shared=shared,
                 resets=resets,
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
@@ -207,6 +217,7 @@ class RNN:
         final: dict[str, list[Any]] = {name: [] for name in self.states}
         for layer, recipe in enumerate(self._recipes(precision)):
             R, weight, bias, recurrent_bias, *vectors = self._parameters(params, layer, x_t.dtype)
+            shared = self._shared(params, layer, x_t)
             x_t, after = step(
                 kernel_by(recipe),
                 x_t,
@@ -216,6 +227,7 @@ class RNN:
                 recurrent_bias=recurrent_bias,
                 parameters=dict(zip(self._made.vectors, vectors, strict=True)),
                 state=self._state(state, layer),
+                shared=shared,
             )
             for name, array in after.items():
                 final[name].append(array)
@@ -268,7 +280,7 @@ class RNN:
         ]
         # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
         merged: list[Any] = [
-            None if arrays[0] is None else _together(arrays, is_vector=place >= _VECTORS_FROM)
+            None if arrays[0] is None else _together(arrays, is_vector=place >= VECTORS_FROM)
             for place, arrays in enumerate(zip(*directed, strict=True))
         ]
         R, weight, *vectors = merged
@@ -278,22 +290,38 @@ class RNN:
             *(vector if vector is None or vector.dtype in (dtype, jnp.float32) else vector.astype(dtype) for vector in vectors),
         ]
 
+    def _shared(self, params: Parameters, layer: int, x: Any) -> dict[str, Any] | None:
+        """Return the inputs S.* that a layer makes of x, by one product; None for cells without."""
+        made = self._made
+        if not made.shared:
+            return None
+        directed = [[None if name is None else params[name] for name in names.of_shared] for names in made.names[layer]]
+        pairs = zip(*directed, strict=True)
+        weight, bias = (None if arrays[0] is None else _together(arrays, is_vector=False).astype(x.dtype) for arrays in pairs)
+        product = jnp.einsum("...i,ri->...r", x, weight)
+        product = product if bias is None else product + bias
+        inputs = product.reshape(*x.shape[:-1], *((2,) if self.bidirectional else ()), *made.shared_shape)
+        return {name: inputs[..., index, :, :] for index, name in enumerate(made.shared)}
+
     def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
         if state is None:
             return None
         directions = 2 if self.bidirectional else 1
+        runs, values = self.num_layers * directions, self._made.values
+        expected = {name: f"[{', '.join(map(str, (runs, 'batch', self.hidden_size, *values[name])))}]" for name in self.states}
         if not isinstance(state, Mapping):
             raise BadInput(
                 f"state is {kind_of(state)}; a mapping is expected, as the second result is: {{"
-                + ", ".join(f"'{name}': [{self.num_layers * directions}, batch, {self.hidden_size}]" for name in self.states)
+                + ", ".join(f"'{name}': {shape}" for name, shape in expected.items())
                 + "}"
             )
         arrays = {name: as_array(array, f"state['{name}']") for name, array in state.items()}
+        if not {*arrays} <= {*expected}:
+            return arrays  # which is refused
         for name, array in arrays.items():
-            if array.ndim != 3 or array.shape[0] != self.num_layers * directions:
+            if array.ndim != 3 + len(values[name]) or array.shape[0] != runs:
                 raise BadInput(
-                    f"state['{name}'] has shape {list(array.shape)}; [{self.num_layers * directions}, batch, "
-                    f"{self.hidden_size}] is expected, layers and directions first"
+                    f"state['{name}'] has shape {list(array.shape)}; {expected[name]} is expected, layers and directions first"
                 )
         if self.bidirectional:
             return {name: array[2 * layer : 2 * layer + 2] for name, array in arrays.items()}

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
-from minrnn_gen.build.recipe import cell_source_of, recipe_of
+from minrnn_gen.build.recipe import cell_source_of, check_sizes_of_vectors, recipe_of
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.config.spec import load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput
+from minrnn_gen.layers.initial import GATE_STARTS, SCALED_INPUTS, VECTOR_STARTS, Start
 from minrnn_gen.precision import PRECISION_NAMES
 
 DIRECTION_SUFFIXES = ("", "_reverse")
+# Where the cell's own vectors begin in `Names.in_call_order`.
+VECTORS_FROM = 4
 
 
 class Names(NamedTuple):
-    """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own."""
+    """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own.
+
+    `weight_shared` and `bias_shared` make the inputs S.* of the layer's input.
+    """
 
     weight_hh: str | None
     weight_ih: str
     bias_ih: str | None
     bias_hh: str | None
+    weight_shared: str | None
+    bias_shared: str | None
     vectors: tuple[str, ...]
 
     @property
     def in_call_order(self) -> tuple[str | None, ...]:
-        """All names, in the order in which a call takes what they are of."""
-        return (*self[:-1], *self.vectors)
+        """The names of what a call takes, in its order."""
+        return (self.weight_hh, self.weight_ih, self.bias_ih, self.bias_hh, *self.vectors)
+
+    @property
+    def of_shared(self) -> tuple[str | None, str | None]:
+        """The names of the weight and of the bias of S.*."""
+        return self.weight_shared, self.bias_shared
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,9 @@ class Architecture:
     """Layers of one cell on top of each other. `recipes`: of each precision that there is, of each layer's kernel.
 
     `tf32_recipes`: those of fp32 with products in tf32, for where torch's settings ask for them; none where a spec says how.
-    `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers.
+    `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names
+    of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
+    where nothing has this axis. `values`: for each state the shape of what a channel has, () or (n,).
     """
 
     name: str
@@ -43,16 +59,49 @@ class Architecture:
     states: tuple[str, ...]
     recurrent_gates: tuple[str, ...]
     vectors: tuple[str, ...]
+    shared: tuple[str, ...]
+    state_size: int
+    values: Mapping[str, tuple[int, ...]]
+    shared_shape: tuple[int, ...]
     recipes: Mapping[str, tuple[str, ...]]
     tf32_recipes: tuple[str, ...]
     names: tuple[tuple[Names, ...], ...]
     shapes: Mapping[str, tuple[int, ...]]
 
     @property
-    def own_names(self) -> dict[str, str]:
-        """The cell's own vectors by their names as parameters."""
-        pairs = (zip(names.vectors, self.vectors, strict=True) for layer in self.names for names in layer)
-        return {name: vector for pair in pairs for name, vector in pair}
+    def has_vectors(self) -> bool:
+        """Whether something has the axis n."""
+        return self.state_size > 0
+
+    @property
+    def directed(self) -> Iterator[Names]:
+        """The names of each run over time."""
+        return (names for layer in self.names for names in layer)
+
+    @property
+    def vector_starts(self) -> dict[str, Start]:
+        """How those of the cell's own vectors start that are not drawn as all others, by their names as parameters."""
+        pairs = (pair for names in self.directed for pair in zip(names.vectors, self.vectors, strict=True))
+        return {name: VECTOR_STARTS[self.name, vector] for name, vector in pairs if (self.name, vector) in VECTOR_STARTS}
+
+    def gate_starts(self, forget_bias: float | None) -> Iterator[tuple[str, int, Start | float]]:
+        """Yield which input-side biases start otherwise: the parameter, the index of the gate, and how, or the number."""
+        for names in self.directed:
+            for index, gate in enumerate(self.gates):
+                start = GATE_STARTS.get((self.name, gate))
+                if names.bias_ih and gate == "f" and forget_bias is not None:
+                    yield names.bias_ih, index, forget_bias
+                elif names.bias_ih and start:
+                    yield names.bias_ih, index, start
+
+    @property
+    def scaled_inputs(self) -> Iterator[tuple[str, slice, float]]:
+        """Yield which rows of weights and biases of S.* start smaller: the parameter, the rows, and the factor."""
+        for index, name in enumerate(self.shared):
+            if (self.name, name) in SCALED_INPUTS:
+                rows = prod(self.shared_shape[1:])
+                parameters = (one for names in self.directed for one in names.of_shared if one)
+                yield from ((one, slice(index * rows, (index + 1) * rows), self.state_size**-0.5) for one in parameters)
 
 
 def architecture_of(
@@ -74,15 +123,12 @@ def architecture_of(
     sized = {"input_size": input_size, "precision": "fp32" if precision is None else precision}
     first = spec_of_arguments({**asked, **sized}, caller)
     source = cell_source_of(first)
-    if source.has_vectors:
-        raise BadInput(
-            f"{source.name} has n values per channel, which layers do not take yet; call its kernel, minrnn_gen.compile(…), or "
-            "minrnn_gen.torch.recurrence with it"
-        )
+    check_sizes_of_vectors(first, source)
     cell = parse_cell(source)
     if recurrent_bias and not cell.recurrent_gates:
         raise BadInput(f"recurrent_bias is True, but {cell.name} has no recurrent product; leave it out")
-    reserved = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"} & {*cell.parameters}
+    shared = cell.vectors.shared
+    reserved = {*Names._fields[:-1]} & {*cell.parameters}
     if reserved:
         raise BadInput(f"{cell.name} has a vector {min(reserved)}, a name that layers have for other parameters; rename it")
     has_recurrent_bias = bool(cell.recurrent_gates) and (bias if recurrent_bias is None else recurrent_bias)
@@ -99,12 +145,20 @@ def architecture_of(
     if "fp32" in recipes and "fp32_product" not in asked:
         in_tf32 = (load_spec(layer, precision="fp32", fp32_product="tf32") for layer in layers)
         tf32_recipes = tuple(recipe_of(layer, source) for layer in in_tf32)
-    present = {"weight_hh": bool(cell.recurrent_gates), "bias_ih": bias, "bias_hh": has_recurrent_bias}
+    present = {
+        "weight_hh": bool(cell.recurrent_gates),
+        "bias_ih": bias,
+        "bias_hh": has_recurrent_bias,
+        "weight_shared": bool(shared),
+        "bias_shared": bool(shared) and bias,
+    }
     names = tuple(
         tuple(_names(f"_l{layer}{suffix}", present, cell.parameters) for suffix in DIRECTION_SUFFIXES[:directions])
         for layer in range(num_layers)
     )
-    rows, recurrent_rows = len(cell.gates) * hidden, len(cell.recurrent_gates) * hidden
+    n = () if first.state_size is None else (first.state_size,)
+    shared_shape = (len(shared), first.groups or 1, *n) if shared else ()
+    rows, recurrent_rows, shared_rows = len(cell.gates) * hidden, len(cell.recurrent_gates) * hidden, prod(shared_shape)
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, directed in enumerate(names):
         for run_names in directed:
@@ -115,9 +169,26 @@ def architecture_of(
                 shapes[run_names.bias_ih] = (rows,)
             if run_names.bias_hh:
                 shapes[run_names.bias_hh] = (recurrent_rows,)
-            shapes |= dict.fromkeys(run_names.vectors, (hidden,))
+            if run_names.weight_shared:
+                shapes[run_names.weight_shared] = (shared_rows, inputs[layer])
+            if run_names.bias_shared:
+                shapes[run_names.bias_shared] = (shared_rows,)
+            for name, vector in zip(run_names.vectors, cell.parameters, strict=True):
+                shapes[name] = (hidden, *n) if vector in cell.vectors.parameters else (hidden,)
     return Architecture(
-        cell.name, cell.gates, cell.states, cell.recurrent_gates, cell.parameters, recipes, tf32_recipes, names, shapes
+        name=cell.name,
+        gates=cell.gates,
+        states=cell.states,
+        recurrent_gates=cell.recurrent_gates,
+        vectors=cell.parameters,
+        shared=shared,
+        state_size=first.state_size or 0,
+        values={state: n if state in cell.vectors.states else () for state in cell.states},
+        shared_shape=shared_shape,
+        recipes=recipes,
+        tf32_recipes=tf32_recipes,
+        names=names,
+        shapes=shapes,
     )
 
 

@@ -1,8 +1,62 @@
-"""The numbers that layers start with, whatever the library."""
+"""The numbers that layers start with, whatever the library: where a parameter is not drawn uniformly over ±1/sqrt(H)."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+# (module, drawn) to the values: torch or jax.numpy, and numbers of the parameter's shape, uniform over 0 to 1.
+Start = Callable[[Any, Any], Any]
 
 # Of rg_lru: the coefficient exp(-8 softplus(decay)) that a step has with an open gate is drawn from here, as its paper does,
 # arXiv 2402.19427 section 2.4.
 RG_LRU_RANGE = (0.9, 0.999)
 RG_LRU_SHARPNESS = 8
+# Steps of state spaces are between these, uniform as logarithms, so that channels remember from about ten steps to a thousand:
+# Gu and Dao, Mamba, arXiv 2312.00752, section 3.6, and Gu et al., S4D, arXiv 2206.11893.
+STEP_LEAST, STEP_MOST = 0.001, 0.1
+
+
+def _decays(module: Any, drawn: Any) -> Any:
+    least, most = RG_LRU_RANGE
+    return module.log(module.expm1(-module.log(least + (most - least) * drawn) / RG_LRU_SHARPNESS))
+
+
+def _log_rates(module: Any, drawn: Any) -> Any:
+    """The logarithms of the rates 1 to n, the real part of S4D's."""
+    return module.log(module.cumsum(module.ones_like(drawn), -1))
+
+
+def _log_steps(_: Any, drawn: Any) -> Any:
+    return math.log(STEP_LEAST) + (math.log(STEP_MOST) - math.log(STEP_LEAST)) * drawn
+
+
+def _step_biases(module: Any, drawn: Any) -> Any:
+    """What softplus makes a step of."""
+    step = module.exp(_log_steps(module, drawn))
+    return step + module.log(-module.expm1(-step))
+
+
+def _ones(module: Any, drawn: Any) -> Any:
+    return module.ones_like(drawn)
+
+
+def _of_variance_one(_: Any, drawn: Any) -> Any:
+    return math.sqrt(3) * (2 * drawn - 1)
+
+
+# Vectors of built-in cells that start otherwise: cell, vector.
+VECTOR_STARTS: dict[tuple[str, str], Start] = {
+    ("rg_lru", "decay"): _decays,
+    ("selective", "a"): _log_rates,
+    ("selective", "d"): _ones,
+    ("s4d", "a"): _log_rates,
+    ("s4d", "step"): _log_steps,
+    ("s4d", "c"): _of_variance_one,
+    ("s4d", "d"): _ones,
+}
+# The same of input-side biases: cell, gate.
+GATE_STARTS: dict[tuple[str, str], Start] = {("selective", "dt"): _step_biases}
+# Inputs S.* that whoever passes them scales by n^(-1/2): cell, input.
+SCALED_INPUTS = {("gated_linear", "q")}

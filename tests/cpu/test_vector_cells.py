@@ -263,7 +263,5 @@ def test_autograd_of_torch_knows_them(name: str, is_compiled: bool) -> None:
 
 def test_what_torch_does_not_take_is_refused() -> None:
     wing = pytest.importorskip("minrnn_gen.torch")
-    with pytest.raises(BadInput, match="selective has n values per channel, which layers do not take yet"):
-        wing.RNN("selective", 4, 4)
     with pytest.raises(BadInput, match="whose channels are not split over ranks; leave head_group out"):
         wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64), head_group=object())

@@ -17,15 +17,18 @@ front = pytest.importorskip("minrnn_gen.jax")
 SPEC = {"model": "min_gru", "hidden_size": 4}
 X = np.zeros((2, 3, 2, 4), np.float32)
 recurrence, step, scan, RNN = front.recurrence, front.step, front.scan, front.RNN
-LAYER = RNN("lstm", 5, 4)
+LAYER, OF_N_VALUES = RNN("lstm", 5, 4), RNN("s4d", 5, 4, state_size=2)
 X_OF_LAYER = np.zeros((2, 3, 5), np.float32)
 KEY = np.zeros(2, np.uint32)
 
 
 def params(**changed: Any) -> dict[str, Any]:
     """Return parameters of the layer, some of them others."""
-    shapes = jax.eval_shape(LAYER.init, KEY)
-    return {**{name: np.zeros(array.shape, np.float32) for name, array in shapes.items()}, **changed}
+    return {**zeros_of(LAYER), **changed}
+
+
+def zeros_of(layer: Any) -> dict[str, Any]:
+    return {name: np.zeros(array.shape, np.float32) for name, array in jax.eval_shape(layer.init, KEY).items()}
 
 
 def apply(changed: dict[str, Any] | None = None, state: Any = None, **keywords: Any) -> Any:
@@ -89,6 +92,12 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: apply(state=(X, X)), "state is a tuple; a mapping is expected"),
     (lambda: apply(state={"h": 1.0}), r"state\['h'\] is a float; a JAX or NumPy array is expected"),
     (lambda: apply(state={"h": X[0, 0, 0]}), r"state\['h'\] has shape \[4\]; \[1, batch, 4\] is expected"),
+    (
+        lambda: OF_N_VALUES.apply(zeros_of(OF_N_VALUES), X_OF_LAYER, {"h": X[:1, :2, 0]}),
+        r"state\['h'\] has shape \[1, 2, 4\]; \[1, batch, 4, 2\] is expected",
+    ),
+    (lambda: RNN("selective", 5, 4), "RNN: state_size: the cell selective has n values"),
+    (lambda: RNN("lstm", 5, 4, state_size=2), "RNN: state_size: 2 is given, but nothing of the cell"),
     (lambda: apply(state={"hx": X[:1, :2, 0]}), "state has an unknown name 'hx'; allowed are h, c .did you mean 'h'"),
     (lambda: apply(state={"h": X[:1, :2, 0]}), "state is without 'c'"),
     (lambda: LAYER.step(params(), X_OF_LAYER), "x has shape|x_t has shape"),

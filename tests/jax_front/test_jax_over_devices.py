@@ -32,7 +32,7 @@ CASES = (
     "time, complex raw scan",
     "time, layers",
 )
-MORE_CASES = ("time, min_gru", "time, selective", "time, rg_lru", "time, raw scan")
+MORE_CASES = ("time, min_gru", "time, selective", "time, rg_lru", "time, raw scan", "time, layers of n values")
 
 
 def differences_of(*cases: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minrnn_gen.cell.files import library_names, vector_library_names
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
@@ -54,9 +55,60 @@ def test_a_layer_computes_what_torchs_does(model: str, layers: int, bidirectiona
         np.testing.assert_allclose(gradients[name], parameter.grad, atol=1e-10)
 
 
-@pytest.mark.parametrize("model", ["lstm", "rg_lru"])
-def test_steps_go_on_from_a_prompt(model: str) -> None:
-    layer = front.RNN(model, 5, 4, 2)
+# Cells with n values per channel, their inputs S.*, and whether both directions run; of every day the first.
+OF_N_VALUES = [
+    ("selective", {"state_size": 3, "groups": 2}, True),
+    *(
+        pytest.param(*case, marks=pytest.mark.matrix_full)
+        for case in (("gated_linear", {"state_size": 2}, False), ("s4d", {"state_size": 3}, True))
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "sizes", "bidirectional"), OF_N_VALUES)
+def test_a_layer_of_n_values_computes_what_the_torch_front_does(model: str, sizes: dict[str, int], bidirectional: bool) -> None:
+    """Of resets and initial states, with all gradients, for the same weights."""
+    torch, wing = pytest.importorskip("torch"), pytest.importorskip("minrnn_gen.torch")
+    ours = front.RNN(model, 5, 4, 2, bidirectional=bidirectional, dtype=jnp.float64, **sizes)
+    theirs = wing.RNN(model, 5, 4, 2, bidirectional=bidirectional, dtype=torch.float64, **sizes)
+    params, random = numbers(ours), np.random.default_rng(0)
+    assert {name: array.shape for name, array in params.items()} == {
+        name: tuple(value.shape) for name, value in theirs.named_parameters()
+    }
+    theirs.load_state_dict({name: torch.tensor(np.array(array)) for name, array in params.items()})
+    runs = 4 if bidirectional else 2
+    arrays = [random.standard_normal(shape) for shape in ((3, 6, 5), (runs, 3, 4, sizes["state_size"]))]
+    resets = random.random((3, 6)) < 0.3
+    x, h = (torch.tensor(array, requires_grad=True) for array in arrays)
+    y, last = theirs(x, h, resets=torch.tensor(resets))
+    (y.square().sum() + last.sin().sum()).backward()
+
+    def total(params: Any, x: Any, h: Any) -> Any:
+        y, final = ours.apply(params, x, {"h": h}, resets=resets)
+        return (y**2).sum() + jnp.sin(final["h"]).sum(), (y, final["h"])
+
+    (of_params, *of_others), results = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(params, *arrays)
+    for found, expected in zip((*results, *of_others), (y, last, x.grad, h.grad), strict=True):
+        np.testing.assert_allclose(found, expected.detach(), atol=1e-10)
+    for name, parameter in theirs.named_parameters():
+        np.testing.assert_allclose(of_params[name], parameter.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", (*library_names(), *vector_library_names()))
+def test_every_built_in_cell_has_the_parameters_of_the_torch_front(model: str) -> None:
+    wing = pytest.importorskip("minrnn_gen.torch")
+    options = {"state_size": 3} if model in vector_library_names() else {}
+    ours, theirs = (one(model, 5, 4, 2, bidirectional=True, **options) for one in (front.RNN, wing.RNN))
+    shapes = {name: tuple(value.shape) for name, value in theirs.named_parameters()}
+    assert {name: array.shape for name, array in jax.eval_shape(ours.init, KEY).items()} == shapes
+
+
+STEPPED = [("lstm", {}), ("rg_lru", {}), ("gated_linear", {"state_size": 3, "groups": 2})]
+
+
+@pytest.mark.parametrize(("model", "sizes"), STEPPED)
+def test_steps_go_on_from_a_prompt(model: str, sizes: dict[str, int]) -> None:
+    layer = front.RNN(model, 5, 4, 2, **sizes)
     params, x = numbers(layer), np.random.default_rng(0).standard_normal((3, 6, 5), np.float32)
 
     @jax.jit
@@ -78,6 +130,13 @@ def test_initial_numbers() -> None:
     params = front.RNN("lstm", 5, 16, forget_bias=1.0, dtype=jnp.bfloat16).init(KEY)
     assert all(array.dtype == jnp.bfloat16 for array in params.values())
     assert (np.asarray(params["bias_ih_l0"])[16:32] == 1).all() and np.abs(np.asarray(params["weight_ih_l0"])).max() <= 0.25
+    queries = front.RNN("gated_linear", 5, 16, state_size=4).init(KEY)["weight_shared_l0"]
+    assert np.abs(np.asarray(queries)[:8]).max() > 0.2 and 0.1 < np.abs(np.asarray(queries)[8:]).max() <= 0.125
+    scan = front.RNN("selective", 5, 64, state_size=4, dtype=jnp.bfloat16).init(KEY)
+    assert scan["a_l0"].dtype == scan["bias_ih_l0"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.exp(np.asarray(scan["a_l0"], np.float32)), np.tile([1, 2, 3, 4], (64, 1)), rtol=0.01)
+    steps = np.log1p(np.exp(np.asarray(scan["bias_ih_l0"], np.float32)[:64]))
+    assert 0.0009 < steps.min() < 0.01 < steps.max() < 0.102 and (np.asarray(scan["d_l0"]) == 1).all()
     decay = front.RNN("rg_lru", 5, 16).init(KEY)["decay_l0"]
     coefficient = np.exp(-8 * np.log1p(np.exp(np.asarray(decay))))
     assert (coefficient > 0.899).all() and (coefficient < 0.9991).all()
@@ -99,8 +158,12 @@ def test_dropout_is_between_layers_and_needs_a_key() -> None:
     assert not np.array_equal(plain, dropped) and np.isfinite(dropped).all()
 
 
-def test_layers_under_vmap_are_an_ensemble() -> None:
-    layer = front.RNN("lstm", 5, 4, 2)
+ENSEMBLES = [("lstm", {}), ("selective", {"state_size": 3})]
+
+
+@pytest.mark.parametrize(("model", "sizes"), ENSEMBLES)
+def test_layers_under_vmap_are_an_ensemble(model: str, sizes: dict[str, int]) -> None:
+    layer = front.RNN(model, 5, 4, 2, **sizes)
     params = jax.tree.map(np.asarray, jax.jit(jax.vmap(layer.init))(jax.random.split(KEY, 3)))
     x = np.random.default_rng(0).standard_normal((2, 6, 5), np.float32)
     y, _ = jax.jit(jax.vmap(layer.apply, (0, None)))(params, x)

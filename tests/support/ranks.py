@@ -273,10 +273,11 @@ def layers(
     checkpointed: bool = False,
     compiled: bool = False,
     in_mesh: bool = False,
+    has_vectors: bool = False,
 ) -> dict[str, Any]:
-    """Run a model of three layers and its backward on a piece, gradients of weights summed over the ranks; or as a whole."""
+    """Run a model of layers and its backward on a piece, gradients of weights summed over the ranks; or as a whole."""
     torch.manual_seed(0)
-    model = Model().double()
+    model = Model(has_vectors).double()
     called: Any = model
     if in_mesh:
         # Data over one axis, of one rank, and time over the other.
@@ -297,16 +298,19 @@ def layers(
 
 
 class Model(torch.nn.Module):
-    """A scan cell in both directions, two layers of it, and a dense cell above."""
+    """A scan cell in both directions, two layers of it, and a dense cell above; between them one of n values per channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_vectors: bool = False) -> None:
         super().__init__()
         self.below = wing.MinGRU(3, 4, 2, bidirectional=True)
+        options = {"bidirectional": True, "state_size": 3, "groups": 2}
+        self.between = wing.RNN("selective", 8, 4, **options) if has_vectors else None
         self.above = wing.LSTM(8, 4, heads=2)
 
     def forward(self, x: Any, group: Any) -> Any:
         asked = {} if group is None else {"sequence_group": group}
         x, _ = self.below(x, **asked)
+        x = x if self.between is None else self.between(x, **asked)[0]
         x, _ = self.above(torch.tanh(x), **asked)
         return x
 

@@ -149,8 +149,8 @@ def of_raw_scan(dtype: str, log_a: bool, reverse: bool, has_state: bool = True) 
     )
 
 
-def of_layer() -> float:
-    layer = front.RNN("min_lstm", 6, HIDDEN, num_layers=2, dtype=jnp.float64)
+def of_layer(model: str, **sizes: int) -> float:
+    layer = front.RNN(model, 6, HIDDEN, num_layers=2, dtype=jnp.float64, **sizes)
     arrays = (layer.init(jax.random.key(0)), drawn(BATCH, TIME, 6))
     run, split = (lambda params, x, name=name: layer.apply(params, x, axis_name=name) for name in (None, "ranks"))
     return difference(run, split, arrays, (WHOLE, over(1)), (over(1), WHOLE))
@@ -169,7 +169,8 @@ CASES: dict[str, Callable[[], float]] = {
     "time, raw scan": lambda: of_raw_scan("float64", False, False),
     "time, raw scan in logarithms": lambda: of_raw_scan("float64", True, True, has_state=False),
     "time, complex raw scan": lambda: of_raw_scan("complex128", False, True),
-    "time, layers": of_layer,
+    "time, layers": lambda: of_layer("min_lstm"),
+    "time, layers of n values": lambda: of_layer("selective", state_size=VALUES),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.cell.files import library_names
+from minrnn_gen.cell.files import library_names, vector_library_names
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ def decoded(layer: Any, x: Any, state: Any) -> tuple[Any, Any]:
 
 
 @given(
-    model=st.sampled_from(library_names()),
+    model=st.sampled_from((*library_names(), *vector_library_names())),
     layers=st.integers(1, 3),
     batch_first=st.booleans(),
     dtype=st.sampled_from(sorted(EPSILON, key=str)),
@@ -43,7 +43,8 @@ def decoded(layer: Any, x: Any, state: Any) -> tuple[Any, Any]:
 )
 def test_steps_are_the_forward(model: str, layers: int, batch_first: bool, dtype: Any, cut: int) -> None:
     """After a prompt of any length, none included, in every precision and order of axes."""
-    layer = wing.RNN(model, INPUTS, HIDDEN, layers, batch_first=batch_first, dtype=dtype)
+    sizes = {"state_size": 3} if model in vector_library_names() else {}
+    layer = wing.RNN(model, INPUTS, HIDDEN, layers, batch_first=batch_first, dtype=dtype, **sizes)
     x = torch.randn(BATCH, TIME, INPUTS, dtype=dtype)
     with torch.no_grad():
         whole, last = layer(x if batch_first else x.transpose(0, 1))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from minrnn_gen.errors import BadInput
+from minrnn_gen.layers import initial
 
 torch = pytest.importorskip("torch")
-module = pytest.importorskip("minrnn_gen.torch.layers.selective_scan")
-SelectiveScan = module.SelectiveScan
+SelectiveScan = pytest.importorskip("minrnn_gen.torch").SelectiveScan
 linear, silu, softplus = (getattr(torch.nn.functional, name) for name in ("linear", "silu", "softplus"))
 
 
@@ -56,7 +56,7 @@ def test_pieces_in_time_are_the_whole() -> None:
 
 def test_steps_begin_where_the_paper_has_them() -> None:
     steps = softplus(SelectiveScan(512, dtype=torch.float64).step_bias.detach())
-    assert module.STEP_LEAST <= float(steps.min()) < 0.002 and 0.05 < float(steps.max()) <= module.STEP_MOST * (1 + 1e-6)
+    assert initial.STEP_LEAST <= float(steps.min()) < 0.002 and 0.05 < float(steps.max()) <= initial.STEP_MOST * (1 + 1e-6)
 
 
 X = torch.zeros(2, 3, 4)

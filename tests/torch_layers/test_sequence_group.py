@@ -237,13 +237,14 @@ def check_scan(group: ranks.Ranks, call: Mapping[str, Any]) -> None:
 
 
 MODES = ({}, {"checkpointed": True}, {"in_mesh": True})
+MORE_MODES = ({"compiled": True}, {"has_vectors": True})  # which take the longest
 
 
-@pytest.mark.parametrize("mode", [*MODES, pytest.param({"compiled": True}, marks=pytest.mark.matrix_full)], ids=str)
+@pytest.mark.parametrize("mode", [*MODES, *(pytest.param(mode, marks=pytest.mark.matrix_full) for mode in MORE_MODES)], ids=str)
 def test_layers_train_over_ranks_as_one_process_does(group: ranks.Ranks, mode: dict[str, bool]) -> None:
     generator = torch.Generator().manual_seed(0)
     x, targets = (torch.randn(3, 8, size, generator=generator, dtype=torch.float64) for size in (3, 4))
-    whole = ranks.layers(None, 0, x=x, targets=targets, pieces=None)
+    whole = ranks.layers(None, 0, x=x, targets=targets, pieces=None, has_vectors="has_vectors" in mode)
     parts = group.run(3, "layers", x=x, targets=targets, pieces=[3, 4, 1], **mode)
     assert_like(torch.cat([part["y"] for part in parts], 1), whole["y"], whole["y"], 1e-12, "y")
     assert_like(torch.cat([part["dx"] for part in parts], 1), whole["dx"], whole["dx"], 1e-12, "dx")

@@ -20,6 +20,7 @@ LAYERS = {
     "gru in both directions": lambda: wing.GRU(INPUTS, HIDDEN, 2, bidirectional=True, batch_first=False),
     "rg_lru": lambda: wing.RGLRU(INPUTS, HIDDEN, 2),
     "qrnn": lambda: wing.QRNN(INPUTS, HIDDEN, 2),
+    "s4d in both directions": lambda: wing.RNN("s4d", INPUTS, HIDDEN, 2, state_size=3, bidirectional=True),
 }
 
 
@@ -32,7 +33,8 @@ def layer(request: pytest.FixtureRequest) -> Any:
 def states_of(layer: Any) -> tuple[Any, ...]:
     runs = layer.num_layers * (2 if layer.bidirectional else 1)
     batch = BATCH if layer.batch_first else TIME
-    return tuple(torch.randn(runs, batch, HIDDEN, requires_grad=True) for _ in layer.states)
+    values = layer._made.values
+    return tuple(torch.randn(runs, batch, HIDDEN, *values[name], requires_grad=True) for name in layer.states)
 
 
 def results(layer: Any, x: Any, states: tuple[Any, ...], of: slice = slice(None)) -> list[Any]:

@@ -130,12 +130,12 @@ def states_in(hx: Any, names: tuple[str, ...]) -> Sequence[Any]:
     return () if absent else states
 
 
-def check_states(states: Sequence[Any], names: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """Refuse initial states of another shape."""
-    for name, state in zip(names, states, strict=True):
+def check_states(states: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], batched: bool) -> None:
+    """Refuse initial states of other shapes than these, by name."""
+    for (name, shape), state in zip(shapes.items(), states, strict=True):
         check_tensor(state, f"hx of state {name}")
         if tuple(state.shape) != shape:
-            axes = ["num_layers * directions", *(["batch"] if len(shape) == 3 else []), "hidden_size"]
+            axes = ["num_layers * directions", *(["batch"] if batched else []), "hidden_size", "state_size"][: len(shape)]
             raise BadInput(f"hx of state {name} has shape {list(state.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
 
 
@@ -161,6 +161,16 @@ def dtype_advice(parameter: Any, x: Any, argument: str, other: str = "") -> str:
         return f"autocast does not cast float64: cast {argument if x.dtype is torch.float64 else 'the parameters'} to float32"
     helps = torch.float64 not in (parameter.dtype, x.dtype)
     return f"cast one of them{', use autocast' if helps and other else ' or use autocast' if helps else ''}{other}"
+
+
+def check_weight(weight: Any, name: str, shape: tuple[int, ...], x: Any, casts: bool) -> None:
+    """Refuse a weight of another shape than the layer's, elsewhere than its input, or of another dtype unless it `casts`."""
+    if tuple(weight.shape) != shape:
+        raise BadInput(f"parameter {name} has shape {list(weight.shape)}; {list(shape)} is expected")
+    if casts:
+        check_device_beside(weight, name, x, "input")
+    else:
+        check_beside(weight, name, x)
 
 
 def check_device_beside(parameter: Any, name: str, x: Any, argument: str) -> None:

@@ -107,7 +107,8 @@ class DecodingStack(LayerStack):
                 parameter if parameter is None else parameter.detach() for parameter in self._beside(x, layer, casts)
             )
             states = [state[layer] for state in initial] or [None] * len(self._made.states)
-            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states)
+            shared = self._shared_of(x, layer, casts)
+            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared)
             x, *last = calls.step(kernel_by(recipe), tensors)
             final.append(last)
         return x, [together(layers, False) for layers in zip(*final, strict=True)]

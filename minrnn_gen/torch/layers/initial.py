@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from minrnn_gen.layers.initial import RG_LRU_RANGE, RG_LRU_SHARPNESS
+from minrnn_gen.layers.initial import Start
 
 
 def draw(parameter: Any, hidden_size: int) -> None:
@@ -17,10 +16,6 @@ def draw(parameter: Any, hidden_size: int) -> None:
     torch.nn.init.uniform_(parameter, -bound, bound)
 
 
-def _draw_decay(parameter: Any) -> None:
-    coefficient = torch.empty_like(parameter, dtype=torch.float64).uniform_(*RG_LRU_RANGE)
-    parameter.copy_(torch.log(torch.expm1(-torch.log(coefficient) / RG_LRU_SHARPNESS)))
-
-
-# Vectors of built-in cells that start otherwise: cell, vector.
-DRAW: dict[tuple[str, str], Callable[[Any], None]] = {("rg_lru", "decay"): _draw_decay}
+def begin(parameter: Any, start: Start) -> None:
+    """Set a parameter, or a part of one, to what `start` makes of uniform numbers."""
+    parameter.copy_(start(torch, torch.empty_like(parameter, dtype=torch.float64).uniform_()))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Never, Unpack, cast
 
 import torch
 
-from minrnn_gen.layers.architecture import Names, architecture_of
+from minrnn_gen.layers.architecture import architecture_of
 from minrnn_gen.layers.kernels import recipe_in_layout
 from minrnn_gen.precision import named_precision
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.decode import DecodingStack
-from minrnn_gen.torch.layers.initial import DRAW, draw
+from minrnn_gen.torch.layers.initial import begin, draw
 from minrnn_gen.torch.layers.options import KEYWORDS, SpecOptions, shows_options
 from minrnn_gen.torch.layers.set_later import Checks, Settled, check_flag, check_probability
 
@@ -31,10 +31,14 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
     direction with the suffix `_reverse`, and the cell's own vectors `{name}_l{k}` [H]; gates are in the cell's order, which for
     lstm, gru and elman is torch's, so that a state_dict of theirs fits. Cells without a recurrent product have no *_hh.
 
+    Cells with n values per channel take `state_size`, which is n, and `groups`. Vectors listed with n are [H, n]. The inputs
+    S.* are projections of the layer's input by `weight_shared_l{k}` [S * groups * n, I] and `bias_shared_l{k}`.
+
     precision: fp64, fp32, fp16 or bf16; by default that of the input, or what autocast says. Given, the parameters may have
     another dtype and weights are cast. recurrent_bias: by default as `bias` where there is a recurrent product. forget_bias:
     what the input-side biases of gate f start with; by default like all others. options: further keys of the spec
-    (`functions`, `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `gpu`, and `batch` and `time` as hints).
+    (`functions`, `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `state_size`, `groups`, `gpu`, and `batch` and
+    `time` as hints).
     `batch_first`, `dropout` and `forget_bias` may be set later; setting any other of these is refused.
     Raises BadInput where the spec is wrong. docs/torch.md has the differences to torch.nn.
     """
@@ -100,7 +104,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         self.model, self.input_size, self.hidden_size, self.num_layers = made.name, input_size, hidden_size, num_layers
         self.heads, self.bias, self.batch_first, self.dropout = heads, bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size, self.precision = bidirectional, proj_size, precision
-        self.forget_bias = forget_bias
+        self.forget_bias, self.state_size, self.groups = forget_bias, options.get("state_size"), options.get("groups")
         checks.check_forget_bias(made, forget_bias, bias, dtype)
         for name, shape in made.shapes.items():
             self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
@@ -112,15 +116,16 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 draw(parameter, self.hidden_size)
-            for name, vector in self._made.own_names.items():
-                if (self.model, vector) in DRAW:
-                    DRAW[self.model, vector](getattr(self, name))
-            if self.forget_bias is not None:
-                gate = self._made.gates.index("f")
-                for names in self._directed():
-                    getattr(self, str(names.bias_ih))[gate * self.hidden_size : (gate + 1) * self.hidden_size] = (
-                        self.forget_bias
-                    )
+            for name, start in self._made.vector_starts.items():
+                begin(getattr(self, name), start)
+            for name, rows, factor in self._made.scaled_inputs:
+                getattr(self, name)[rows] *= factor
+            for name, gate, gate_start in self._made.gate_starts(self.forget_bias):
+                biases = getattr(self, name)[gate * self.hidden_size : (gate + 1) * self.hidden_size]
+                if callable(gate_start):
+                    begin(biases, gate_start)
+                else:
+                    biases.fill_(gate_start)
 
     def _settle(self, name: str) -> None:
         made = self._made
@@ -152,6 +157,8 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
             "bidirectional": False,
             "precision": None,
             "forget_bias": None,
+            "state_size": None,
+            "groups": None,
         }
         said += [f"{name}={getattr(self, name)!r}" for name, usual in defaults.items() if getattr(self, name) != usual]
         return ", ".join(said)
@@ -170,16 +177,13 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         """Return (output, h_n), of a cell of several states (output, (h_n, c_n, …)).
 
         input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
-        channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], float32
-        (float64 of float64) whatever the input; hx may have the input's dtype too, and is zeros where None, or a tuple of None.
-        resets: bool, of the shape of input without I, or numbers 0 and 1; lengths and cu_seqlens are those of a
-        kernel's call. Tensors on the meta device give results there.
+        channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], with n values
+        per channel [num_layers * directions, B, H, n], float32 (float64 of float64) whatever the input; hx may have the input's
+        dtype too, and is zeros where None, or a tuple of None. resets: bool, or numbers 0 and 1, of the shape of input without
+        I; lengths and cu_seqlens are those of a kernel's call. Tensors on the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).
         Raises BadInput for what does not fit.
         """
         output, states = self._call(input, hx, resets, lengths, cu_seqlens, sequence_group, head_group)
         return output, states[0] if len(states) == 1 else states
-
-    def _directed(self) -> Iterator[Names]:
-        return (names for layer in self._made.names for names in layer)

@@ -21,6 +21,8 @@ class SpecOptions(TypedDict, total=False):
     fp32_product: Fp32Product | None  # None: as torch's own settings say
     scan_arithmetic: Literal["linear", "log"]
     recurrent_gradient_clip: float | None
+    state_size: int | None
+    groups: int | None
     gpu: str | None
     batch: int | None
     time: int | None

@@ -11,18 +11,17 @@ import torch
 from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.config.spec import SIZE_LIMIT, STATE_SIZE_LIMIT, spec_of_arguments
 from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.layers.initial import GATE_STARTS, VECTOR_STARTS
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.initial import begin
 from minrnn_gen.torch.layers.set_later import Settled
 from minrnn_gen.torch.operators.functional import recurrence
 from minrnn_gen.torch.operators.kernel_operator import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_devices, check_shape
 
-# Where the steps begin, as the paper has them (Gu and Dao, Mamba, arXiv 2312.00752, section 3.6): between these, uniform as
-# logarithms, so that channels remember from about ten steps to a thousand.
-STEP_LEAST, STEP_MOST = 0.001, 0.1
 # Channels for each of the numbers that steps are made of.
 CHANNELS_PER_RANK = 16
 
@@ -77,11 +76,9 @@ class SelectiveScan(Settled, torch.nn.Module):
         """Draw the weights and steps anew; a is that of rates 1 to state_size, d is 1."""
         torch.nn.init.kaiming_uniform_(self.in_weight, a=math.sqrt(5))
         torch.nn.init.uniform_(self.step_weight, -(self.rank**-0.5), self.rank**-0.5)
-        step = torch.empty_like(self.step_bias).uniform_(math.log(STEP_LEAST), math.log(STEP_MOST)).exp()
-        self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus makes it the step
-        rates = torch.arange(1, self.state_size + 1, device=self.a.device, dtype=torch.float32)
-        self.a.copy_(rates.log().expand_as(self.a))
-        self.d.fill_(1)
+        begin(self.step_bias, GATE_STARTS["selective", "dt"])
+        begin(self.a, VECTOR_STARTS["selective", "a"])
+        begin(self.d, VECTOR_STARTS["selective", "d"])
 
     def forward(self, x: Any, z: Any = None, state: Any = None, *, sequence_group: Any = None) -> tuple[Any, Any]:
         """Return y and the state after the last step, zeros before the first where `state` is None.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.layers.architecture import Architecture, Names
+from minrnn_gen.layers.architecture import VECTORS_FROM, Architecture
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.ahead import Watch, sizes_from
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
@@ -17,14 +17,13 @@ from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
+from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.dispatch import refuse_scripting, refuse_tracing, refuse_transforms
 from minrnn_gen.torch.operators.kernel_operator import run
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
-# Where the cell's own vectors begin among the parameters of a layer.
-_VECTORS_FROM = len(Names._fields) - 1
 # What autocast casts, and what initial states may therefore be under it.
 _CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -123,7 +122,7 @@ class LayerStack:
         self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any
     ) -> tuple[Any, tuple[Any, ...]]:
         """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
-        ranks = Ranks.of(sequence_group, head_group)
+        ranks = Ranks.of(sequence_group, head_group, has_vectors=self._made.has_vectors)
         with ranks.refused_everywhere(input):
             if ranks.heads is not None and not ranks.heads.gathers:
                 raise BadInput(
@@ -194,8 +193,8 @@ class LayerStack:
         if not states:
             return ()
         runs = self.num_layers * (2 if self.bidirectional else 1)
-        shape = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
-        checks.check_states(states, self.states, shape)
+        axes = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
+        checks.check_states(states, {name: (*axes, *values) for name, values in self._made.values.items()}, batched)
         return states if batched else [state.unsqueeze(1) for state in states]
 
     def _run(
@@ -213,8 +212,9 @@ class LayerStack:
         recipes = self._recipes(precision)
         dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
-        # A program that is exported has layers for inference as one operator, and no others.
-        is_one_node = self.num_layers > 1 and ranks is None and not (masks and torch.compiler.is_exporting())
+        # A program that is exported has layers for inference as one operator, and no others. Inputs S.* are torch's own.
+        is_one_node = self.num_layers > 1 and ranks is None and not made.shared
+        is_one_node = is_one_node and not (masks and torch.compiler.is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
             of_all = (parameter for of_layer in parameters for parameter in of_layer)
@@ -224,7 +224,8 @@ class LayerStack:
         for layer, (recipe, (R, weight, bias, recurrent_bias, *own)) in enumerate(zip(recipes, parameters, strict=True)):
             of_states = (of_layer(state, layer, self.bidirectional) for state in states)
             initial = tuple(of_states) or (None,) * len(made.states)
-            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial)
+            shared = self._shared_of(x, layer, casts)
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared)
             if ranks is None:
                 x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             else:
@@ -282,14 +283,24 @@ class LayerStack:
     def _parameters_of(self, layer: int) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
         directed = [self._named(names.in_call_order) for names in self._made.names[layer]]
-        if len(directed) == 1:
-            return directed[0]
-        pairs = enumerate(zip(*directed, strict=True))
         # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
         return [
-            None if pair[0] is None else torch.stack(pair) if place >= _VECTORS_FROM else torch.cat(pair)
-            for place, pair in pairs
+            None if arrays[0] is None else _of_directions(arrays, torch.stack if place >= VECTORS_FROM else torch.cat)
+            for place, arrays in enumerate(zip(*directed, strict=True))
         ]
+
+    def _shared_of(self, x: Any, layer: int, casts: bool) -> tuple[Any, ...]:
+        """Return the inputs S.* that a layer makes of x, none of cells without; refused is a weight that does not fit."""
+        made = self._made
+        if not made.shared:
+            return ()
+        directed = [self._named(names.of_shared) for names in made.names[layer]]
+        for names, (weight, _) in zip(made.names[layer], directed, strict=True):
+            name = str(names.weight_shared)
+            checks.check_weight(weight, name, made.shapes[name], x, casts)
+        pairs = zip(*directed, strict=True)
+        weight, bias = (None if arrays[0] is None else _of_directions(arrays, torch.cat) for arrays in pairs)
+        return project_shared(x, weight, bias, made.shared_shape, self.bidirectional)
 
     def _named(self, names: Sequence[str | None]) -> list[Any]:
         """Return the parameters of these names, from the module itself where something has been put in their place."""
@@ -300,6 +311,11 @@ class LayerStack:
 def _reaches_down(first: Sequence[Any]) -> bool:
     """Say whether a backward goes through all layers, those of `first` the tensors of the first one; or there is none."""
     return not torch.is_grad_enabled() or any(tensor is not None and tensor.requires_grad for tensor in first)
+
+
+def _of_directions(arrays: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
+    """Return the array of one direction, or those of both joined."""
+    return arrays[0] if len(arrays) == 1 else join(arrays)
 
 
 def _vector_beside(vector: Any, x: Any) -> Any:

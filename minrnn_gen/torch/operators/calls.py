@@ -118,11 +118,6 @@ def arriving(
     return dy, [y.new_zeros(shape, dtype=dtype) if gradient is None else gradient for gradient, shape in pairs]
 
 
-def states_shape(kernel: Kernel, tensors: Tensors) -> tuple[Any, ...]:
-    """Return the shape of a final state of a call whose cell has no states with the axis n."""
-    return kernel.interface.state_shape(sequences_of(kernel, tensors))
-
-
 def states_shapes(kernel: Kernel, tensors: Tensors) -> list[tuple[Any, ...]]:
     """Return the shape of each final state of a call."""
     sequences = sequences_of(kernel, tensors)

@@ -174,13 +174,14 @@ class _Layers:
 
     def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
         """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
-        return calls.arriving(self.kernels[0], lambda: [self.states_shape(tensors)] * (len(gradients) - 1), y, gradients)
+        return calls.arriving(self.kernels[0], lambda: self.states_shapes(tensors), y, gradients)
 
-    def states_shape(self, tensors: Tensors) -> tuple[Any, ...]:
-        """Return the shape of a state of all layers."""
+    def states_shapes(self, tensors: Tensors) -> list[tuple[Any, ...]]:
+        """Return the shape of each state of all layers."""
         kernel = self.kernels[0]
-        runs = len(self.recipes) * len(kernel.interface.runs_reversed)
-        return (runs, calls.sequences_of(kernel, self.call(tensors, 0, tensors[0])), kernel.interface.hidden_size)
+        shapes = calls.states_shapes(kernel, self.call(tensors, 0, tensors[0]))
+        behind = len(kernel.interface.directions)
+        return [(len(self.recipes) * len(kernel.interface.runs_reversed), *shape[behind:]) for shape in shapes]
 
     # What records a call asks for.
 
@@ -266,7 +267,8 @@ def _fake(recipes: Sequence[str], saves: bool, dropout: float, *call: Any) -> li
         x, *others = kernel_operator.fake(recipe, saves, layers.call(tensors, layer, x))
         extra += others[states:]
         inner.append(x)
-    final = [x.new_empty(layers.states_shape(tensors), dtype=state.dtype) for state in others[:states]]
+    shapes = zip(layers.states_shapes(tensors), others, strict=False)
+    final = [x.new_empty(shape, dtype=state.dtype) for shape, state in shapes]
     return [x, *final, *extra, *inner[:-1]] if saves else [x, *final]
 
 

@@ -24,8 +24,16 @@ class Ranks:
     heads: Member | None
 
     @classmethod
-    def of(cls, sequence_group: Any, head_group: Any) -> Ranks:
-        """Return the places in groups, of which one may be None; raises BadInput for what is none."""
+    def of(cls, sequence_group: Any, head_group: Any, has_vectors: bool = False) -> Ranks:
+        """Return the places in groups, of which one may be None; raises BadInput for what is none.
+
+        Cells that have n values per channel, `has_vectors`, take no `head_group`.
+        """
+        if head_group is not None and has_vectors:
+            raise BadInput(
+                "head_group was given for a cell with n values per channel, whose channels are not split over ranks; leave "
+                "head_group out, sequence_group splits time"
+            )
         return cls(
             None if sequence_group is None else member_of(sequence_group),
             None if head_group is None else head_member_of(head_group),
