@@ -1,4 +1,4 @@
-"""Lists of CONTRIBUTING.md for who adds a cell, a GPU, a strategy or a front: their files, and no others, are enough.
+"""Lists of CONTRIBUTING.md for a new cell, GPU, strategy, exchange or front: the files they name, and no others, are enough.
 
 A copy of the package gets a toy of each kind (`tests/support/extension`), and plans, renders, compiles and runs them.
 """
@@ -34,6 +34,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "A cell": ("minrnn_gen/cell/library/toy.yaml",),
     "A GPU": ("gpu_profiles/toy.yaml",),
     "A strategy of a kernel family": ("minrnn_gen/plan/scan/serial.py", "templates/scan_forward_serial.cu.j2"),
+    "An exchange": ("templates/exchanges/rotated.cuh.j2",),
     "A front of another library": ("minrnn_gen/compat/toy.py",),
 }
 REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -44,6 +45,14 @@ REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
             FAMILIES,
             r'^    """Return the families that may serve.*$',
             "    if serial.serves(problem):\n        return (serial.FORWARD,)",
+        ),
+    ),
+    "An exchange": (
+        (
+            "minrnn_gen/plan/exchange.py",
+            r"^EXCHANGES = \($",
+            '    Exchange("rotated", lambda kernel_pass, variables: kernel_pass == "forward" and _is_cluster(variables), '
+            "passes_operands=True),",
         ),
     ),
 }
@@ -76,6 +85,16 @@ for more in ({{}}, sequences, {{**sequences, "all_states": True}}):
     for one, other in zip((found[0], *found[1].values()), (expected[0], *expected[1].values()), strict=True):
         errors.append(float(numpy.abs(one.astype(float) - other.astype(float)).max()))
 print(json.dumps(errors))
+"""
+EXCHANGED = """
+import json, numpy, minrnn_gen
+kernel = minrnn_gen.compile({spec!r}, device="interpret")
+assert kernel.plan.exchange.name == "rotated" and "store into themselves first" in kernel.source
+random = numpy.random.default_rng(0)
+size = kernel.spec.hidden_size
+x, R = random.normal(size=(3, 9, 3, size)), random.normal(size=(3, 1, size, size)) / size**0.5
+found, expected = (call(x.astype(numpy.float32), R.astype(numpy.float32))[0] for call in (kernel, kernel.reference))
+print(json.dumps(float(numpy.abs(found.astype(float) - expected.astype(float)).max())))
 """
 SUMMED = """
 import json, numpy
@@ -182,6 +201,11 @@ def test_toys_are_planned_rendered_and_compiled(copy: Path, tmp_path: Path) -> N
 )
 def test_the_strategy_of_the_toy_is_right(copy: Path, emulated_kernels: Path, spec: dict[str, Any]) -> None:
     assert max(answer_of(copy, emulated_kernels, EMULATED, **spec)) <= 2.0**-18
+
+
+@pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+def test_the_exchange_of_the_toy_is_right(copy: Path, emulated_kernels: Path) -> None:
+    assert answer_of(copy, emulated_kernels, EXCHANGED, model="gru", hidden_size=96, precision="fp32", batch=3) <= 2.0**-18
 
 
 def test_the_front_of_the_toy_computes(copy: Path, tmp_path: Path) -> None:

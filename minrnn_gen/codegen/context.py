@@ -280,6 +280,11 @@ class StepsBackwardText(_StepsNames):
         return self.lowered.read_states
 
     @property
+    def saved_dtypes(self) -> tuple[tuple[str, str], ...]:
+        """`saved_states` with their dtypes in memory: the output is read from y."""
+        return tuple((state, "storage_t" if state == self.output_state else "compute_t") for state in self.saved_states)
+
+    @property
     def saved_places(self) -> tuple[int, ...]:
         """The places of `saved_states` among all states."""
         return tuple(self.states.index(state) for state in self.saved_states)

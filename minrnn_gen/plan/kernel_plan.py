@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from minrnn_gen.plan.exchange import Exchange, exchange_of
 from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.plan.summary import html_table, limit_in_words
 from minrnn_gen.precision import FunctionAccuracy
@@ -253,6 +254,11 @@ class KernelPlan:
     def is_persistent(self) -> bool:
         """Whether one launch takes all steps of a dense cell, with its matrix on the chip."""
         return self.strategy == "persistent"
+
+    @property
+    def exchange(self) -> Exchange:
+        """How the blocks of a persistent kernel pass on what a step computed."""
+        return exchange_of(self.problem.kernel_pass, self.variables)
 
     @property
     def is_cooperative(self) -> bool:

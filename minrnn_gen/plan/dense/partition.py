@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS, Tiling, tiling
+from minrnn_gen.plan.exchange import exchange_of
 from minrnn_gen.plan.limits import WARP_LANES
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
@@ -59,7 +60,8 @@ class Partition:
     @cached_property
     def uses_reduce_scatter(self) -> bool:
         """Whether blocks exchange partial products by a reduce-scatter, instead of operands by an all-gather."""
-        return self.is_backward and self.cluster_blocks > 1
+        variables = {"cluster_blocks": self.cluster_blocks, "grid_blocks": self.grid_blocks}
+        return exchange_of(self.problem.kernel_pass, variables).passes_sums
 
     @property
     def column_warps(self) -> int:

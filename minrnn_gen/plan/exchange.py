@@ -1,0 +1,49 @@
+"""Exchanges of persistent kernels: how the blocks that share a head of R pass on what a step computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange; its CUDA is the struct `Exchange` in `templates/exchanges/<name>.cuh.j2`.
+
+    `serves` says of a pass and its variables whether it is theirs. Between blocks travel `operands` of the product, from all
+    to all, or the `sums` of their partial products, or nothing. `arguments` of the kernel are those of the struct's
+    constructor, after the block's shared memory and the thread.
+    """
+
+    name: str
+    serves: Callable[[str, Mapping[str, int]], bool]
+    passes_operands: bool = False
+    passes_sums: bool = False
+    arguments: tuple[str, ...] = ()
+
+
+def _is_cluster(variables: Mapping[str, int]) -> bool:
+    return variables["cluster_blocks"] > 1
+
+
+# The first that serves is taken.
+EXCHANGES = (
+    Exchange(
+        "reduce_scatter",
+        lambda kernel_pass, variables: kernel_pass == "backward" and _is_cluster(variables),
+        passes_sums=True,
+    ),
+    Exchange("cluster", lambda _, variables: _is_cluster(variables), passes_operands=True),
+    Exchange(
+        "grid",
+        lambda _, variables: variables["grid_blocks"] > 1,
+        passes_operands=True,
+        arguments=("group_exchanges", "first_group"),
+    ),
+    Exchange("block", lambda *_: True),
+)
+
+
+def exchange_of(kernel_pass: str, variables: Mapping[str, int]) -> Exchange:
+    """Return the exchange of a persistent kernel."""
+    return next(exchange for exchange in EXCHANGES if exchange.serves(kernel_pass, variables))
