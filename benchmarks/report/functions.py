@@ -16,7 +16,7 @@ from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.precision import FunctionAccuracy
 
 # From the top of the checkout.
-PUBLISHED_FUNCTIONS = "benchmarks/function_accuracy_h200.json"
+PUBLISHED_FUNCTIONS = "benchmarks/function_accuracy_h100.json"
 FUNCTIONS_PAGE = "docs/numerics.md"
 
 Array = np.ndarray[Any, np.dtype[Any]]
