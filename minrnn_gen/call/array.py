@@ -200,7 +200,7 @@ def torch_empty(device: int | None) -> Callable[..., Any] | None:
     """
     internals = getattr(sys.modules["torch"], "_C", None)
     guards = getattr(getattr(internals, "_dynamo", None), "guards", None)
-    empty: Callable[..., Any] | None = getattr(guards, f"_empty_strided_{'cpu' if device is None else 'cuda'}", None)
+    empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cpu" if device is None else "_empty_strided_cuda", None)
     if device is None:
         return empty  # Torch starts CUDA to say which device is current, and raises where there is no driver.
     get_device = getattr(internals, "_cuda_getDevice", None)

@@ -37,7 +37,8 @@ class ExportedCalls:
 
         def describe() -> Described:
             call = self._call(packed, resets)
-            self.backend.given = [*self._outputs(call, states_out), *self._states("final", call.batch), *self._projected(call)]
+            final = self._states("final", call.batch)
+            self.backend.provided = [*self._outputs(call, states_out), *final, *self._projected(call)]
             self._run.forward(call, states_out, saves=False)
             return self.backend.recorder.described()
 
@@ -49,7 +50,7 @@ class ExportedCalls:
         def describe() -> Described:
             call = self._call(False, False, is_step=True)
             y = self._array("y", self.source.interface.state_shape(call.batch), self._storage, self._strides("y", "bh"))
-            self.backend.given = [y, *self._states("final", call.batch), *self._projected(call)]
+            self.backend.provided = [y, *self._states("final", call.batch), *self._projected(call)]
             self._run.step(call)
             return self.backend.recorder.described()
 
@@ -68,7 +69,7 @@ class ExportedCalls:
                 projected = replace(call, x=x, x_axes=interface.preactivation_axes, weight=None)
             dy = self._array("dy", y.shape, y.dtype, y.strides)
             incoming = IncomingGradient(dy, self._states("dfinal", call.batch), _SLOTTED)
-            self.backend.given = [None if interface.input_size else dx, *self._states("dinitial", call.batch)]
+            self.backend.provided = [None if interface.input_size else dx, *self._states("dinitial", call.batch)]
             forward = Forward(call, projected, Outputs(y, tuple(kept), ()))
             result = self._run.perform_backward(forward, incoming).result
             self._finish(self.backend.recorder, result)

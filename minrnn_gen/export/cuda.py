@@ -126,12 +126,13 @@ class _Collected:
         gpus = [self._gpu(builder, source, variants, described) for builder in self._builders]
         functions, programs = Functions(source), dict[tuple[int, tuple[int, ...]], int]()
         numbers = [
-            [programs.setdefault(one, len(programs)) for one in functions.serving(of_variant)] for of_variant in described
+            [programs.setdefault(function, len(programs)) for function in functions.serving(of_variant)]
+            for of_variant in described
         ]
         for gpu in gpus:
             gpu.dispatch[:] = [
-                replace(one, programs=tuple(of_variant[at] for at in one.programs))
-                for one, of_variant in zip(gpu.dispatch, numbers, strict=True)
+                replace(entry, programs=tuple(of_variant[at] for at in entry.programs))
+                for entry, of_variant in zip(gpu.dispatch, numbers, strict=True)
             ]
         output_state = getattr(self._builders[0].lowered, "output_state", None) if self._interface.recurrent_gates else None
         return CudaCode(
@@ -187,9 +188,9 @@ class _Collected:
     def _variants(self) -> list[_Variant]:
         """Return the variants of calls in the order in which NAME.c finds them."""
         forwards = product(self._packed, self._resets, self._states_out)
-        variants = [_Variant("forward", *each) for each in forwards]
+        variants = [_Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
-            variants += [_Variant("backward", *each) for each in product(self._packed, self._resets)]
+            variants += [_Variant("backward", *choices) for choices in product(self._packed, self._resets)]
         if len(self._interface.runs_reversed) == 1 and self.has_step:
             variants.append(_Variant("step"))
         return variants

@@ -58,14 +58,14 @@ def array_of(
 class Backend:
     """What a call is described with: its kernels by pass and direction, and their numbers.
 
-    `given` are the arrays that the next run allocates first: those of the caller, or None for one of its own.
+    `provided` are the arrays that the next run allocates first: those of the caller, or None for one of its own.
     """
 
     source: ExportSource
     builder: Builder
     keys: Mapping[tuple[KernelPass, bool], KernelKey]
     numbers: Mapping[KernelKey, int]
-    given: Sequence[Array | None] = ()
+    provided: Sequence[Array | None] = ()
     built: Mapping[KernelKey, BuiltKernel] = field(default_factory=dict)
     has_graphs: bool = False
     has_lanes: bool = False
@@ -98,14 +98,14 @@ class Recorder(Describer):
 
     def __init__(self, backend: Backend, like: Array) -> None:
         super().__init__(like, len(backend.source.slots), backend, lambda _: 0)
-        self._backend, self._given = backend, deque(backend.given)
+        self._backend, self._provided = backend, deque(backend.provided)
         self.rooms: list[Room] = []
         self.zeroed: list[int | None] = []
         self._shared_bytes: dict[str, Number] = {}
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-        given = self._given.popleft() if self._given else None
-        array = given or super().new_array(shape, dtype)
+        array_of_caller = self._provided.popleft() if self._provided else None
+        array = array_of_caller or super().new_array(shape, dtype)
         slot, size_bytes = array.address.slot, math.prod(shape) * array.itemsize
         assert slot is not None
         name = self._name(slot)

@@ -96,7 +96,7 @@ def _merged(parts: tuple[Any, ...], columns: list[tuple[int, ...]]) -> Any:
         members = [data.members_of(part) for part in parts]
         if len(set(map(len, members))) > 1:
             raise _Unlike
-        merged = iter([_merged(each, columns) for each in zip(*members, strict=True)])
+        merged = iter([_merged(part, columns) for part in zip(*members, strict=True)])
         return data.changed(first, lambda _: next(merged))
     elif any(part != first for part in parts):
         raise _Unlike
@@ -122,12 +122,12 @@ class _Printer:
         return textwrap.indent("\n".join([*head, body]), _INDENT)
 
     def _path(self, rooms: tuple[Room, ...], operations: tuple[Any, ...]) -> Iterator[str]:
-        given, seen = self._export.slots, dict[str, int]()
-        self._names = {slot: f"at[AT_{name}]" for slot, name in enumerate(given)}
-        self._absent = {slot for slot, name in enumerate(given) if name not in {"x", "y", "dy", "R", "weight"}}
+        slots, seen = self._export.slots, dict[str, int]()
+        self._names = {slot: f"at[AT_{name}]" for slot, name in enumerate(slots)}
+        self._absent = {slot for slot, name in enumerate(slots) if name not in {"x", "y", "dy", "R", "weight"}}
         for room in rooms:
             size = number_in_c(room.size_bytes)
-            if room.slot >= len(given):
+            if room.slot >= len(slots):
                 seen[size] = seen.get(size, 0) + 1
                 place = self.rooms.setdefault((size, seen[size]), len(self.rooms))
                 self._names[room.slot] = f"at[ROOMS + {place}]"
@@ -135,7 +135,7 @@ class _Printer:
             wanted = [self._names[slot] for slot in room.of]
             if wanted:
                 self._absent.add(room.slot)
-            elif room.slot < len(given) and given[room.slot] not in SHARED:
+            elif room.slot < len(slots) and slots[room.slot] not in SHARED:
                 wanted = [f"!{name}"]
             condition = f"if ({' || '.join(wanted)}) " if wanted else ""
             yield f"{condition}{name} = take(&run->room, {size});"

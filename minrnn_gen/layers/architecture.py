@@ -100,8 +100,9 @@ class Architecture:
         for index, name in enumerate(self.shared):
             if (self.name, name) in SCALED_INPUTS:
                 rows = prod(self.shared_shape[1:])
-                parameters = (one for names in self.directed for one in names.of_shared if one)
-                yield from ((one, slice(index * rows, (index + 1) * rows), self.state_size**-0.5) for one in parameters)
+                parameters = (parameter for names in self.directed for parameter in names.of_shared if parameter)
+                of_name = slice(index * rows, (index + 1) * rows)
+                yield from ((parameter, of_name, self.state_size**-0.5) for parameter in parameters)
 
 
 def architecture_of(

@@ -58,5 +58,5 @@ VECTOR_STARTS: dict[tuple[str, str], Start] = {
 }
 # The same of input-side biases: cell, gate.
 GATE_STARTS: dict[tuple[str, str], Start] = {("selective", "dt"): _step_biases}
-# Inputs S.* that whoever passes them scales by n^(-1/2): cell, input.
+# Inputs S.* that callers scale by n^(-1/2): cell, input.
 SCALED_INPUTS = {("gated_linear", "q")}

@@ -196,8 +196,8 @@ def test_names_are_names(key: str, text: str) -> None:
 def test_comments_are_one_line_of_printable_ascii(text: str) -> None:
     made = comment(text)
     assert re.fullmatch(r"[ -\[\]-~]*", made)
-    assert len(made) == len(text)
-    kept = [(was, now) for was, now in zip(text, made, strict=True) if was != now]
+    # But for the space in what would be a backslash.
+    kept = [(was, now) for was, now in zip(text, made.replace("?? /", "??/"), strict=True) if was != now]
     assert all(now == "?" for _, now in kept)
 
 

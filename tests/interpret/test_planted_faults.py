@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         LSTM,
         2,
         4,
-        without("t + 1 < steps) mbarrier_arrive", "t + 1 < 2) mbarrier_arrive"),
+        without("is_wanted) mbarrier_arrive", "is_wanted && step < 1) mbarrier_arrive"),
         "deadlock",
     ),
     "an operand word that is not sent": (

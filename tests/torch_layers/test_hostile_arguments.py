@@ -340,6 +340,8 @@ SPEC_KEYS: dict[str, Callable[[Any], bool]] = {
     "gpu": lambda value: value is None or (type(value) is str and len(value) > 0),  # which the first call looks for
     "batch": lambda value: value is None or POSITIVE(value),
     "time": lambda value: value is None or POSITIVE(value),
+    # Of cells with n values per channel, which an LSTM is not.
+    **dict.fromkeys(("state_size", "groups"), lambda value: value is None),
 }
 KEYWORDS: dict[str, Callable[[Any], bool]] = {
     "model": lambda _: False,
