@@ -1,4 +1,4 @@
-"""Lists of CONTRIBUTING.md for a new cell, GPU, strategy, exchange or front: the files they name, and no others, are enough.
+"""Lists of CONTRIBUTING.md for new cells, GPUs, strategies, exchanges, executors and fronts: the files they name are enough.
 
 A copy of the package gets a toy of each kind (`tests/support/extension`), and plans, renders, compiles and runs them.
 """
@@ -35,6 +35,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "A GPU": ("gpu_profiles/toy.yaml",),
     "A strategy of a kernel family": ("minrnn_gen/plan/scan/serial.py", "templates/scan_forward_serial.cu.j2"),
     "An exchange": ("templates/exchanges/rotated.cuh.j2",),
+    "An executor": ("minrnn_gen/run/recording/counts.py",),
     "A front of another library": ("minrnn_gen/compat/toy.py",),
 }
 REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -95,6 +96,16 @@ size = kernel.spec.hidden_size
 x, R = random.normal(size=(3, 9, 3, size)), random.normal(size=(3, 1, size, size)) / size**0.5
 found, expected = (call(x.astype(numpy.float32), R.astype(numpy.float32))[0] for call in (kernel, kernel.reference))
 print(json.dumps(float(numpy.abs(found.astype(float) - expected.astype(float)).max())))
+"""
+COUNTED = """
+import json, minrnn_gen
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.recording.counts import Counting
+from minrnn_gen.run.recording.plain_program import plain_call
+builder = minrnn_gen.compile({spec!r}).builder
+program, names, _ = plain_call(builder, "forward", Sizes(3, 9))
+performed = Counting(program)
+print(json.dumps([performed.bytes, performed.counts, sorted(names.values())]))
 """
 SUMMED = """
 import json, numpy
@@ -206,6 +217,14 @@ def test_the_strategy_of_the_toy_is_right(copy: Path, emulated_kernels: Path, sp
 @pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 def test_the_exchange_of_the_toy_is_right(copy: Path, emulated_kernels: Path) -> None:
     assert answer_of(copy, emulated_kernels, EXCHANGED, model="gru", hidden_size=96, precision="fp32", batch=3) <= 2.0**-18
+
+
+def test_the_executor_of_the_toy_performs_programs_of_every_class(copy: Path, tmp_path: Path) -> None:
+    # Of a scan y and the final state, of a dense cell with its projection the pre-activations and R by heads too.
+    scan = answer_of(copy, tmp_path, COUNTED, model="min_gru", gpu="h100")
+    assert scan[0] == 4 * (3 * 9 * 40 + 3 * 40) and scan[1] == {"cast": 0, "launch": 1}
+    dense = answer_of(copy, tmp_path, COUNTED, model="lstm", gpu="h100", input_size=16)
+    assert dense[1]["launch"] >= 1 and dense[1]["product"] == 1 and dense[0] > scan[0]
 
 
 def test_the_front_of_the_toy_computes(copy: Path, tmp_path: Path) -> None:

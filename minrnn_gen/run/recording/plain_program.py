@@ -116,6 +116,16 @@ def plain_program(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> st
 
     Kernels are planned, none is compiled. Raises BadInput for a pass that the spec does not have.
     """
+    program, names, plan = plain_call(builder, kernel_pass, sizes)
+    has_time = kernel_pass != "step" and sizes.time > 1
+    heading = f"program of a {kernel_pass} with batch {sizes.batch}" + (f", time {sizes.time}" if has_time else "")
+    return "\n".join((heading, *_lines(program, names, plan)))
+
+
+def plain_call(
+    builder: Builder, kernel_pass: KernelPass, sizes: Sizes
+) -> tuple[Program, dict[int, str], Callable[[KernelKey], KernelPlan]]:
+    """Return the program of such a call, the names of its slots, and the plans of its kernels."""
     interface = interface_of(builder, builder.cell_shape)
     if kernel_pass == "step" and interface.directions:
         raise BadInput("a step needs one direction, but the spec is bidirectional; allowed for it: pass forward")
@@ -141,8 +151,7 @@ def plain_program(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> st
             names |= {first: "dy"}
     program = backend.program
     names |= {slot: f"d{name}" if kernel_pass == "backward" else name for slot, name in _names_of(program).items()}
-    heading = f"program of a {kernel_pass} with batch {sizes.batch}" + (f", time {sizes.time}" if call.time > 1 else "")
-    return "\n".join((heading, *_lines(program, names, backend.plan)))
+    return program, names, backend.plan
 
 
 def _array(name: str, shape: tuple[int, ...], dtype: str, slot: int) -> Array:
