@@ -20,6 +20,8 @@ import os, signal, sys, threading, time
 import numpy as np
 import minrnn_gen
 
+# Where a shell started the tests in the background it had them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 kernel = minrnn_gen.compile({"model": MODEL, "hidden_size": HIDDEN, "gpu": "h200"})
 interface, random = kernel.interface, np.random.default_rng(0)
 step = random.standard_normal(interface.shape(interface.x_axes, 1, 1)).astype(np.float32)
