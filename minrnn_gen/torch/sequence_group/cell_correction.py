@@ -62,7 +62,8 @@ def correct_tail(
     for slot in range(1, len(call)):
         if of_call[slot] is not None:
             of_call[slot] = of_call[slot] + run[slot]
-    first, second = torch.stack(run[len(call) :]).split(batch, 1)
+    of_both = torch.stack(run[len(call) :])
+    first, second = of_both[:, :batch], of_both[:, batch:]
     return first.ne(-second).any()
 
 
@@ -72,8 +73,7 @@ def has_states(piece: Piece, outputs: Sequence[Any]) -> bool:
 
 
 def _differs(states: Any, batch: int) -> Any:
-    first, second = states.split(batch, 1)
-    return first.ne(second).any()
+    return states[:, :batch].ne(states[:, batch:]).any()
 
 
 def _steps(piece: Piece, tensor: Any, begin: int, steps: int) -> Any:
