@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from minrnn_gen.cell.functions import FUNCTIONS, Comparison, Detach, Where, argument_count
+from minrnn_gen.cell.functions import FUNCTIONS, Comparison, Detach, Surrogate, Where, argument_count
+from minrnn_gen.cell.value_numbering import COMPOSED
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.precision import FunctionAccuracy
 
@@ -26,7 +27,7 @@ ARGUMENT_COUNTS: Mapping[str, int] = {
     **{
         name: argument_count(node)
         for name, node in FUNCTIONS.items()
-        if not issubclass(node, Comparison | Detach | Where) and not node.is_composed
+        if not issubclass(node, Comparison | Detach | Surrogate | Where) and node not in COMPOSED
     },
     "divide": 2,
     "quotient": 2,

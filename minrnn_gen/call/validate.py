@@ -300,7 +300,7 @@ def _refuse(value: Any, name: str) -> None:
 
 
 def _parameters(interface: Interface, inspect: Inspect, parameters: Mapping[str, Any] | None) -> tuple[Array, ...]:
-    vectors = _named(parameters, interface.parameters, "parameters")
+    vectors = known_names(parameters, interface.parameters, "parameters")
     missing = [name for name in interface.parameters if name not in vectors]
     if missing:
         axes = "[2, hidden]" if interface.directions else "[hidden]"
@@ -316,7 +316,7 @@ def _parameters(interface: Interface, inspect: Inspect, parameters: Mapping[str,
 def _states(
     interface: Interface, inspect: Inspect, mapping: Mapping[str, Any] | None, batch: int, what: str, all_or_none: bool = False
 ) -> tuple[Array | None, ...]:
-    states = _named(mapping, interface.states, what)
+    states = known_names(mapping, interface.states, what)
     absent = [name for name in interface.states if name not in states]
     if all_or_none and states and absent:
         raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(interface.states)}, or none for zeros")
@@ -333,7 +333,7 @@ def check_shared(
     interface: Interface, inspect: Inspect, shared: Mapping[str, Any] | None, rows: int, time: int | None
 ) -> tuple[Array, ...]:
     """Return the inputs S.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
-    arrays = _named(shared, interface.shared, "shared")
+    arrays = known_names(shared, interface.shared, "shared")
     axes = interface.shared_axes if time is not None else interface.shared_axes.replace("t", "")
     missing = [name for name in interface.shared if name not in arrays]
     if missing:
@@ -348,7 +348,8 @@ def check_shared(
     return checked
 
 
-def _named(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
+def known_names(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
+    """Return a mapping as a dict, empty for None; raises BadInput for what is no mapping and for a name that is not known."""
     if mapping is None:
         return {}
     if not isinstance(mapping, Mapping):

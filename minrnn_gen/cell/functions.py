@@ -16,13 +16,11 @@ class CellFunction(Function):  # type: ignore[misc]
     """An operation of the language that is not +, -, *, / or a power.
 
     `cell_name` is its spelling in equations and, behind `fn_`, in CUDA; `transcendental_count` is how many results of a GPU's
-    special-function unit (exponentials, logarithms, roots, reciprocals) one evaluation takes. `is_composed`: programs have
-    other operations in its place, so that no target has a function of its name.
+    special-function unit (exponentials, logarithms, roots, reciprocals) one evaluation takes.
     """
 
     cell_name: ClassVar[str]
     transcendental_count: ClassVar[int] = 0
-    is_composed: ClassVar[bool] = False
 
 
 class Sigmoid(CellFunction):
@@ -124,19 +122,19 @@ class Cosine(CellFunction):
 class Softsign(CellFunction):
     """x / (1 + |x|)."""
 
-    cell_name, nargs, is_composed = "softsign", 1, True
+    cell_name, nargs = "softsign", 1
 
 
 class HardSigmoid(CellFunction):
     """x / 6 + 1/2, not below 0 nor above 1; at both kinks the gradient is 0."""
 
-    cell_name, nargs, is_composed = "hard_sigmoid", 1, True
+    cell_name, nargs = "hard_sigmoid", 1
 
 
 class Gelu(CellFunction):
     """x / 2 * (1 + erf(x / sqrt(2)))."""
 
-    cell_name, nargs, is_composed = "gelu", 1, True
+    cell_name, nargs = "gelu", 1
 
 
 class Minimum(CellFunction):
@@ -166,7 +164,7 @@ class Detach(CellFunction):
 class Surrogate(CellFunction):
     """The first argument, with the gradient of the second."""
 
-    cell_name, nargs, is_composed = "surrogate", 2, True
+    cell_name, nargs = "surrogate", 2
 
 
 class Quotient(CellFunction):
@@ -250,13 +248,16 @@ def _by_cell_name(*classes: type[CellFunction]) -> dict[str, type[CellFunction]]
 
 
 COMPARISONS = _by_cell_name(Less, LessOrEqual, Greater, GreaterOrEqual, Equal, NotEqual)
-FUNCTIONS = _by_cell_name(
-    *(Sigmoid, Tanh, Exp, Expm1, Log, Log1p, LogSigmoid, Softplus, Silu, Relu, Absolute, SquareRoot),
-    *(Minimum, Maximum, Where, Detach),
-    *(Arctangent, ErrorFunction, Sine, Cosine, Softsign, HardSigmoid, Gelu, Surrogate),
-)
 # A cell may give these names to values and parameters of its own, which then cannot be called.
-FREE_NAMES = frozenset({"atan", "erf", "sin", "cos", "softsign", "hard_sigmoid", "gelu", "surrogate"})
+_NEWER = _by_cell_name(Arctangent, ErrorFunction, Sine, Cosine, Softsign, HardSigmoid, Gelu, Surrogate)
+FREE_NAMES = frozenset(_NEWER)
+FUNCTIONS = {
+    **_by_cell_name(
+        *(Sigmoid, Tanh, Exp, Expm1, Log, Log1p, LogSigmoid, Softplus, Silu, Relu, Absolute, SquareRoot),
+        *(Minimum, Maximum, Where, Detach),
+    ),
+    **_NEWER,
+}
 
 
 # A name of a value may be theirs in cells without the axis n.

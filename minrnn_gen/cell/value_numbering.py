@@ -124,8 +124,8 @@ class ProgramBuilder:
             return self._symbols[expression]
         if name == "number":
             return self._value(("number", expression), expression, ())
-        if name == "call" and expression.func in _COMPOSED:
-            return self._number(_COMPOSED[expression.func](*operands))
+        if name == "call" and expression.func in COMPOSED:
+            return self._number(COMPOSED[expression.func](*operands))
         numbers = tuple(self._number(operand) for operand in operands)
         if name == "power":
             return self._powered(numbers[0], ex.power_exponent(expression))
@@ -194,7 +194,8 @@ def _gelu(x: Expr) -> Expr:
     return ex.multiply(ex.multiply(Rational(1, 2), x), share)
 
 
-_COMPOSED: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
+# Functions that programs compute by others: no target has one of their names.
+COMPOSED: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
     fn.Softsign: _softsign,
     fn.HardSigmoid: _hard_sigmoid,
     fn.Gelu: _gelu,

@@ -31,11 +31,6 @@ class Field(NamedTuple):
         return self.ctype.format(self.name) if "{}" in self.ctype else f"{self.ctype} {self.name}"
 
     @property
-    def is_array(self) -> bool:
-        """Whether it points to an array of the caller or of the call."""
-        return self.ctype.endswith("*") and self.name != "workspace"
-
-    @property
     def format(self) -> str:
         """The field as `struct` has it: a pointer is a number."""
         return "d" if self.ctype == "double" else "q"

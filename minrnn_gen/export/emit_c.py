@@ -150,7 +150,7 @@ class _Printer:
             return name
         if place.slot in self._absent:
             return f"here({name}, {number_in_c(offset)})"
-        return f"{name} + {_operand(offset)}"
+        return f"{name} + {number_in_c(offset, is_operand=True)}"
 
     def _source(self, source: Any) -> str:
         match source:
@@ -237,20 +237,12 @@ def _body(lines: list[str]) -> str:
     return f"{{\n{inner}\n}}"
 
 
-def number_in_c(number: Any) -> str:
-    """Print a number in C, where division cuts off: of what is not negative it rounds down, as in Python."""
-    return _text(number)
-
-
-def _operand(number: Any) -> str:
-    return _text(number, is_operand=True)
-
-
 def _is_zero(condition: Expr) -> bool:
     return condition.operator == "==" and not isinstance(condition.operands[1], Expr) and condition.operands[1] == 0
 
 
-def _text(number: Any, is_operand: bool = False) -> str:
+def number_in_c(number: Any, is_operand: bool = False) -> str:
+    """Print a number in C, in brackets where that needs them; division cuts off, which of what is not negative rounds down."""
     if not isinstance(number, Expr):
         return str(int(number))
     operator, operands = number.operator, number.operands
@@ -260,13 +252,14 @@ def _text(number: Any, is_operand: bool = False) -> str:
         case "resident":
             return f"run->kernel->resident_blocks[{number_in_c(operands[0])}]"
         case "not":
-            return _text(operands[0].operands[0]) if _is_zero(operands[0]) else f"!{_operand(operands[0])}"
+            condition = operands[0]
+            return number_in_c(condition.operands[0]) if _is_zero(condition) else f"!{number_in_c(condition, is_operand=True)}"
         case "==" if _is_zero(number):
-            return f"!{_operand(operands[0])}"
+            return f"!{number_in_c(operands[0], is_operand=True)}"
         case "up" | "min" | "max":
             name = {"up": "divided_up", "min": "least", "max": "most"}[operator]
             return f"{name}({', '.join(map(number_in_c, operands))})"
     if operator == "//":
         assert bounds(operands[0])[0] >= 0, "C rounds towards 0, which is down only of what is not negative"
-    text = f" {'/' if operator == '//' else operator} ".join(_operand(operand) for operand in operands)
+    text = f" {'/' if operator == '//' else operator} ".join(number_in_c(operand, is_operand=True) for operand in operands)
     return f"({text})" if is_operand else text

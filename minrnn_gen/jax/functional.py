@@ -165,11 +165,17 @@ def _recipe(spec: SpecLike) -> str:
     for key, value in spec.items() if isinstance(spec, Mapping) else ():
         check_static(value, f"spec['{key}']")
     loaded = load_spec(spec)
-    source = cell_source_of(loaded)
+    recipe = recipe_of(loaded, cell_source_of(loaded))
     says_product = "fp32_product" in loaded.model_fields_set
-    if loaded.precision == "fp32" and not says_product and multiplies_in_tf32() and has_recurrent_product(source):
-        loaded = load_spec(loaded, fp32_product="tf32")
-    return recipe_of(loaded, source)
+    return _in_tf32(recipe) if loaded.precision == "fp32" and not says_product and multiplies_in_tf32() else recipe
+
+
+@lru_cache(maxsize=256)
+def _in_tf32(recipe: str) -> str:
+    """Return the recipe of the same kernel with products in tf32; itself where the cell has none."""
+    spec = spec_from(recipe)
+    source = cell_source_of(spec)
+    return recipe_of(load_spec(spec, fp32_product="tf32"), source) if has_recurrent_product(source) else recipe
 
 
 @lru_cache(maxsize=256)

@@ -131,7 +131,7 @@ def plain_call(
         raise BadInput("a step needs one direction, but the spec is bidirectional; allowed for it: pass forward")
     if kernel_pass == "backward" and not builder.spec.training:
         raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
-    call, names = _plain_call(interface, sizes, kernel_pass == "step")
+    call, names = _arrays_of(interface, sizes, kernel_pass == "step")
     backend = PlannedBackend(PlannedOnly(builder), interface.slots.total)
     run = GpuRun(interface, builder, backend)
     if kernel_pass == "step":
@@ -158,7 +158,7 @@ def _array(name: str, shape: tuple[int, ...], dtype: str, slot: int) -> Array:
     return Array(name, "torch", None, place_in(slot), shape, contiguous_strides(shape), dtype, 0)
 
 
-def _plain_call(interface: Interface, sizes: Sizes, is_step: bool) -> tuple[Call, dict[int, str]]:
+def _arrays_of(interface: Interface, sizes: Sizes, is_step: bool) -> tuple[Call, dict[int, str]]:
     """Return a call with an array in each slot that is needed, and the names of the slots."""
     precision, batch, time = interface.precision, sizes.batch, 1 if is_step else sizes.time
     axes = interface.x_axes.replace("t", "") if is_step else interface.x_axes

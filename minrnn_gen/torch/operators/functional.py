@@ -9,7 +9,8 @@ import torch
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
-from minrnn_gen.errors import BadInput, kind_of, nearest_name
+from minrnn_gen.call.validate import known_names
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import known
 from minrnn_gen.torch.operators.calls import storage_dtype
@@ -96,13 +97,7 @@ def _named(results: Sequence[Any], names: tuple[str, ...], all_states: bool) -> 
 
 def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
     """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
-    mapping = {} if mapping is None else mapping
-    if not isinstance(mapping, Mapping):
-        raise BadInput(f"{what} is {kind_of(mapping)}; a mapping of {', '.join(names) or 'nothing'} is expected")
-    for name in mapping:
-        if name not in names:
-            allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
-            raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
+    mapping = known_names(mapping, names, what)
     for name in names:
         if name not in mapping:
             raise BadInput(f"{what} is without '{name}'; give all of {', '.join(names)}")
