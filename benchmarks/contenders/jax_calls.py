@@ -126,7 +126,7 @@ def _mapped(subject: Subject) -> Function:
 
 def _jitted(name: str, subject: Subject, function: Function, refused: str | None = None) -> Contender:
     """Return a function of (x, R) with its gradients by a given dy, in one program."""
-    jax, first_seconds = subject.jax, list[float]()
+    jax, first_seconds, peaks = subject.jax, list[float](), list[Callable[[], int]]()
 
     def prepare() -> Run:
         *leaves, dy = subject.arrays(subject.names)
@@ -136,6 +136,7 @@ def _jitted(name: str, subject: Subject, function: Function, refused: str | None
             return {"y": y, **dict(zip(("dx", "dR"), backward(dy)[0], strict=False))}
 
         program = jax.jit(computed)
+        peaks.append(lambda: program_bytes(program, leaves, dy))
 
         def run() -> Arrays:
             results: Arrays = jax.block_until_ready(program(leaves, dy))
@@ -154,7 +155,14 @@ def _jitted(name: str, subject: Subject, function: Function, refused: str | None
         facts=lambda: {FIRST_CALL: round(first_seconds[-1], 3)},
         refused=refused,
         warms_up=True,
+        peak_bytes=lambda _: peaks[-1](),
     )
+
+
+def program_bytes(program: Any, *arguments: Any) -> int:
+    """Return the bytes of the results of a jitted program and of what XLA keeps beside them while it runs."""
+    memory = program.lower(*arguments).compile().memory_analysis()
+    return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
 
 
 def _of_torch(subject: Subject) -> Contender:
@@ -177,7 +185,7 @@ def _of_torch(subject: Subject) -> Contender:
 
         return run
 
-    return Contender(TORCH_FRONT, prepare, subject.judged, on_host=True, warms_up=True)
+    return Contender(TORCH_FRONT, prepare, subject.judged, on_host=True, warms_up=True, peak_bytes=gpu.peak_bytes)
 
 
 def _cudnn(subject: Subject, refused: str | None) -> Contender:

@@ -57,6 +57,7 @@ def contenders(problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Map
             judge,
             on_host=True,
             facts=lambda: {RETURNS: dtypes[-1]},
+            peak_bytes=gpu.peak_bytes,
             refused=refused.get(name),
             precision=ours if name == OURS else _TORCH_TOLERANCE,
             warms_up=True,

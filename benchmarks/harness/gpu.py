@@ -104,6 +104,16 @@ class Gpu:
         """Wait for the device; raises the error of a launch that failed there."""
         self.torch.cuda.synchronize()
 
+    def peak_bytes(self, run: Run) -> int:
+        """Return the bytes that a run takes of torch's allocator at its peak, beyond what was there before it."""
+        cuda = self.torch.cuda
+        self.finish()
+        before = cuda.memory_allocated()
+        cuda.reset_peak_memory_stats()
+        run()
+        self.finish()
+        return int(cuda.max_memory_allocated() - before)
+
     def release(self) -> None:
         """Free the last problem's memory; its arrays lie in reference cycles, which only a collection ends."""
         gc.collect()

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from benchmarks.problems.scan_problems import Problem
-from benchmarks.report.record import Row
+from benchmarks.report.record import PEAK_MIB, Row
 from minrnn_gen.precision import PrecisionName, error_allowed, precision_of
 
 Arrays = Mapping[str, Any]
 Run = Callable[[], Arrays]
 
 FAILURE_CHARACTERS = 160
+_MIB = 1 << 20
 
 
 class Clock(Protocol):
@@ -41,7 +42,8 @@ class Contender:
 
     `prepare` builds what `run` needs, and `run` returns its results by name. `judge` returns the relative error of each
     result. `on_host`: the run has ended when it returns, and the device's events do not see it. `facts` and `shares` are read
-    at the end. `refused`: why it is not to be measured at all. `precision`: its own, where it is not the problem's.
+    at the end, as is `peak_bytes`, the memory of a run, where it is measured. `refused`: why it is not to be measured at all.
+    `precision`: its own, where it is not the problem's.
     `warms_up`: an untimed run goes before each timed one, so that the processor's caches are those of a program that calls
     again and again.
     """
@@ -52,6 +54,7 @@ class Contender:
     on_host: bool = False
     facts: Callable[[], dict[str, int | float | str]] = dict
     shares: Callable[[Run], dict[str, float]] | None = None
+    peak_bytes: Callable[[Run], int] | None = None
     refused: str | None = None
     precision: PrecisionName | None = None
     warms_up: bool = False
@@ -178,6 +181,8 @@ def _row(problem: Problem, prepared: _Prepared) -> Row:
     shares: dict[str, float] = {}
     try:
         facts = contender.facts()
+        if contender.peak_bytes:
+            facts |= {PEAK_MIB: round(contender.peak_bytes(prepared.run) / _MIB, 3)}
         shares = contender.shares(prepared.run) if contender.shares else {}
     except Exception as error:
         facts = {"failure": failure_of(error)}

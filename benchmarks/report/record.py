@@ -14,6 +14,8 @@ from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.errors import BadInput, shown
 
 COPY = "copy"
+# Fact of a row: the memory that a run takes at its peak, beyond what was there before it.
+PEAK_MIB = "peak_mib"
 
 
 class Row(pydantic.BaseModel):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from benchmarks.problems.scan_problems import Problem
-from benchmarks.report.record import COPY, Record, Row
+from benchmarks.report.record import COPY, PEAK_MIB, Record, Row
 
 LIMIT, PATH, BEST = "limit", "path", "of the best"
 OURS = "minrnn-gen"
@@ -49,7 +49,8 @@ def whole_text(rows: Sequence[Row]) -> str:
         return sizes_text(rows)
     if any(row.problem.layers is not None for row in rows):
         return layers_text(rows)
-    return "\n".join(filter(None, (table_text(rows), shares_text(rows), first_calls_text(rows), left_behind_text(rows))))
+    texts = (table_text(rows), shares_text(rows), first_calls_text(rows), left_behind_text(rows), peaks_text(rows))
+    return "\n".join(filter(None, texts))
 
 
 def layers_text(rows: Sequence[Row]) -> str:
@@ -60,9 +61,7 @@ def layers_text(rows: Sequence[Row]) -> str:
     """
     names = contenders(rows)
     notes: dict[str, int] = {}
-    layers: dict[Problem, list[tuple[Problem, dict[str, Row]]]] = {}
-    for problem, by_name in by_problem(rows).items():
-        layers.setdefault(problem.model_copy(update={"task": "forward"}), []).append((problem, by_name))
+    layers = _tasks_of_layers(rows)
     shares = {problem: share_of_best(by_name) for problem, by_name in by_problem(rows).items()}
     sizes = rows[0].problem.heading + (": forward / training step" if len(shares) > len(layers) else "")
     lines = [heading(sizes, (*names, BEST, "goal"))]
@@ -76,7 +75,35 @@ def layers_text(rows: Sequence[Row]) -> str:
         cells.append("" if layer.goal is None else f"{layer.goal:g}")
         lines.append(f"| {layer.label} | {' | '.join(cells)} |")
     below = [*_notes(notes), *_goals(shares)]
-    return "\n".join([*lines, *([""] if below else []), *below]) + "\n"
+    text = "\n".join([*lines, *([""] if below else []), *below]) + "\n"
+    return "\n".join(filter(None, (text, peaks_text(rows))))
+
+
+def peaks_text(rows: Sequence[Row]) -> str:
+    """Return a table of the peak memory of runs in MiB, the tasks of a layer in one cell; empty where no row has any."""
+    measured = [row for row in rows if PEAK_MIB in row.facts]
+    names = contenders(measured)
+    if not names:
+        return ""
+    layers = _tasks_of_layers(measured)
+    tasks = ": forward / training step" if any(len(of_layer) > 1 for of_layer in layers.values()) else ""
+    sizes = rows[0].problem.heading
+    lines = [heading(f"peak memory, MiB: {sizes.partition(': ')[2] or sizes}{tasks}", names)]
+    for layer, by_task in layers.items():
+        cells = (
+            " / ".join(f"{float(by_name[name].facts[PEAK_MIB]):.3g}" for _, by_name in by_task if name in by_name)
+            for name in names
+        )
+        lines.append(f"| {layer.label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _tasks_of_layers(rows: Sequence[Row]) -> dict[Problem, list[tuple[Problem, dict[str, Row]]]]:
+    """Return the tasks of each layer, forward and training step, with their rows by contender."""
+    layers: dict[Problem, list[tuple[Problem, dict[str, Row]]]] = {}
+    for problem, by_name in by_problem(rows).items():
+        layers.setdefault(problem.model_copy(update={"task": "forward"}), []).append((problem, by_name))
+    return layers
 
 
 def sizes_text(rows: Sequence[Row]) -> str:

@@ -11,9 +11,10 @@ from support.fake_gpu import FakeClock, OnHost
 from benchmarks.contenders import jax_calls
 from benchmarks.harness.rounds import Limits, run_rounds
 from benchmarks.problems.scan_problems import Problem, TableName
-from benchmarks.report.record import Row
+from benchmarks.report.record import PEAK_MIB, Row
 from benchmarks.report.tables import FIRST_CALL, GROWN, RECORDED, TARGETS, left_behind_text, whole_text
 from benchmarks.suites import JAX
+from minrnn_gen.precision import precision_of
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 
@@ -46,6 +47,10 @@ def test_values_and_gradients_are_judged_beside_those_of_jax_and_torch(gpu: OnHo
         assert row.errors and row.is_right
     assert cudnn is None or cudnn.failure  # it has no CPU platform
     assert FIRST_CALL in rows["minrnn-gen"].facts and "first call" in whole_text(list(rows.values()))
+    # y and the gradient of x at the least.
+    elements = problem.batch * problem.time * problem.channels * (2 if model == "min_gru" else 1)
+    for name in ("minrnn-gen", jax_calls.LAX_SCAN):
+        assert float(rows[name].facts[PEAK_MIB]) * 2**20 > elements * precision_of(problem.precision).storage_bytes
 
 
 def test_an_ensemble_is_the_heads_of_one_kernel(gpu: OnHost) -> None:

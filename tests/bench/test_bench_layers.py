@@ -252,6 +252,21 @@ def test_a_layer_is_a_line_with_both_tasks_the_share_of_the_best() -> None:
     assert lines[-1] == "Within the goal: 2 of 3 times."
 
 
+def test_the_memory_of_a_layer_is_a_line_with_both_tasks() -> None:
+    shape = Shape("lstm", 32, 100, 64, 128)
+    forward, step = (problem_of(shape, task=task) for task in layer_problems.TRAINING)
+    rows = [
+        *rows_of(forward, {OURS: 1.0, TORCH_NN: 2.0}, facts={"peak_mib": 1.625}),
+        *rows_of(step, {OURS: 3.0, TORCH_NN: 4.0}, facts={"peak_mib": 12.0}),
+    ]
+    text = layers_text(rows)
+    assert text.endswith(
+        "| peak memory, MiB: batch x time, inputs to units: forward / training step | minrnn-gen | torch.nn |\n|---|---|---|\n"
+        "| lstm 32 x 100, 64 to 128, fp32 | 1.62 / 12 | 1.62 / 12 |\n"
+    )
+    assert layers_text(rows[:1]).endswith(" | minrnn-gen |\n|---|---|\n| lstm 32 x 100, 64 to 128, fp32 | 1.62 |\n")
+
+
 def test_layers_over_batch_and_units_are_a_table_of_shares() -> None:
     def row(batch: int, task: Task, contender: str, ms: float) -> Row:
         shape = Shape("gru", batch, 256, 64, 64)

@@ -76,6 +76,13 @@ def test_a_contender_that_raises_has_a_row_and_the_others_go_on(fails_at: int) -
     assert calls.count("bad") == fails_at + 1
 
 
+def test_the_memory_of_a_run_is_measured_behind_the_rounds() -> None:
+    calls: list[str] = []
+    measured = replace(contender("a", calls), peak_bytes=lambda run: len(run()) * (3 << 20))
+    (row,) = run_rounds(PROBLEM, [measured], FakeClock(), Limits(rounds_most=4))
+    assert row.facts == {"peak_mib": 3.0} and row.rounds == 4 and calls.count("a") == 2 + 4 + 1
+
+
 def test_a_refused_contender_is_not_prepared() -> None:
     def prepare() -> Callable[[], Arrays]:
         raise AssertionError("prepared")

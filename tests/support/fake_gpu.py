@@ -174,5 +174,9 @@ class OnHost(Gpu):
         run()
         return run
 
+    def peak_bytes(self, run: Run) -> int:
+        """Return the bytes of the results: torch does not count memory of the host."""
+        return sum(result.nbytes for result in run().values())
+
     def finish(self) -> None:
         pass
