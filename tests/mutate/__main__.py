@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from report import RESULTS, page_of, reasons, write_page
 from runner import Bench
-from support.small_problems import FAMILIES, Prepared, prepare, problems_of
+from support.small_problems import FAMILIES, Prepared, Problem, prepare, problems_of
 
 # Whole families first.
 FIRST = (
@@ -25,6 +28,8 @@ FIRST = (
     "persistent_backward", "large_batch", "parts/large_batch",
 )  # fmt: skip
 
+Item, Answer = TypeVar("Item"), TypeVar("Answer")
+
 
 def main() -> int:
     """Run the mutants without a result."""
@@ -33,14 +38,16 @@ def main() -> int:
     parser.add_argument("--family", default="", help="problems of families whose names contain this, and no others")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
     parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these mutants again")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
+    jobs = max(arguments.jobs, 1)
     results = json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else []
     known = {result["key"]: result for result in results}
-    bench = Bench([] if arguments.page else _prepared(arguments.family))
+    bench = Bench([] if arguments.page else _prepared(arguments.family, jobs))
     if bench.prepared:
         started = time.perf_counter()
-        bench.control()
+        all(_in_processes(jobs, bench.control, range(len(bench.prepared))))
         print(f"no problem kills an original, {time.perf_counter() - started:.0f} s", flush=True)
     keys = {mutant.key for mutant in bench.mutants}
     known = {key: result for key, result in known.items() if key in keys}
@@ -49,28 +56,52 @@ def main() -> int:
     wanted = [number for number in order if arguments.only in bench.mutants[number].template]
     left = [number for number in wanted if bench.mutants[number].key not in settled]
     ends = time.monotonic() + 60 * arguments.minutes
-    for done, number in enumerate(left if not arguments.page else (), 1):
-        if time.monotonic() > ends:
-            break
-        outcome = bench.run(number)
+    for done, outcome in enumerate(_in_processes(jobs, bench.run, left if not arguments.page else ()), 1):
         known[outcome["key"]] = outcome
         _write(bench, known)
-        name = bench.mutants[number].name[:110]
+        name = f"{outcome['template']}:{outcome['line']} {outcome['kind']}"
         print(f"{done}/{len(left)} {outcome['seconds']:5.1f} s  {name}  {_summary(outcome)}", flush=True)
+        if time.monotonic() > ends:
+            break
     write_page(page_of(bench.mutants, known, reasons()))
     return 0
 
 
-def _prepared(name_part: str) -> list[Prepared]:
-    prepared = []
-    for family in (name for name in (*FAMILIES, "step", "dropout") if name_part in name):
-        for problem in problems_of(family):
-            try:
-                prepared.append(prepare(problem))
-            except AssertionError as wrong:
-                print(f"left out: {problem}: {wrong}", file=sys.stderr)
-    print(f"{len(prepared)} problems", flush=True)
-    return prepared
+def _prepared(name_part: str, jobs: int) -> list[Prepared]:
+    families = [name for name in (*FAMILIES, "step", "dropout") if name_part in name]
+    problems = [problem for family in families for problem in problems_of(family)]
+    # Compiled by many processes; what they leave in the store, this one loads.
+    print(f"{sum(_in_processes(jobs, _is_prepared, problems))} problems", flush=True)
+    return [prepared for prepared in map(_prepared_or_none, problems) if prepared is not None]
+
+
+def _is_prepared(problem: Problem) -> bool:
+    return _prepared_or_none(problem) is not None
+
+
+def _prepared_or_none(problem: Problem) -> Prepared | None:
+    try:
+        return prepare(problem)
+    except AssertionError as wrong:
+        print(f"left out: {problem}: {wrong}", file=sys.stderr)
+        return None
+
+
+def _in_processes(jobs: int, work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
+    """Yield the answers of `work` as processes that are copies of this one have them; without any it starts none."""
+    if not items:
+        return
+    _WORK.append(work)
+    with multiprocessing.get_context("fork").Pool(min(jobs, len(items))) as pool:
+        yield from pool.imap_unordered(_answer, items)
+
+
+# What the processes do that were started last: a copy of a process has its objects, which no other way could give it.
+_WORK: list[Callable[..., object]] = []
+
+
+def _answer(item: object) -> object:
+    return _WORK[-1](item)
 
 
 def _write(bench: Bench, known: dict[str, dict[str, object]]) -> None:

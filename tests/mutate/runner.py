@@ -88,12 +88,12 @@ class Bench:
                 self.of_mutant[mutant].append(number)
         self.templates.texts.update(before)
 
-    def control(self) -> None:
-        """Raise where a mutant without a change is killed."""
+    def control(self, problem: int) -> bool:
+        """Return True; raise where a problem kills a mutant without a change."""
         nothing = Mutant("parts/types.cuh.j2", 1, 1, "nothing", 0, 0, "", "", "")
-        everywhere = range(len(self.prepared))
-        outcome = self._outcome_of(nothing, everywhere)
-        assert outcome == {"outcome": "survived", "problems": len(everywhere), "same_code": len(everywhere)}, outcome
+        outcome = self._outcome_of(nothing, [problem])
+        assert outcome == {"outcome": "survived", "problems": 1, "same_code": 1}, outcome
+        return True
 
     def run(self, number: int) -> Outcome:
         """Run one mutant; return its outcome as plain data."""
