@@ -106,7 +106,7 @@ def text_of(case: Case) -> tuple[str, KernelPlan] | None:
         if solution.family.name == case.family and dict(case.variables) in map(dict, solution.candidates):
             plan = solution.plan([dict(candidate) for candidate in solution.candidates].index(dict(case.variables)))
             text = render(plan, builder.lowered_for(case.kernel_pass), ())
-            return re.sub(rf"\b{plan.entry}", "kernel", text), plan
+            return re.sub(rf"\b{plan.symbol}", "kernel", text), plan
     return None
 
 

@@ -235,7 +235,7 @@ def test_an_include_is_found_in_a_function_only() -> None:
     template = """
     {% include "a" %}
     namespace { struct Pair { {% include "b" %} int at[2]; }; }
-    // a comment { {{ plan.entry }}
+    // a comment { {{ plan.symbol }}
     __device__ void f() {
         {% if plan.x %} if (true) { {% else %} while (true) { {% endif %}
         const char open = '{'; // {

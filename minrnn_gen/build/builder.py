@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_without_path
 from minrnn_gen.build.store import Store, cache_folder, digest, package_digest
 from minrnn_gen.build.target import Target
 from minrnn_gen.cell.files import CellSource
-from minrnn_gen.config.environment import debug_build_is_asked_for
+from minrnn_gen.config.environment import debug_build_is_asked_for, logs_plans
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
 from minrnn_gen.plan.kernel_plan import Specialization
@@ -198,7 +199,7 @@ class Builder:
         """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
         cached = [built for key in wanted if (built := self.find(key))]
         if len(cached) == len(wanted):
-            return tuple(cached)
+            return tuple(map(_said, cached))
         _ = [self.lowered_for(key.kernel_pass) for key in wanted]  # before the threads, so that each is made once
         with ThreadPoolExecutor(len(wanted)) as pool:
             return tuple(pool.map(self.build, wanted))
@@ -209,10 +210,10 @@ class Builder:
         Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
         """
         if cached := self.find(key):
-            return cached
+            return _said(cached)
         request = self.request_key(key)
         with self.store.lock(request):
-            return self.find(key) or self._make(request, key)
+            return _said(self.find(key) or self._make(request, key))
 
     def find(self, key: KernelKey) -> BuiltKernel | None:
         """Return a kernel as the cache has it, None where it does not."""
@@ -382,3 +383,12 @@ class Builder:
 def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | None = None) -> Builder:
     """Return the builder of the kernels of `spec` for `target`; `preferred` opens what was measured before."""
     return Builder(spec, target, Store(cache_folder()), preferred=preferred)
+
+
+def _said(built: BuiltKernel) -> BuiltKernel:
+    """Return a kernel, of which the log has said what it serves where it is asked to."""
+    if logs_plans():
+        from minrnn_gen.build.explain import in_one_line
+
+        print(in_one_line(built), file=sys.stderr)
+    return built

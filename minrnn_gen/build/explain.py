@@ -8,6 +8,8 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.overview import overview
 from minrnn_gen.errors import INSTALL_CUDA
 from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
+from minrnn_gen.plan.summary import largest_term, term_in_words
 
 # What multiplies R, by KernelPlan.matrix_product.
 PRODUCTS = {
@@ -34,6 +36,29 @@ def explain(built: BuiltKernel, note: str = "", memory_bytes: int | None = None)
         _rejected(built),
     ]
     return "\n\n".join(section for section in sections if section)
+
+
+def in_one_line(built: BuiltKernel) -> str:
+    """Return which kernel serves which calls, and why, as one line of a log."""
+    plan, problem = built.plan, built.plan.problem
+    heads = f", {problem.heads} heads" if problem.heads > 1 else ""
+    calls = f"{problem.model} {problem.hidden_size}{heads}, {problem.precision}, {problem.layout}: {problem.kernel_pass}"
+    specialization = problem.specialization
+    words = {
+        "reverse": specialization.reverse,
+        "with resets": specialization.resets,
+        "with all states": specialization.states_out != "none",
+        "sequences behind each other": specialization.packed,
+        f"rows aligned to {specialization.alignment_bytes} bytes": specialization.alignment_bytes < WIDEST_COPY_BYTES,
+    }
+    which = "".join(f", {word}" for word, holds in words.items() if holds)
+    sizes = f"planned for batch {problem.batch}, time {problem.time}"
+    most = term_in_words(largest_term(plan.prediction.predicted_us))
+    predicted = f"{plan.predicted_total_us:,.1f} us as predicted, most of it {most}"
+    why = "; ".join(filter(None, (built.chosen, plan.prediction.passed_over, predicted)))
+    came = "from the cache" if built.cached else "compiled" if built.cubin else "not compiled"
+    chosen = variables_in_words(plan.variables)
+    return f"minrnn-gen: {calls}{which}, {sizes}, on {problem.gpu}: {plan.symbol} of {plan.template} ({chosen}), {came}; {why}"
 
 
 def variables_in_words(variables: Mapping[str, int]) -> str:

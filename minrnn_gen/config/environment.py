@@ -88,6 +88,30 @@ def scans_take_their_projection() -> bool:
     return _one_of("MINRNN_PROJECTED_SCAN", ("auto", "never"), meaning) != "never"
 
 
+def logs_plans() -> bool:
+    """Return whether every kernel that is compiled, or taken from the cache, says so on stderr; see `what_is_logged`."""
+    return "plan" in what_is_logged()
+
+
+def marks_ranges() -> bool:
+    """Return whether calls are ranges of NVTX; see `what_is_logged`."""
+    return "ranges" in what_is_logged()
+
+
+def what_is_logged() -> frozenset[str]:
+    """Return what `MINRNN_LOG` names: plan, ranges, both with a comma between, or nothing.
+
+    Raises BadInput where it names anything else.
+    """
+    text = os.environ.get("MINRNN_LOG", "")
+    named = frozenset(filter(None, (word.strip() for word in text.split(","))))
+    if named - {"plan", "ranges"}:
+        raise BadInput(
+            f"MINRNN_LOG is {text!r}; allowed: plan for a line per kernel, ranges for calls as ranges of NVTX, or plan,ranges"
+        )
+    return named
+
+
 def thread_count() -> int:
     """Return how many threads the process asks for: as torch says where it is loaded, else `OMP_NUM_THREADS`, else all cores.
 

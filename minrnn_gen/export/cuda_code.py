@@ -48,7 +48,7 @@ class ExportedKernel:
     @property
     def entries(self) -> tuple[str, ...]:
         """The names of its launches in the cubin."""
-        return tuple(f"{self.plan.entry}{suffix}" for suffix in suffixes_of(self.plan.entry))
+        return tuple(f"{self.plan.symbol}{suffix}" for suffix in suffixes_of(self.plan.entry))
 
     @property
     def cluster_blocks(self) -> int:
@@ -146,7 +146,7 @@ def manifest_of(code: CudaCode) -> dict[str, Any]:
             "gpu": kernel.plan.problem.gpu,
             "arch": kernel.plan.problem.arch,
             "pass": kernel.plan.problem.kernel_pass,
-            "entry": kernel.plan.entry,
+            "entry": kernel.plan.symbol,
             "sizes": [kernel.plan.problem.batch, kernel.plan.problem.time],
             "specialization": vars(kernel.plan.problem.specialization),
             "variables": dict(kernel.plan.variables),

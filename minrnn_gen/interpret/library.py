@@ -46,7 +46,7 @@ class EmulatedKernel:
         `arguments` are integers (pointers as addresses), and numbers with a point as floats or NumPy's. Without `memory`
         the kernel may touch whatever it likes, and only shared memory is watched.
         """
-        library, entry = self._library, f"{self.plan.entry}{part}".encode()
+        library, entry = self._library, f"{self.plan.symbol}{part}".encode()
         expected = library.minrnn_arguments(entry)
         assert len(arguments) == expected, f"{len(arguments)} arguments are given, {expected} are expected"
         words = (ctypes.c_longlong * len(arguments)).from_buffer_copy(b"".join(map(_packed, arguments)) or bytes(8))
@@ -74,7 +74,7 @@ def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKern
 
     Raises ToolchainMissing without a C++ compiler, CompileFailed for a text that it refuses.
     """
-    entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
+    entries = [f"{plan.symbol}{part}" for part in suffixes_of(plan.entry)]
     content = compiled(source, entries, plan.problem.storage_dtype == "bfloat16", store)
     # Loaded from a file of its own, so that every kernel has its own machine and the store may drop its entry meanwhile.
     with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=".so", delete=False) as file:

@@ -180,7 +180,7 @@ class Prediction:
 class KernelPlan:
     """One kernel, decided; immutable, without CUDA text, and the same on every machine.
 
-    `name` is that of its template and of its search space, `entry` that of the kernel in the text. `family` is the class of
+    `name` is that of its template and of its search space, `entry` says which parameters it has. `family` is the class of
     cells it serves, `strategy` how it takes their steps. `variables` are the searched choices. In a debug build
     `waits_are_bounded`: a wait that takes seconds says what for, and ends the kernel.
     """
@@ -211,6 +211,11 @@ class KernelPlan:
         """The kernel, its cell, size and precision in one phrase."""
         problem = self.problem
         return f"{self.entry} of {problem.model}, hidden_size {problem.hidden_size}, {problem.precision}"
+
+    @property
+    def symbol(self) -> str:
+        """The name of the kernel in its text, which profilers show: of which cell it is, and what it does."""
+        return f"cell_{self.problem.model}_{self.entry}"
 
     @property
     def summary(self) -> list[tuple[str, str]]:

@@ -29,8 +29,13 @@ _TERMS = {
 
 def limit_in_words(predicted_us: Mapping[str, float], total_us: float) -> str:
     """Return which term takes most of the predicted time."""
-    name, us = max(predicted_us.items(), key=lambda term: term[1])
-    return f"{term_in_words(name)} (term {name}), {us:,.1f} of {total_us:,.1f} us as predicted"
+    name = largest_term(predicted_us)
+    return f"{term_in_words(name)} (term {name}), {predicted_us[name]:,.1f} of {total_us:,.1f} us as predicted"
+
+
+def largest_term(predicted_us: Mapping[str, float]) -> str:
+    """Return the name of the term that takes most of the predicted time."""
+    return max(predicted_us, key=predicted_us.__getitem__)
 
 
 def term_in_words(name: str) -> str:

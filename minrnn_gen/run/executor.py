@@ -19,6 +19,7 @@ from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, BackwardSlots
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
+from minrnn_gen.gpu.ranges import mark_ranges
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import CellShape
 from minrnn_gen.precision import precision_of
@@ -107,6 +108,7 @@ class Executor:
         self.interface, self.backend = interface, backend
         self.gpu = GpuRun(interface, builder, backend)
         self._builder = builder
+        mark_ranges(self, builder.cell_source.name, ("forward", "replay_forward", "step", "backward", "replay_backward"))
 
     @cached_property
     def cpu(self) -> CpuRun:

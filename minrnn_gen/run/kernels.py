@@ -108,7 +108,7 @@ def loaded_kernel(cubin: bytes, plan: KernelPlan, part: str = "") -> LoadedKerne
     cluster_blocks = plan.variables.get("cluster_blocks", 1)
     return LoadedKernel(
         cubin,
-        plan.entry + part,
+        plan.symbol + part,
         plan.problem.arch,
         plan.budget.shared_bytes,
         cluster_blocks,

@@ -55,7 +55,7 @@ def test_both_kernels_keep_their_promise(model: str, gpu: str, precision: str, h
         plan = built.plan
         assert built.resources is not None and built.dropped == ()
         assert plan.problem.heads == heads and plan.budget.shared_bytes == 0
-        assert sorted(kernel.name for kernel in built.resources) == [f"{plan.entry}_begin", f"{plan.entry}_step"]
+        assert sorted(kernel.name for kernel in built.resources) == [f"{plan.symbol}_begin", f"{plan.symbol}_step"]
         for kernel in built.resources:
             assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.budget.registers_per_thread
 

@@ -43,5 +43,5 @@ def test_a_backward_keeps_its_promise(model: str, precision: str, layout: str, g
     built = builder.build(builder.key_of("backward", Specialization(alignment)))
     assert built.resources is not None
     (kernel,) = built.resources
-    assert kernel.name == built.plan.entry and kernel.spill_bytes == 0
+    assert kernel.name == built.plan.symbol and kernel.spill_bytes == 0
     assert kernel.registers <= built.plan.budget.registers_per_thread and kernel.shared_bytes == built.plan.budget.shared_bytes

@@ -95,7 +95,7 @@ def check(case: Case) -> None:
     built = builder.build(builder.key_of(case.kernel_pass, Specialization(case.alignment_bytes)))
     plan, resources = built.plan, built.resources
     assert resources is not None and built.cubin is not None
-    assert [kernel.name for kernel in resources] == [plan.entry]
+    assert [kernel.name for kernel in resources] == [plan.symbol]
     (kernel,) = resources
     assert kernel.spill_bytes == 0
     assert kernel.shared_bytes == plan.budget.shared_bytes

@@ -66,7 +66,8 @@ def test_compile_reports_every_kernel_beside_its_plan(command: Command, example:
         == (report.gpu, report.arch, report.model)
         == ("h100", "sm_90", report.model)
     )
-    assert {kernel.name for kernel in report.kernels} == {"scan_forward", "scan_step"}
+    names = {f"cell_{report.model}_{entry}" for entry in ("scan_forward", "scan_step")}
+    assert {kernel.name for kernel in report.kernels} == names
     for kernel in report.kernels:
         assert kernel.spill_bytes == 0
         assert kernel.registers <= kernel.registers_expected

@@ -119,7 +119,7 @@ def test_the_text_of_every_kernel_has_the_parameters_of_its_signature() -> None:
     for plan, lowered in kernels():
         text = render(plan, lowered, ())
         entries = re.findall(r'extern "C" __global__ void .*?(\w+)\(\n(.*?)\) \{\n', text, re.S)
-        assert [entry for entry, _ in entries] == [plan.entry + suffix for suffix in suffixes_of(plan.entry)]
+        assert [entry for entry, _ in entries] == [plan.symbol + suffix for suffix in suffixes_of(plan.entry)]
         for suffix, (_, parameters) in zip(suffixes_of(plan.entry), entries, strict=True):
             expected = signature(plan, names_of(lowered), suffix)
             assert declared(parameters) == [(parameter.ctype, parameter.identifier) for parameter in expected]

@@ -57,7 +57,7 @@ def check_text(rendered: Rendered) -> None:
     source, plan = rendered.source, rendered.plan
     assert source.isascii() and "\\" not in source
     assert not re.search(r"\{%|\{#|#\}|%\}", "\n".join(code_of(source)))
-    assert source.count('extern "C" __global__') == 1 and f" {plan.entry}(" in source
+    assert source.count('extern "C" __global__') == 1 and f" {plan.symbol}(" in source
     assert source.startswith("// ")
     for name, value in {"HIDDEN_SIZE": plan.problem.hidden_size, "BLOCKS_PER_SM": plan.budget.blocks_per_sm}.items():
         assert f"constexpr int {name} = {value};" in source

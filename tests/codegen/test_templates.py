@@ -211,7 +211,7 @@ def test_numbers_have_names(name: str) -> None:
 def test_the_plan_is_written_down_once(name: str) -> None:
     """Every number of the plan goes into a constant; below them only its name is used."""
     for number, line in enumerate(TEMPLATES[name].splitlines(), 1):
-        if "{{ plan." in line and "{{ plan.entry }}" not in line:
+        if "{{ plan." in line and "{{ plan.symbol }}" not in line:
             assert line.startswith("constexpr"), f"line {number}: {line.strip()}"
 
 
@@ -228,7 +228,7 @@ def test_entry_points_are_c_and_bounded(name: str) -> None:
     )
     assert "__cluster_dims__" not in text
     found = re.findall(
-        r'extern "C" __global__ void __launch_bounds__\((\w+), (\w+)\) \{\{ plan\.entry \}\}(\w*)\((.*?)\) \{\n', text, re.S
+        r'extern "C" __global__ void __launch_bounds__\((\w+), (\w+)\) \{\{ plan\.symbol \}\}(\w*)\((.*?)\) \{\n', text, re.S
     )
     assert {(threads, blocks) for threads, blocks, _, _ in found} == {("THREADS", "BLOCKS_PER_SM")}
     # A file has one kernel, or one that prepares a call and one that does a step of it.

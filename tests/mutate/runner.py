@@ -155,7 +155,7 @@ class _Libraries:
         if text == other:
             return True
         plan: KernelPlan = prepared.texts[text]
-        entries = [f"{plan.entry}{part}" for part in suffixes_of(plan.entry)]
+        entries = [f"{plan.symbol}{part}" for part in suffixes_of(plan.entry)]
         original = self._compiled(text, entries, plan.problem.storage_dtype == "bfloat16", prepared.kernel.builder.store)
         return other in self._compiled_to and code_of(original) == code_of(self._compiled_to[other])
 

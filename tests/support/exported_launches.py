@@ -391,7 +391,7 @@ class PlannedKernel:
         is_cooperative = plan.is_cooperative
         seen = SeenLaunch(
             self.image,
-            f"{plan.entry}{self.part}",
+            f"{plan.symbol}{self.part}",
             launch.blocks,
             plan.launch.threads,
             plan.budget.shared_bytes,

@@ -24,6 +24,7 @@ from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.call.slots import BackwardSlots, StackSlots
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.gpu import memory
+from minrnn_gen.gpu.ranges import mark_ranges
 from minrnn_gen.run.backend import Backend, Recorder
 from minrnn_gen.run.dense.runs import DenseRun
 from minrnn_gen.run.gpu import added_up
@@ -69,6 +70,8 @@ class StackRun:
         self._dense = DenseRun(interfaces[0], builder, backend)
         self._forwards = TraceCache[StackResult, None]()
         self._backwards = TraceCache[StackResult, None]()
+        layers = f"{len(self._interfaces)} layers of {builder.cell_source.name}"
+        mark_ranges(self, layers, ("forward", "backward"))
 
     def forward(self, tensors: Sequence[Any], cut: Cut, saves: bool, dropout: float = 0.0) -> list[Any]:
         """Return y, the final states of all layers, and where it `saves` what a backward needs beside.

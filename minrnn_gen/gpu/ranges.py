@@ -1,0 +1,31 @@
+"""Calls as ranges of NVTX, by which profilers say whose kernels they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from minrnn_gen.config.environment import marks_ranges
+
+
+def mark_ranges(runs: object, cell: str, methods: Iterable[str]) -> None:
+    """Have methods of an object be ranges named by the cell and the pass, if `MINRNN_LOG` asks for ranges.
+
+    A range encloses what the host does in a method.
+    """
+    if not marks_ranges():
+        return
+    for method in methods:
+        name = f"minrnn_gen {cell} {method.removeprefix('replay_')}"
+        setattr(runs, method, partial(_within, name, getattr(runs, method)))
+
+
+def _within(name: str, run: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    from cupy.cuda import nvtx
+
+    nvtx.RangePush(name)
+    try:
+        return run(*arguments, **keywords)
+    finally:
+        nvtx.RangePop()
