@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Collection
 
 from minrnn_gen.api import builder_for, compile
@@ -77,7 +78,15 @@ def recipe_in_layout(recipe: str, layout: str) -> str:
 def _of_heads(recipe: str, ranks: int) -> str:
     spec = spec_from(recipe)
     heads = spec.heads // ranks if spec.heads % ranks == 0 else 1
-    return recipe_of(load_spec(spec, hidden_size=spec.hidden_size // ranks, heads=heads), cell_source_of(spec))
+    groups = spec.groups and groups_of_share(spec.hidden_size, spec.groups, ranks)
+    share = load_spec(spec, hidden_size=spec.hidden_size // ranks, heads=heads, groups=groups)
+    return recipe_of(share, cell_source_of(spec))
+
+
+def groups_of_share(hidden_size: int, groups: int, ranks: int) -> int:
+    """Return of how many equal groups one of `ranks` equal shares of the channels is, each within one of all `groups`."""
+    share = hidden_size // ranks
+    return share // math.gcd(share, hidden_size // groups)
 
 
 def recipe_of_heads(kernel: Kernel, ranks: int) -> str:
@@ -93,14 +102,17 @@ def _with_products(recipe: str) -> str:
     used_names = {*cell.states, *cell.gates, *cell.parameters, *(symbol.name for symbol, _ in cell.definitions)}
     names = {state: _free_name(f"product_{state}", used_names) for state in cell.states}
     lines = [f"{names[state]}[t] = ({equation_text(a)}) * {names[state]}[t-1]" for state, a in classify(cell).a]
+    wide = {state for state in cell.states if state in cell.vectors.states}
     # What no output reads is refused, and y is not looked at.
-    output = " + ".join((equation_text(cell.output), *(f"{name}[t]" for name in names.values())))
+    reads = (f"sum({name}[t])" if state in wide else f"{name}[t]" for state, name in names.items())
+    values = [*("n" if state in wide else 1 for state in cell.states)] * 2
+    states = [*cell.states, *names.values()]
     data = {
         **source.document.data,
-        "output": output,
+        "output": " + ".join((equation_text(cell.output), *reads)),
         "equations": "\n".join((source.document.data["equations"], *lines)),
         "gates": [*cell.gates],
-        "states": [*cell.states, *names.values()],
+        "states": dict(zip(states, values, strict=True)) if wide else states,
     }
     # Products have a sign in no logarithm, and nobody asks for their gradients.
     said = {**json.loads(recipe), "model": data, "training": False, "scan_arithmetic": "linear"}

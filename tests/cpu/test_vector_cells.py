@@ -259,9 +259,3 @@ def test_autograd_of_torch_knows_them(name: str, is_compiled: bool) -> None:
     found, wanted = (torch.autograd.grad(loss, given_tensors.leaves(), allow_unused=True) for loss in losses)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
-
-
-def test_what_torch_does_not_take_is_refused() -> None:
-    wing = pytest.importorskip("minrnn_gen.torch")
-    with pytest.raises(BadInput, match="whose channels are not split over ranks; leave head_group out"):
-        wing.recurrence(kernel_of("selective"), torch.zeros(1, 1, 3, 4, dtype=torch.float64), head_group=object())

@@ -7,6 +7,7 @@ import datetime
 import functools
 import importlib
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -87,14 +88,14 @@ def _serve(rank: int, count: int, meeting: str, pipe: Connection, timeout: datet
 
 
 @functools.cache
-def _kernel(items: tuple[tuple[str, Any], ...]) -> minrnn_gen.Kernel:
-    return minrnn_gen.compile(dict(items), gpu="h200")
+def _kernel(spec: str) -> minrnn_gen.Kernel:
+    return minrnn_gen.compile(json.loads(spec), gpu="h200")
 
 
 def kernel_of(spec: Mapping[str, Any]) -> minrnn_gen.Kernel:
     """Return the kernel of a spec, the same for the same in this process."""
     with nothing_compiled():
-        return _kernel(tuple(sorted(spec.items())))
+        return _kernel(json.dumps(spec))
 
 
 def sliced(tensor: Any, axis: int, pieces: Sequence[int] | None, rank: int) -> Any:
@@ -191,27 +192,34 @@ def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mappin
     """Run a recurrence and its backward on this rank's own heads, of which nothing is gathered."""
     size = dist.get_world_size(group)
     kernel = kernel_of(spec)
-    interface, width = kernel.interface, spec["hidden_size"] // size
+    interface = kernel.interface
+    of_state = -2 if interface.has_vectors else -1
 
     def own(tensor: Any, axis: int) -> Any:
-        return tensor.narrow(axis, rank * width, width)
+        return tensor.chunk(size, axis)[rank]
 
     x = tensors["x"] if interface.input_size else own(tensors["x"], interface.x_axes.index("h"))
     named = {"x": x, **{name: tensors[name] for name in ("R", "weight", "recurrent_bias") if name in tensors}}
     named = {name: tensor.clone().requires_grad_() for name, tensor in named.items()}
-    state = {name: own(tensor, -1).clone().requires_grad_() for name, tensor in tensors["state"].items()}
+    state = {name: own(tensor, of_state).clone().requires_grad_() for name, tensor in tensors["state"].items()}
+    parameters = {name: tensor.clone().requires_grad_() for name, tensor in tensors["parameters"].items()}
+    shared = {
+        name: (tensor if interface.groups % size else own(tensor, interface.shared_axes.index("k"))).clone().requires_grad_()
+        for name, tensor in tensors["shared"].items()
+    }
     asked = wing.HeadGroup(group, gathers=False)
-    y, final = wing.recurrence(kernel, **named, state=state, head_group=asked)
+    arrays: dict[str, Any] = {"state": state, "parameters": parameters or None, "shared": shared or None}
+    y, final = wing.recurrence(kernel, **named, **arrays, head_group=asked)
     weights = own(tensors["weights of y"], spec.get("layout", "BTD").index("D"))
     loss = (y * weights).sum()
     for name, value in final.items():
-        loss = loss + (value * own(tensors["weights of state"][name].sum(0), -1)).sum()
+        loss = loss + (value * own(tensors["weights of state"][name].sum(0), of_state)).sum()
     loss.backward()
     result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
-    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **state}.items()}
-    others = {name: tensor for name, tensor in named.items() if name != "x"}
+    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **state, **parameters, **shared}.items()}
+    arrays |= {name: tensor for name, tensor in named.items() if name != "x"}
     with pytest.raises(BadInput) as refused:
-        wing.recurrence(kernel, named["x"].detach().float(), **others, head_group=asked)
+        wing.recurrence(kernel, named["x"].detach().float(), **arrays, head_group=asked)
     return {**result, "refusal": str(refused.value)}
 
 
@@ -274,10 +282,11 @@ def layers(
     compiled: bool = False,
     in_mesh: bool = False,
     has_vectors: bool = False,
+    over_heads: bool = False,
 ) -> dict[str, Any]:
     """Run a model of layers and its backward on a piece, gradients of weights summed over the ranks; or as a whole."""
     torch.manual_seed(0)
-    model = Model(has_vectors).double()
+    model = Model(has_vectors, "head_group" if over_heads else "sequence_group").double()
     called: Any = model
     if in_mesh:
         # Data over one axis, of one rank, and time over the other.
@@ -300,15 +309,16 @@ def layers(
 class Model(torch.nn.Module):
     """A scan cell in both directions, two layers of it, and a dense cell above; between them one of n values per channel."""
 
-    def __init__(self, has_vectors: bool = False) -> None:
+    def __init__(self, has_vectors: bool = False, keyword: str = "sequence_group") -> None:
         super().__init__()
+        self.keyword = keyword
         self.below = wing.MinGRU(3, 4, 2, bidirectional=True)
         options = {"bidirectional": True, "state_size": 3, "groups": 2}
         self.between = wing.RNN("selective", 8, 4, **options) if has_vectors else None
         self.above = wing.LSTM(8, 4, heads=2)
 
     def forward(self, x: Any, group: Any) -> Any:
-        asked = {} if group is None else {"sequence_group": group}
+        asked = {} if group is None else {self.keyword: group}
         x, _ = self.below(x, **asked)
         x = x if self.between is None else self.between(x, **asked)[0]
         x, _ = self.above(torch.tanh(x), **asked)
@@ -446,24 +456,6 @@ def selective(group: Any, rank: int, *, x: Any, pieces: Sequence[int] | None) ->
     return result | {name: parameter.grad for name, parameter in layer.named_parameters()}
 
 
-def refused_vectors(group: Any, _rank: int) -> tuple[str, str]:
-    """Return what cells with n values per channel are refused with: over time with states of two shapes, and over heads."""
-    messages = []
-    mixed = {
-        "name": "mixed", "states": {"h": "n", "m": 1}, "parameters": {"a": "n"},
-        "equations": "h[t] = a * h[t-1] + W.x\nm[t] = 0.5 * m[t-1] + sum(h[t])", "output": "m[t]",
-    }  # fmt: skip
-    spec = {"model": mixed, "hidden_size": 4, "state_size": 3, "precision": "fp64"}
-    kernel = minrnn_gen.compile(spec, gpu="h200")
-    x = torch.zeros(kernel.interface.shape(kernel.interface.x_axes, 1, 2), dtype=torch.float64)
-    parameters = {"a": torch.zeros(4, 3, dtype=torch.float64)}
-    for asked in ("sequence_group", "head_group"):
-        with pytest.raises(BadInput) as refused:
-            wing.recurrence(kernel, x, parameters=parameters, **{asked: group})
-        messages.append(str(refused.value))
-    return messages[0], messages[1]
-
-
 def dying(group: Any, rank: int, *, way: Any, exits: bool) -> None:
     """Call again and again, until the last rank exits, or sleeps for longer than anybody waits."""
     kernel = kernel_of({"model": "min_gru", "hidden_size": 3, "precision": "fp64"})
@@ -488,7 +480,6 @@ CASES = {
     "benchmark": benchmark,
     "dying": dying,
     "selective": selective,
-    "refused_vectors": refused_vectors,
     "example": example,
     "explained": explained,
     "in_mesh": in_mesh,

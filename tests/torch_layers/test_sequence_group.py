@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ if not torch.distributed.is_available():
     pytest.skip("this torch is without torch.distributed", allow_module_level=True)
 
 from support import ranks  # noqa: E402
+from support.drawn_vectors import vector_cells  # noqa: E402
 from support.examples import examples  # noqa: E402
+from support.vector_cells import CELLS  # noqa: E402
 
 from minrnn_gen.torch.sequence_group import cost  # noqa: E402
 from minrnn_gen.torch.sequence_group.cuts import cuts_of  # noqa: E402
@@ -38,15 +40,24 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "gru", "hidden_size": 2, "precision": "fp32", "input_size": 3},
 )
 VECTORS: tuple[dict[str, Any], ...] = tuple(
-    {"model": "selective", "hidden_size": 4, "state_size": 3, "groups": 2, **others}
+    {"hidden_size": 4, "state_size": 3, "precision": "fp64", **others}
     for others in (
-        {"precision": "fp64", "input_size": 2},
-        {"precision": "fp64", "layout": "BDT", "direction": "reverse"},
-        {"precision": "fp64", "layout": "TBD"},
-        {"precision": "fp32", "direction": "bidirectional"},
+        {"model": "selective", "groups": 2, "input_size": 2},
+        {"model": "selective", "groups": 2, "precision": "fp32", "direction": "bidirectional"},
+        {"model": "gated_linear", "groups": 4, "layout": "BDT", "direction": "reverse"},
+        {"model": "s4d", "layout": "TBD", "direction": "bidirectional"},
+        {"model": {"name": "mixed", **CELLS["scalar and vector states"].file}, "groups": 2},
+        {"model": {"name": "chosen", **CELLS["chosen"].file}, "layout": "BDT", "direction": "bidirectional"},
+        {"model": {"name": "delta", **CELLS["delta rule"].file}, "groups": 2},
     )
 )
-SCANS = ("min_gru", "min_lstm", "qrnn", "rg_lru")
+DRAWN = st.builds(
+    lambda model, layout: {"model": model, "hidden_size": 4, "state_size": 3, "layout": layout, "precision": "fp64"},
+    vector_cells(),
+    st.sampled_from(("BTD", "TBD", "BDT")),
+)
+FORGETTING = ("min_gru", "min_lstm", "qrnn", "rg_lru")
+LOG: dict[str, Any] = {"model": "min_gru_log", "hidden_size": 3, "precision": "fp64", "scan_arithmetic": "log"}
 
 
 def pieces() -> st.SearchStrategy[list[int]]:
@@ -76,10 +87,15 @@ def in_fp64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
+def is_scan(spec: Mapping[str, Any]) -> bool:
+    """Whether states are affine in those before."""
+    return bool(ranks.kernel_of(spec).builder.cell_shape.kind == "affine-diagonal")
+
+
 @st.composite
-def calls(draw: st.DrawFn, specs: Sequence[Mapping[str, Any]] = SPECS) -> dict[str, Any]:
+def calls(draw: st.DrawFn, specs: st.SearchStrategy[Any]) -> dict[str, Any]:
     """Draw a recurrence over pieces: spec, arrays, sequences, way."""
-    spec, steps = draw(st.sampled_from(specs)), draw(pieces())
+    spec, steps = draw(specs), draw(pieces())
     if spec["precision"] == "fp64" and draw(st.booleans()):
         steps = [20 * step for step in steps]  # of which a correction is a part
     interface = ranks.kernel_of(spec).interface
@@ -118,7 +134,7 @@ def calls(draw: st.DrawFn, specs: Sequence[Mapping[str, Any]] = SPECS) -> dict[s
         tensors["state"] = {name: normal(*shape, dtype=carried) for name, shape in shapes.items()}
     tensors["weights of y"] = normal(*interface.y_shape(batch, time), dtype=carried)
     tensors["weights of state"] = {name: normal(len(steps), *shape, dtype=carried) for name, shape in shapes.items()}
-    ways = (None, "pipeline", *(["summary", "correct"] if spec["model"] in SCANS else []))
+    ways = (None, "pipeline", *(["summary", "correct"] if is_scan(spec) else []))
     way, micro_batches = draw(st.sampled_from(ways)), draw(st.sampled_from((None, 1, 2, 3)))
     asked = {"way": way, "micro_batches": micro_batches, "all_states": draw(st.booleans())}
     return {"spec": spec, "tensors": tensors, "pieces": steps, **asked}
@@ -138,8 +154,11 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> N
         own = [part[name] for part in parts]
         if name == "dx":
             assert_like(torch.cat(own, interface.x_axes.index("t")), expected, exact[name], tolerance, name)
-        elif name == "y" or name.startswith("steps"):
+        elif name == "y":
             assert_like(torch.cat(own, layout.index("T")), expected, exact[name], tolerance, name)
+        elif name.startswith("steps"):
+            axis = interface.states_axes(name.removeprefix("steps ")).index("t")
+            assert_like(torch.cat(own, axis), expected, exact[name], tolerance, name)
         elif name[1:] in interface.shared:
             assert_like(torch.cat(own, interface.shared_axes.index("t")), expected, exact[name], tolerance, name)
         elif name.startswith("final"):
@@ -152,16 +171,28 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> N
 
 
 @settings(max_examples=examples(20))  # each is a call of three or four processes
-@given(calls())
+@given(calls(st.sampled_from(SPECS)))
 def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
 
 
-@pytest.mark.matrix_full
-@settings(max_examples=10)
-@given(calls(VECTORS))
+@settings(max_examples=examples(12))
+@given(calls(st.sampled_from(VECTORS)))
 def test_pieces_of_a_cell_with_n_values_per_channel_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
-    check_call(group, {**call, "all_states": False} if call["spec"].get("layout") == "BDT" else call)
+    check_call(group, call, repeats=2)
+
+
+@settings(max_examples=examples(3))
+@given(calls(DRAWN))
+def test_pieces_of_drawn_scans_of_n_values_per_channel_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call)
+
+
+@settings(max_examples=examples(4))
+@given(calls(st.just(LOG)))
+def test_pieces_of_a_scan_in_log_space_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    call["tensors"] |= {"state": {name: state.abs() for name, state in call["tensors"].get("state", {}).items()}}
+    check_call(group, call)
 
 
 @st.composite
@@ -206,8 +237,15 @@ def test_pieces_of_a_raw_scan_are_the_whole(group: ranks.Ranks, call: dict[str, 
 
 @pytest.mark.matrix_full
 @settings(max_examples=500)
-@given(calls())
+@given(calls(st.sampled_from(SPECS)))
 def test_pieces_of_many_recurrences_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call)
+
+
+@pytest.mark.matrix_full
+@settings(max_examples=200)
+@given(calls(st.sampled_from(VECTORS) | DRAWN))
+def test_pieces_of_many_calls_of_n_values_per_channel_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
 
 
@@ -254,6 +292,17 @@ def test_layers_train_over_ranks_as_one_process_does(group: ranks.Ranks, mode: d
             assert_like(part[name], whole[name], whole[name], 1e-12, name, scale=1.0)
 
 
+def test_layers_train_over_heads_as_one_process_does(group: ranks.Ranks) -> None:
+    """Every rank has all of the input and the loss; weights that make S.* of it count once."""
+    generator = torch.Generator().manual_seed(0)
+    x, targets = (torch.randn(3, 8, size, generator=generator, dtype=torch.float64) for size in (3, 4))
+    arguments: dict[str, Any] = {"x": x, "targets": targets, "pieces": None, "has_vectors": True}
+    whole = ranks.layers(None, 0, **arguments)
+    for part in group.run(2, "layers", over_heads=True, **arguments):
+        for name, expected in whole.items():
+            assert_like(part[name], expected, expected, 1e-12, name, scale=1.0)
+
+
 def _x(*shape: int, dtype: Any = torch.float64) -> Any:
     return torch.zeros(*shape, dtype=dtype)
 
@@ -270,7 +319,7 @@ def _x(*shape: int, dtype: Any = torch.float64) -> Any:
         ([{"x": _x(1, 3, 3), "cu_seqlens": [0, 4]}] * 2, None, "cu_seqlens ends with 4; 6, the time of all ranks' pieces"),
         ([{"x": _x(2, 3, 3), "hx": _x(1, 2, 5)}, {"x": _x(2, 3, 3)}], 0, "hx of state h has shape [1, 2, 5]"),
         ([{"x": _x(2, 3, 3)}, {"x": _x(2, 3, 3), "way": "pipeline"}], 1, "way pipeline"),
-        ([{"x": _x(2, 3, 3), "way": "correct", "model": "gru"}] * 2, None, "way is 'correct'"),
+        ([{"x": _x(2, 3, 3), "way": "correct", "model": "gru"}] * 2, None, "way is 'correct', but gru is no scan"),
     ],
 )
 def test_what_disagrees_is_refused_on_every_rank(
@@ -355,21 +404,42 @@ def long_call(spec: dict[str, Any], keep: float | None = None) -> dict[str, Any]
     tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, sum(steps)))}
     if keep is not None:
         tensors["x"].select(interface.x_axes.index("g"), interface.gates.index("z")).sub_(math.log(keep / (1 - keep)))
-    tensors["parameters"] = {name: normal(*interface.parameter_shape) + 4 for name in interface.parameters}
-    tensors["state"] = {name: normal(*interface.state_shape(2)) for name in interface.states}
+    tensors["parameters"] = {
+        name: normal(*interface.shape_of_parameter(name)) + (0 if interface.has_vectors else 4) for name in interface.parameters
+    }
+    if interface.shared:
+        tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, 2, sum(steps))) for name in interface.shared}
+    tensors["state"] = {name: normal(*interface.shape_of_state(name, 2)) for name in interface.states}
     if interface.input_size:
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
     tensors["weights of y"] = normal(*interface.y_shape(2, sum(steps)))
-    tensors["weights of state"] = {name: normal(3, *interface.state_shape(2)) for name in interface.states}
+    tensors["weights of state"] = {name: normal(3, *interface.shape_of_state(name, 2)) for name in interface.states}
     return {"spec": spec, "tensors": tensors, "pieces": steps}
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec["model"] in SCANS and "direction" not in spec], ids=str)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec["model"] in FORGETTING and "direction" not in spec], ids=str)
 def test_what_gates_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[str, Any]) -> None:
     """Of long pieces only the head runs again, and in the backward the tail."""
     call = long_call({**spec, "precision": "fp64"})
     check_call(group, {**call, "way": "correct", "all_states": False}, repeats=2)
     assert group.run(3, "full_runs", **call) == [(1, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": "selective", "groups": 2, "direction": "reverse"},
+        pytest.param({"model": "gated_linear", "layout": "BDT"}, marks=pytest.mark.matrix_full),
+        pytest.param({"model": "selective", "layout": "TBD", "input_size": 3}, marks=pytest.mark.matrix_full),
+    ],
+    ids=str,
+)
+def test_what_channels_of_n_values_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[str, Any]) -> None:
+    """A forward runs the tail by itself, for the states that its backward begins with; at the end all steps at once."""
+    call = long_call({**spec, "hidden_size": 2, "state_size": 2, "precision": "fp64"})
+    check_call(group, {**call, "way": "correct", "all_states": False}, repeats=2)
+    runs = [(0, 1), (0, 1), (1, 1)]
+    assert group.run(3, "full_runs", **call) == (runs[::-1] if spec.get("direction") == "reverse" else runs)
 
 
 def test_what_gates_keep_is_folded_by_the_products_of_coefficients(group: ranks.Ranks) -> None:
@@ -384,18 +454,40 @@ HEADS: tuple[dict[str, Any], ...] = (
     {"model": "gru", "hidden_size": 8, "heads": 4, "precision": "fp64", "layout": "TBD"},
     {"model": "rg_lru", "hidden_size": 6, "precision": "fp64", "direction": "bidirectional", "layout": "BDT"},
 )
+# Groups of S.* that ranks divide, that are fewer than they, and of which two are of several ranks.
+HEADS_OF_VECTORS: tuple[tuple[int, dict[str, Any]], ...] = tuple(
+    (size, {"state_size": 2, "precision": "fp64", **spec})
+    for size, spec in (
+        (2, {"model": "selective", "hidden_size": 4, "groups": 2, "direction": "bidirectional"}),
+        (2, {"model": "selective", "hidden_size": 4, "input_size": 3}),
+        (3, {"model": "gated_linear", "hidden_size": 12, "groups": 2, "layout": "TBD"}),
+        (3, {"model": {"name": "delta", **CELLS["delta rule"].file}, "hidden_size": 6, "groups": 3, "layout": "BDT"}),
+        (2, {"model": {"name": "mixed", **CELLS["scalar and vector states"].file}, "hidden_size": 6, "groups": 3}),
+        (2, {"model": "s4d", "hidden_size": 4, "direction": "reverse"}),
+    )
+)
 
 
 @settings(max_examples=12)
-@given(calls(HEADS))
+@given(calls(st.sampled_from(HEADS)))
 def test_heads_over_ranks_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_heads(group, 2, call)
+
+
+@settings(max_examples=examples(12))
+@given(st.sampled_from(HEADS_OF_VECTORS).flatmap(lambda drawn: st.tuples(st.just(drawn[0]), calls(st.just(drawn[1])))))
+def test_channels_of_n_values_over_ranks_are_the_whole(group: ranks.Ranks, drawn: tuple[int, dict[str, Any]]) -> None:
+    check_heads(group, *drawn)
+
+
+def check_heads(group: ranks.Ranks, size: int, call: Mapping[str, Any]) -> None:
     spec, options = call["spec"], {"tensors": call["tensors"], "all_states": call["all_states"]}
     whole = ranks.cell(None, 0, spec=spec, pieces=None, **options)
-    parts = group.run(2, "cell", spec=spec, pieces=None, over_heads=True, **options)
-    states = ranks.kernel_of(spec).interface.states
+    parts = group.run(size, "cell", spec=spec, pieces=None, over_heads=True, repeats=2, **options)
+    interface = ranks.kernel_of(spec).interface
     for name, expected in whole.items():
         own = [part[name] for part in parts]
-        if name.startswith("d") and name != "dx" and name[1:] not in states:
+        if name.startswith("d") and name[1:] not in ("x", *interface.states, *interface.shared):
             own = [sum(own)]  # of weights each rank has its own share
         for values in own:
             assert_like(values, expected, expected, 1e-12, name, scale=1.0)
@@ -408,6 +500,8 @@ def test_heads_over_ranks_are_the_whole(group: ranks.Ranks, call: dict[str, Any]
         {"model": "gru", "hidden_size": 8, "heads": 2, "precision": "fp64", "layout": "TBD"},
         {"model": "lstm", "hidden_size": 8, "heads": 2, "precision": "fp64", "input_size": 3},
         {"model": "min_gru", "hidden_size": 6, "precision": "fp64", "layout": "BDT"},
+        {"model": "selective", "hidden_size": 4, "state_size": 3, "groups": 2, "precision": "fp64", "layout": "BDT"},
+        {"model": "selective", "hidden_size": 4, "state_size": 3, "precision": "fp64"},
     ],
     ids=str,
 )
@@ -418,24 +512,30 @@ def test_heads_of_which_nothing_is_gathered_are_those_of_the_whole(group: ranks.
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, 5))}
-    tensors["state"] = {name: normal(*interface.state_shape(2)) for name in interface.states}
+    tensors["state"] = {name: normal(*interface.shape_of_state(name, 2)) for name in interface.states}
+    tensors["parameters"] = {name: normal(*interface.shape_of_parameter(name)) for name in interface.parameters}
+    tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, 2, 5)) for name in interface.shared}
     if interface.recurrent_gates:
         tensors["R"] = normal(*interface.R_shape)
     if interface.input_size:
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
     tensors["weights of y"] = normal(*interface.y_shape(2, 5))
-    tensors["weights of state"] = {name: normal(3, *interface.state_shape(2)) for name in interface.states}
+    tensors["weights of state"] = {name: normal(3, *interface.shape_of_state(name, 2)) for name in interface.states}
     whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None)
     parts = group.run(2, "own_heads", spec=spec, tensors=tensors)
+    has_own_groups = interface.groups % 2 == 0
     y_axis, x_axis = spec.get("layout", "BTD").index("D"), interface.x_axes.find("h")
     for name, expected in whole.items():
         values = [part[name] for part in parts]
         if name == "y" or (name == "dx" and not interface.input_size):
             together = torch.cat(values, y_axis if name == "y" else x_axis)
         elif name.startswith("final") or name[1:] in interface.states:
-            together = torch.cat(values, -1)
+            together = torch.cat(values, -2 if interface.has_vectors else -1)
+        elif name[1:] in interface.shared and has_own_groups:
+            together = torch.cat(values, interface.shared_axes.index("k"))
         else:
-            together = values[0] if name == "dx" else sum(values)  # of weights each rank has its own share
+            is_whole = name == "dx" or name[1:] in interface.shared
+            together = values[0] if is_whole else sum(values)  # of weights each rank has its own share
         assert_like(together, expected, expected, 1e-12, name, scale=1.0)
     assert all("float32" in part["refusal"] for part in parts)
 
@@ -484,13 +584,6 @@ def test_the_cost_formula_chooses_and_explain_says_which(
     lines = group.run(2, "explained", batch=batch, time=time, model=model)
     assert lines[0] == lines[1] and lines[0].startswith(f"time over 2 ranks: {chosen}")
     assert ("summary" in lines[0]) == (model == "min_gru")
-
-
-def test_states_of_several_shapes_and_heads_of_vectors_are_refused(group: ranks.Ranks) -> None:
-    first, second = group.run(2, "refused_vectors")
-    assert first == second
-    of_time, of_heads = first
-    assert "whose states have different shapes" in of_time and "leave head_group out" in of_heads
 
 
 def test_a_selective_scan_over_ranks_is_that_of_one(group: ranks.Ranks) -> None:

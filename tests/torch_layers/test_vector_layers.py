@@ -301,10 +301,6 @@ REFUSED = {
         lambda: exchanged(torch.zeros(6, 4, dtype=torch.float64)),
         "input has dtype torch.float32, but parameter weight_shared_l0 has torch.float64",
     ),
-    "heads over ranks": (
-        lambda: wing.RNN("s4d", 4, 6, state_size=3)(torch.zeros(2, 3, 4), head_group=object()),
-        "channels are not split over ranks; leave head_group out",
-    ),
     "a size of a layer that exists": (
         lambda: setattr(wing.RNN("s4d", 4, 6, state_size=3), "state_size", 4),
         "state_size is 4 for a layer that exists",

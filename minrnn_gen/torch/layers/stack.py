@@ -122,7 +122,7 @@ class LayerStack:
         self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any
     ) -> tuple[Any, tuple[Any, ...]]:
         """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
-        ranks = Ranks.of(sequence_group, head_group, has_vectors=self._made.has_vectors)
+        ranks = Ranks.of(sequence_group, head_group)
         with ranks.refused_everywhere(input):
             if ranks.heads is not None and not ranks.heads.gathers:
                 raise BadInput(
@@ -224,7 +224,7 @@ class LayerStack:
         for layer, (recipe, (R, weight, bias, recurrent_bias, *own)) in enumerate(zip(recipes, parameters, strict=True)):
             of_states = (of_layer(state, layer, self.bidirectional) for state in states)
             initial = tuple(of_states) or (None,) * len(made.states)
-            shared = self._shared_of(x, layer, casts)
+            shared = self._shared_of(x, layer, casts, ranks)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared)
             if ranks is None:
                 x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
@@ -289,7 +289,7 @@ class LayerStack:
             for place, arrays in enumerate(zip(*directed, strict=True))
         ]
 
-    def _shared_of(self, x: Any, layer: int, casts: bool) -> tuple[Any, ...]:
+    def _shared_of(self, x: Any, layer: int, casts: bool, ranks: Ranks | None = None) -> tuple[Any, ...]:
         """Return the inputs S.* that a layer makes of x, none of cells without; refused is a weight that does not fit."""
         made = self._made
         if not made.shared:
@@ -300,6 +300,8 @@ class LayerStack:
             checks.check_weight(weight, name, made.shapes[name], x, casts)
         pairs = zip(*directed, strict=True)
         weight, bias = (None if arrays[0] is None else _of_directions(arrays, torch.cat) for arrays in pairs)
+        if ranks is not None:
+            weight, bias = (array if array is None else ranks.counted_once(array) for array in (weight, bias))
         return project_shared(x, weight, bias, made.shared_shape, self.bidirectional)
 
     def _named(self, names: Sequence[str | None]) -> list[Any]:

@@ -54,7 +54,7 @@ def _over_ranks(
     kernel: Kernel, arguments: CallArguments, all_states: bool, sequence_group: Any, head_group: Any
 ) -> tuple[Any, ...]:
     """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
-    ranks = Ranks.of(sequence_group, head_group, isinstance(kernel, Kernel) and kernel.interface.has_vectors)
+    ranks = Ranks.of(sequence_group, head_group)
     with ranks.refused_everywhere(arguments.x):
         tensors = _tensors_of(kernel, arguments, all_states)
     return _named(ranks.run(kernel, tensors, all_states), kernel.states, all_states)

@@ -3,6 +3,9 @@
 Beside it the same steps run without what enters, as other sequences of one call: what enters counts behind them where the two
 differ. Whether it does is one bool in the memory of the piece; on a GPU no host waits for it. The host is busy all the same:
 every operation here costs some 10 us of it while the GPU scans the piece.
+
+A tail runs back from the states before it. Where y or what a forward keeps does not have them, the forward runs the steps of
+the tail by themselves, and keeps the states between.
 """
 
 from __future__ import annotations
@@ -13,6 +16,35 @@ from typing import Any
 import torch
 
 from minrnn_gen.torch.sequence_group.piece import Piece
+from minrnn_gen.torch.sequence_group.states import apart
+
+
+def run_in_two(piece: Piece, call: Sequence[Any], state: Any, steps: int) -> tuple[list[Any], Any]:
+    """Run a call as `Piece.forward` does, its last `steps` by themselves; return its results, and the states before these."""
+    if piece.runs_in_place(call):
+        into = piece.outputs_of(call)
+        final, between = run_again_in_two(piece, call, state, into, steps)
+        return [into[0], *apart(piece.kernel.interface, final), *into[1:]], between
+    parts = [piece.steps_of(call, *span) for span in _in_two(piece, call, steps)]
+    first = piece.forward(parts[0], state)
+    between = piece.all_states_of(first)
+    last = piece.forward(parts[1], between)
+    saved = 1 + piece.states
+    pairs = zip([first[0], *first[saved:]], [last[0], *last[saved:]], strict=True)
+    y, *others = (_one_after_the_other(piece, *pair) for pair in pairs)
+    return [y, *last[1:saved], *others], between
+
+
+def run_again_in_two(
+    piece: Piece, call: Sequence[Any], state: Any, into: Sequence[Any], steps: int, counts: Any = None
+) -> tuple[Any, Any]:
+    """Run a call as `forward_again` does, the last `steps` by themselves; return its end states, and those before these."""
+    ends = [state]
+    for span in _in_two(piece, call, steps):
+        written = [piece.steps_in(array, *span) for array in into]
+        ends.append(piece.forward_again(piece.steps_of(call, *span), ends[-1], written, counts))
+    _, between, final = ends
+    return final, between
 
 
 def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, steps: int) -> Any:
@@ -25,8 +57,9 @@ def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], enterin
     results = piece.forward(piece.twice(piece.steps_of(call, place, steps)), state)
     batch = entering.shape[1]
     for whole, both in zip(into, piece.of_steps(results[0], results[1 + piece.states :]), strict=True):
-        _steps(piece, whole, place, steps).copy_(both.narrow(piece.y_axes.index("b"), 0, batch))
-    return _differs(piece.all_states_of(results), batch)
+        piece.steps_in(whole, place, steps).copy_(both.narrow(piece.y_axes.index("b"), 0, batch))
+    states = piece.all_states_of(results)
+    return states[:, :batch].ne(states[:, batch:]).any()
 
 
 def correct_tail(
@@ -35,22 +68,26 @@ def correct_tail(
     outputs: Sequence[Any],
     gradients: tuple[list[Any], Any],
     dstate: Any,
+    between: Any,
     steps: int,
 ) -> Any:
     """Correct the last steps of gradients, which are those without one of the end states; say whether it counts before.
 
-    `outputs`: y and the states after every step, of which y may be one; `gradients`: those of the call, whose list is changed,
-    and that of y. Gradients are linear in what arrives, and those of vectors are sums over sequences: those that run beside it
-    without `dstate` have a negative dy, so that their part is taken off.
+    `outputs`: y and the states after every step, of which y may be one; `between`: the states before the last steps, None where
+    `outputs` have them; `gradients`: those of the call, whose list is changed, and that of y. Gradients are linear in what
+    arrives, and those of vectors are sums over sequences: those that run beside it without `dstate` have a negative dy, so that
+    their part is taken off.
     """
     of_call, dy = gradients
-    place = 0 if piece.reverse else call[0].shape[piece.time_axis] - steps
-    before = place + steps if piece.reverse else place - 1
-    y_batch, y_time, batch = piece.y_axes.index("b"), piece.y_axes.index("t"), dstate.shape[1]
-    states = [_steps(piece, array, before, 1).squeeze(y_time) for array in outputs[1:] or outputs]
-    entering = torch.stack([*states, *states]).unflatten(0, (2, -1)).transpose(0, 1).flatten(1, 2).to(dstate.dtype)
-    part, own_dy = piece.twice(piece.steps_of(call, place, steps)), _steps(piece, dy, place, steps)
-    both = [torch.cat((own, own), y_batch) for own in (_steps(piece, array, place, steps) for array in outputs)]
+    place, batch = piece.last_steps(call[0].shape[piece.time_axis], steps), dstate.shape[1]
+    if between is None:
+        before = place + steps if piece.reverse else place - 1
+        states = [piece.steps_in(array, before, 1) for array in outputs[1:] or outputs]
+        between = piece.together([array.squeeze(piece.y_axes.index("t")) for array in states]).to(dstate.dtype)
+    entering = torch.cat((between, between), 1)
+    part, own_dy = piece.twice(piece.steps_of(call, place, steps)), piece.steps_in(dy, place, steps)
+    y_batch = piece.y_axes.index("b")
+    both = [torch.cat((own, own), y_batch) for own in (piece.steps_in(array, place, steps) for array in outputs)]
     if not piece.writes_gradient_in_place(call):
         # What else its backward reads of these steps, a forward of them has.
         y, *others = piece.forward(part, entering, True)
@@ -58,23 +95,33 @@ def correct_tail(
     arriving = torch.cat((dstate, torch.zeros_like(dstate)), 1)
     dx = torch.empty_like(part[0])
     run = piece.backward_again(part, entering, both, torch.cat((own_dy, -own_dy), y_batch), arriving, dx)
-    of_call[0].narrow(piece.time_axis, place, steps).copy_(run[0].narrow(piece.batch_axis, 0, batch))
-    for slot in range(1, len(call)):
-        if of_call[slot] is not None:
-            of_call[slot] = of_call[slot] + run[slot]
-    of_both = torch.stack(run[len(call) :])
+    at_steps = piece.axes_of_inputs(call, "t")
+    for slot, whole in enumerate(of_call[: len(call)]):
+        if whole is None:
+            continue
+        if slot in at_steps:
+            own = run[slot].narrow(piece.axes_of_inputs(call, "b")[slot], 0, batch)
+            whole.narrow(at_steps[slot], place, steps).copy_(own)
+        else:
+            of_call[slot] = whole + run[slot]
+    of_both = piece.together(run[len(call) :])
     first, second = of_both[:, :batch], of_both[:, batch:]
     return first.ne(-second).any()
 
 
 def has_states(piece: Piece, outputs: Sequence[Any]) -> bool:
     """Whether y and what is kept have the states after every step, from which a part of a backward can begin."""
-    return max(1, len(outputs) - 1) == piece.states
+    return not piece.kernel.interface.has_vectors and max(1, len(outputs) - 1) == piece.states
 
 
-def _differs(states: Any, batch: int) -> Any:
-    return states[:, :batch].ne(states[:, batch:]).any()
+def _in_two(piece: Piece, call: Sequence[Any], steps: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return where all steps but the last ones begin, and how many they are; then of the last ones."""
+    time = call[0].shape[piece.time_axis]
+    return (steps if piece.reverse else 0, time - steps), (piece.last_steps(time, steps), steps)
 
 
-def _steps(piece: Piece, tensor: Any, begin: int, steps: int) -> Any:
-    return tensor.narrow(piece.y_axes.index("t"), begin, steps)
+def _one_after_the_other(piece: Piece, first: Any, last: Any) -> Any:
+    """Return two parts of time, of different length, as one array."""
+    sizes = zip(first.shape, last.shape, strict=True)
+    time = next(axis for axis, (of_first, of_last) in enumerate(sizes) if of_first != of_last)
+    return torch.cat((last, first) if piece.reverse else (first, last), time)

@@ -196,21 +196,19 @@ def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
 
 def _folds(kernel: Kernel) -> bool:
     """Whether pieces have a product of coefficients and an end state, of which those of all are folded."""
-    return kernel.builder.cell_shape.kind == "affine-diagonal" and not kernel.interface.has_vectors
+    return kernel.builder.cell_shape.kind == "affine-diagonal"
 
 
 def _check_way(kernel: Kernel, member: Member) -> None:
-    """Refuse a way that the cell does not have, and states that cannot be sent as one."""
-    shapes = {kernel.interface.shape_of_state(name, 1) for name in kernel.states}
-    if len(shapes) > 1:
+    """Refuse a way that the cell does not have."""
+    if member.way not in ("summary", "correct"):
+        return
+    if not _folds(kernel):
         raise BadInput(
-            f"sequence_group was given for {kernel.builder.cell_source.name}, whose states have different shapes; "
-            f"cells whose states all have n values per channel, or none of them, are allowed"
+            f"way is {member.way!r}, but {kernel.builder.cell_source.name} is no scan, so that nothing short of its steps says "
+            f"what a piece makes of the states that enter it; leave way out, or give 'pipeline'"
         )
-    gathers = member.way in ("summary", "correct")
-    if gathers and not _folds(kernel):
-        raise BadInput(f"way is {member.way!r}, which {kernel.builder.cell_source.name} does not have; leave it out")
-    if gathers and not kernel.spec.training:
+    if not kernel.spec.training:
         raise BadInput(f"way is {member.way!r}, which needs the backward of the kernel, but the spec has training: false")
 
 

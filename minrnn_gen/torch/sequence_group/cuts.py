@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from minrnn_gen.call.slots import BIAS, CU_SEQLENS, LENGTHS, RESETS, WEIGHT, X
+from minrnn_gen.call.slots import BIAS, CU_SEQLENS, LENGTHS, WEIGHT, X
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
 from minrnn_gen.torch.sequence_group.cost import counts_up_to
@@ -121,10 +121,9 @@ def _spans(size: int, count: int) -> tuple[tuple[int, int], ...]:
 
 def _along_sequences(piece: Piece, call: Sequence[Any], count: int) -> Cut:
     axes: list[int | None] = [None] * len(call)
-    axes[X], axes[RESETS], axes[LENGTHS] = piece.batch_axis, 0, 0
-    shared = piece.kernel.interface.shared
-    for slot in range(len(call) - len(shared), len(call)):
-        axes[slot] = piece.kernel.interface.shared_axes.index("b")
+    axes[LENGTHS] = 0
+    for slot, axis in piece.axes_of_inputs(call, "b").items():
+        axes[slot] = axis
     packed = call[CU_SEQLENS] is not None
     rows = call[0].shape[piece.batch_axis]
     return Cut(piece, _spans(rows, 1 if packed else count), tuple(axes), {}, 1, piece.y_axes.index("b"))

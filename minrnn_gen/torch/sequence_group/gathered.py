@@ -16,17 +16,19 @@ import torch
 
 from minrnn_gen.layers.kernels import kernel_by, recipe_with_products
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
-from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states
+from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states, run_again_in_two, run_in_two
 from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, sum_in_order
 from minrnn_gen.torch.sequence_group.fold import first_steps, fold
 from minrnn_gen.torch.sequence_group.piece import Piece
+from minrnn_gen.torch.sequence_group.states import states_axis
 
 
 class Gathered:
     """A piece whose state comes from those before it; `corrects` only as far as it counts, and else all of it.
 
     Results: y, the final states of whole sequences, for all states those after every step; then what only the backward needs:
-    what the kernel saves, the states that enter the piece, and the products of all pieces, where they are more than two.
+    what the kernel saves, the states that enter the piece, those before its tail where they were kept, and the products of all
+    pieces, where they are more than two.
     """
 
     def __init__(self, piece: Piece, corrects: bool) -> None:
@@ -40,8 +42,9 @@ class Gathered:
         piece, position = self.piece, self.piece.position
         call, initial = piece.apart(tensors)
         like, entering = piece.states_like(call), piece.entering(initial)
+        tail = self._steps_of_tail(call)
         # Zeros, and not none: the backward, whose states are those that enter, is then one that is replayed.
-        results = piece.forward(call, torch.zeros_like(like) if position else entering)
+        results, between = self._run(call, torch.zeros_like(like) if position else entering, tail)
         final, into = piece.all_states_of(results), piece.of_steps(results[0], results[1 + piece.states :])
         ends, steps = self._gathered(final), self._steps_corrected(call)
         counts: Any = None
@@ -53,17 +56,19 @@ class Gathered:
             entering = fold([*zip(products, ends, strict=True)][:position])
             counts = _or_any(counts, products[1:position])
         if counts is not None:
-            # Where it does not run, the end state is what it was.
-            final = torch.where(counts, piece.forward_again(call, entering, into, counts), final)
+            # Where it does not run, the states are what they were.
+            again, before = self._run_again(call, entering, into, tail, counts)
+            final = torch.where(counts, again, final)
+            between = None if before is None else torch.where(counts, before, between)
         elif position:
-            results = piece.forward(call, entering)
+            results, between = self._run(call, entering, tail)
             final = piece.all_states_of(results)
         y, saved = results[0], results[1 + piece.states :]
         returned = [y, *piece.final_of_all(final, like), *(saved[: piece.states] if piece.all_states else ())]
         if not piece.saves:
             return returned
         saved = saved[piece.states :] if piece.all_states else saved
-        return [*returned, *saved, entering, torch.stack(products) if products else None]
+        return [*returned, *saved, entering, between, torch.stack(products) if products else None]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
@@ -71,18 +76,19 @@ class Gathered:
     def _backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
         piece, position, last = self.piece, self.piece.position, self.piece.member.size - 1
         call, initial = piece.apart(tensors)
-        *outputs, entering, saved_products = results
+        *outputs, entering, between, saved_products = results
         like = piece.states_like(call)
         dy = piece.gradient_of_y(outputs[0], gradients).contiguous()
         dfinal = sum_in_order(piece.gradient_of_final(like, gradients), piece.member)
         zeros = torch.zeros_like(like)
         local = piece.backward(call, entering, outputs, dy, dfinal if piece.is_end else zeros)
-        arriving = [*self._gathered(self._dinitial(call, local, zeros))[1:], dfinal]
+        dinitial = zeros if local[-1] is None else piece.together(local[len(call) :])
+        arriving = [*self._gathered(dinitial)[1:], dfinal]
         dstate, outputs_of_steps = arriving[position], piece.of_steps(outputs[0], outputs[1:])
         counts: Any = None
-        steps = self._steps_corrected(call) if position < last and has_states(piece, outputs_of_steps) else 0
-        if steps:
-            counts = correct_tail(piece, call, outputs_of_steps, (local, dy), dstate, steps)
+        steps = self._steps_corrected(call) if position < last else 0
+        if steps and (between is not None or has_states(piece, outputs_of_steps)):
+            counts = correct_tail(piece, call, outputs_of_steps, (local, dy), dstate, between, steps)
         products = [] if saved_products is None else [*saved_products]
         if products and self._corrects(call):
             products = self._products(call, like, counts, outputs[0], products[position])
@@ -94,12 +100,24 @@ class Gathered:
             local = _where(counts, piece.backward_again(call, entering, outputs, dy, dstate, local[0], counts), local)
         elif position < last:
             local = piece.backward(call, entering, outputs, dy, dstate)
-        return [*local[: len(call)], *piece.initial_gradients(initial, local[len(call) :]), None]
+        of_initial = piece.initial_gradients(initial, local[len(call) :])
+        return [*piece.in_order(local[: len(call)], of_initial), None]
 
-    @staticmethod
-    def _dinitial(call: Sequence[Any], gradients: Sequence[Any], zeros: Any) -> Any:
-        """Return the gradients of the states that enter the piece; zeros where none enter the first one."""
-        return zeros if gradients[-1] is None else torch.stack(tuple(gradients[len(call) :]))
+    def _run(self, call: Sequence[Any], state: Any, tail: int) -> tuple[list[Any], Any]:
+        """Run a call; return its results, and the states before its `tail`, None where it has none."""
+        return run_in_two(self.piece, call, state, tail) if tail else (self.piece.forward(call, state), None)
+
+    def _run_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], tail: int, counts: Any) -> tuple[Any, Any]:
+        """Run a call `into` results that are there where it `counts`; return its end states, and those before its `tail`."""
+        if tail:
+            return run_again_in_two(self.piece, call, state, into, tail, counts)
+        return self.piece.forward_again(call, state, into, counts), None
+
+    def _steps_of_tail(self, call: Sequence[Any]) -> int:
+        """Return how many steps a forward runs by themselves, for the states before them that its backward begins with."""
+        piece = self.piece
+        # Cells with n values per channel keep no states after steps but on a CPU.
+        return self._steps_corrected(call) if piece.saves and piece.kernel.interface.has_vectors and not piece.is_end else 0
 
     def _steps_corrected(self, call: Sequence[Any]) -> int:
         """Return how many steps are corrected before all of the piece is; 0 where all of it runs again whatever counts."""
@@ -120,19 +138,21 @@ class Gathered:
         Those of the first and of the last are in no fold; of two pieces there are none. `y` says how y of the piece looks, and
         `known` is this piece's product as found before, zero where that was not asked for.
         """
-        piece, states = self.piece, self.piece.states
+        piece = self.piece
         if piece.member.size == 2:
             return []
         own = torch.zeros_like(like) if known is None else known
         if piece.position and not piece.is_end:
             of_products = replace(piece, kernel=kernel_by(recipe_with_products(piece.kernel)), all_states=False, saves=False)
-            entering = torch.cat((torch.zeros_like(like), torch.ones_like(like)))
+            axis = states_axis(piece.kernel.interface)
+            entering = torch.cat((torch.zeros_like(like), torch.ones_like(like)), axis)
             if counts is None:
-                own = torch.stack(tuple(of_products.forward(call, entering)[1 + states : 1 + 2 * states]))
+                ends = of_products.all_states_of(of_products.forward(call, entering))
             else:
                 counts = counts & own.eq(0).all()
                 ends = of_products.forward_again(call, entering, [torch.empty_like(y)], counts)
-                own = torch.where(counts, ends[states:], own)
+            _, products = ends.chunk(2, axis)
+            own = products.contiguous() if counts is None else torch.where(counts, products, own)
         return self._gathered(own)
 
 

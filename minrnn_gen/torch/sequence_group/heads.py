@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
-from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import SEQUENCES, WEIGHTS, X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import kernel_by, recipe_of_heads
+from minrnn_gen.layers.kernels import groups_of_share, kernel_by, recipe_of_heads
 from minrnn_gen.torch.operators.dispatch import records
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.agreement import agree, device_of
@@ -67,9 +67,28 @@ def _as_of_all_heads(interface: Interface, tensors: tuple[Any, ...], member: Mem
         shape[axis] *= member.size
         return tensor.new_empty(()).expand(shape)
 
-    x, states = tensors[X], interface.slots.states
+    x, slots = tensors[X], interface.slots
     x = x if interface.input_size else widened(x, interface.x_axes.index("h"))
-    return (x, *tensors[X + 1 : states.start], *(widened(state, -1) for state in tensors[states]), *tensors[states.stop :])
+    states = zip(interface.states, tensors[slots.states], strict=True)
+    shared = tensors[slots.shared]
+    if _has_own_groups(interface, member):
+        shared = tuple(widened(values, interface.shared_axes.index("k")) for values in shared)
+    return (
+        x,
+        *tensors[X + 1 : slots.states.start],
+        *(widened(state, _channels_axis(name, interface.vector_states)) for name, state in states),
+        *shared,
+    )
+
+
+def _has_own_groups(interface: Interface, member: Member) -> bool:
+    """Whether each group of channels, which shares inputs S.*, is one rank's."""
+    return interface.groups % member.size == 0
+
+
+def _channels_axis(name: str, vectors: Collection[str]) -> int:
+    """Return the axis of channels of a state or a parameter, before that of n where it is one of `vectors`."""
+    return -2 if name in vectors else -1
 
 
 class _Share:
@@ -84,7 +103,8 @@ class _Share:
         """Return a call's tensors on this share."""
         interface, slots = self.interface, self.interface.slots
         x, (R, weight, bias, recurrent_bias) = tensors[X], tensors[WEIGHTS]
-        parameters, states = tensors[slots.parameters], tensors[slots.states]
+        parameters = zip(interface.parameters, tensors[slots.parameters], strict=True)
+        states = zip(interface.states, tensors[slots.states], strict=True)
         runs = len(interface.runs_reversed)
         gathers = self.member.gathers
         if gathers or interface.input_size:
@@ -109,21 +129,40 @@ class _Share:
             bias,
             recurrent_bias,
             *tensors[SEQUENCES],
-            *(self._channels(vector, -1) for vector in parameters),
-            *(state if state is None or not gathers else self._channels(_shared(state, self.member), -1) for state in states),
+            *(self._channels(vector, _channels_axis(name, interface.vector_parameters)) for name, vector in parameters),
+            *(self._of_state(name, state) for name, state in states),
+            *(self._of_groups(values) for values in tensors[slots.shared]),
         )
+
+    def _of_state(self, name: str, state: Any) -> Any:
+        if state is None or not self.member.gathers:
+            return state
+        return self._channels(_shared(state, self.member), _channels_axis(name, self.interface.vector_states))
+
+    def _of_groups(self, values: Any) -> Any:
+        """Return an input S.* for the groups that the share's kernel has, each of channels of one group of the whole."""
+        interface = self.interface
+        if not self.member.gathers and _has_own_groups(interface, self.member):
+            return values
+        channels = self.count // groups_of_share(interface.hidden_size, interface.groups, self.member.size)
+        begins = range(self.begin, self.begin + self.count, channels)
+        of_groups = [begin * interface.groups // interface.hidden_size for begin in begins]
+        axis, values = interface.shared_axes.index("k"), _shared(values, self.member)
+        if of_groups == [*range(of_groups[0], of_groups[0] + len(of_groups))]:
+            return values.narrow(axis, of_groups[0], len(of_groups))
+        return torch.cat([values.narrow(axis, group, 1) for group in of_groups], axis)
 
     def joined(self, results: Any, states: int) -> list[Any]:
         """Return the results of all ranks together: y and the states after every step, and the final states."""
-        axis = self.interface.y_shape(-1, -2).index(self._y_channels)
-        return [
-            _Joined.apply(value, -1 if 0 < place <= states else axis, self.member, len(self.interface.runs_reversed))
-            for place, value in enumerate(results)
-        ]
-
-    @property
-    def _y_channels(self) -> int:
-        return len(self.interface.runs_reversed) * self.interface.hidden_size
+        interface, member = self.interface, self.member
+        y, *others = results
+        axis, runs = Y_AXES[interface.layout].index("h"), len(interface.runs_reversed)
+        final = (
+            _Joined.apply(state, _channels_axis(name, interface.vector_states), member, 1)
+            for name, state in zip(interface.states, others[:states], strict=True)
+        )
+        steps = (_Joined.apply(values, axis, member, runs) for values in others[states:])
+        return [_Joined.apply(y, axis, member, runs), *final, *steps]
 
     def _channels(self, tensor: Any, axis: int) -> Any:
         return tensor.narrow(axis, self.begin, self.count)
@@ -147,6 +186,24 @@ class _Shared(torch.autograd.Function):
         return summed, None
 
 
+def counted_once(tensor: Any, member: Member) -> Any:
+    """Return an array whose gradient all ranks have alike with the gradient of the first one, and zero on the others."""
+    return _CountedOnce.apply(tensor, member)
+
+
+class _CountedOnce(torch.autograd.Function):
+    """An array whose gradient is the first rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, member: Member) -> Any:
+        ctx.member = member
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient if ctx.member.rank == 0 else torch.zeros_like(gradient), None
+
+
 class _Joined(torch.autograd.Function):
     """The shares of all ranks side by side: the gradient, which all ranks have alike, is this rank's share of it."""
 
@@ -154,14 +211,12 @@ class _Joined(torch.autograd.Function):
     def forward(ctx: Any, share: Any, axis: int, member: Member, runs: int) -> Any:
         ctx.axis, ctx.member, ctx.runs = axis, member, runs
         parts = all_gather(share, member).unbind()
-        if axis == -1:
-            return torch.cat(parts, axis)
         # Both directions lie behind each other along the channels of y.
         chunks = [part.chunk(runs, axis) for part in parts]
         return torch.cat([chunk[run] for run in range(runs) for chunk in chunks], axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        member, runs = ctx.member, 1 if ctx.axis == -1 else ctx.runs
-        of_runs = [whole.chunk(member.size, ctx.axis)[member.rank] for whole in gradient.chunk(runs, ctx.axis)]
+        member = ctx.member
+        of_runs = [whole.chunk(member.size, ctx.axis)[member.rank] for whole in gradient.chunk(ctx.runs, ctx.axis)]
         return torch.cat(of_runs, ctx.axis), None, None, None

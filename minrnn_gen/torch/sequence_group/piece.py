@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from minrnn_gen.call.interface import Y_AXES
-from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS
+from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS, X
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.exchange import broadcast
 from minrnn_gen.torch.sequence_group.group import Member
 from minrnn_gen.torch.sequence_group.pieces import with_local_sequences
+from minrnn_gen.torch.sequence_group.states import apart, together
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,18 @@ class Piece:
         begin = self.kernel.interface.slots.states.start
         return [*call[:begin], *initial, *call[begin:]]
 
+    def together(self, states: Sequence[Any]) -> Any:
+        """Return states, or what is shaped like them, as one array."""
+        return together(self.kernel.interface, states)
+
     def states_like(self, call: Sequence[Any]) -> Any:
         """Return an array with the shape of all states."""
-        shape, *_ = calls.states_shapes(self.kernel, call)
-        return call[0].new_empty((self.states, *shape), dtype=calls.arithmetic_dtype(self.kernel))
+        dtype, shapes = calls.arithmetic_dtype(self.kernel), calls.states_shapes(self.kernel, call)
+        return self.together([call[0].new_empty(shape, dtype=dtype) for shape in shapes])
 
     def entering(self, initial: Sequence[Any]) -> Any:
         """Return the states that enter the whole where they are this rank's; None where not."""
-        return None if self.position or initial[0] is None else torch.stack(tuple(initial))
+        return None if self.position or initial[0] is None else self.together(initial)
 
     def forward(self, call: Sequence[Any], state: Any, saves: bool | None = None) -> list[Any]:
         """Run a call, which the states `state` enter; with what a backward needs where it saves."""
@@ -105,7 +110,8 @@ class Piece:
     def backward(self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any) -> list[Any]:
         """Return the gradients of a call's tensors, then those of its states; `results`: y and what its forward saved."""
         tensors = self._with_states(call, state)
-        return self._states_last(calls.backward(self.kernel, tensors, results, dy, [*dstate], self.all_states))
+        dstates = apart(self.kernel.interface, dstate)
+        return self._states_last(calls.backward(self.kernel, tensors, results, dy, dstates, self.all_states))
 
     def forward_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], counts: Any = None) -> Any:
         """Run a call, which the states `state` enter, `into` arrays that are there; return the states behind it.
@@ -113,10 +119,10 @@ class Piece:
         `into`: y and, where they are kept, the states after every step. `counts`, a bool in the memory of x, says whether it
         runs: where not, nothing is written and `state` is returned. On a GPU no host waits for it. None: it runs.
         """
-        if self._runs_in_place(call):
+        if self.runs_in_place(call):
             tensors = self._with_states(self._counting(call, counts), state)
             saves = self.saves or self.all_states
-            return _together(calls.forward_in_place(self.kernel, tensors, into, self.all_states, saves))
+            return self.together(calls.forward_in_place(self.kernel, tensors, into, self.all_states, saves))
         if counts is not None and not counts:
             return state
         results = self.forward(call, state)
@@ -133,23 +139,28 @@ class Piece:
         """
         if self.writes_gradient_in_place(call):
             tensors = self._with_states(self._counting(call, counts), state)
-            gradients = calls.backward_in_place(self.kernel, tensors, results, dy, [*dstate], dx, self.all_states)
+            dstates = apart(self.kernel.interface, dstate)
+            gradients = calls.backward_in_place(self.kernel, tensors, results, dy, dstates, dx, self.all_states)
             return self._states_last(gradients)
         if counts is not None and not counts:
-            return [dx, *(None for _ in call[1:]), *dstate]
+            return [dx, *(None for _ in call[1:]), *apart(self.kernel.interface, dstate)]
         gradients = self.backward(call, state, results, dy, dstate)
         dx.copy_(gradients[0])
         return [dx, *gradients[1:]]
 
     def all_states_of(self, results: Sequence[Any]) -> Any:
         """Return the final states among the results of a forward as one array."""
-        return _together(results[1 : 1 + self.states])
+        return self.together(results[1 : 1 + self.states])
+
+    def gradient_of_initial(self, call: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        """Return the gradients of the states that enter the piece, behind those of a call; None where none enter."""
+        return None if gradients[-1] is None else self.together(gradients[len(call) :])
 
     def twice(self, call: Sequence[Any]) -> list[Any]:
         """Return a call whose sequences are there twice."""
         twice = list(call)
-        twice[0] = torch.cat((call[0], call[0]), self.batch_axis)
-        twice[RESETS] = None if call[RESETS] is None else torch.cat((call[RESETS], call[RESETS]))
+        for slot, axis in self.axes_of_inputs(call, "b").items():
+            twice[slot] = None if call[slot] is None else torch.cat((call[slot], call[slot]), axis)
         return twice
 
     def of_steps(self, y: Any, saved: Sequence[Any]) -> list[Any]:
@@ -157,18 +168,19 @@ class Piece:
         projected = 1 if saved and self.kernel.interface.input_size else 0
         return [y, *saved[: len(saved) - projected]]
 
-    def _runs_in_place(self, call: Sequence[Any]) -> bool:
+    def runs_in_place(self, call: Sequence[Any]) -> bool:
+        """Whether kernels write into arrays that are there."""
         return bool(call[0].is_cuda) and not self.kernel.interface.input_size
 
     def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
         """Whether a backward reads the saved states where they are, be they parts of arrays, and writes into such a part."""
         is_cast = self.all_states and calls.storage_dtype(self.kernel) != calls.arithmetic_dtype(self.kernel)
-        return self._runs_in_place(call) and not is_cast
+        return self.runs_in_place(call) and not is_cast
 
     def is_written_in_parts(self, call: Sequence[Any]) -> bool:
         """Whether kernels write a group of sequences or channels into arrays of all of them."""
         interface = self.kernel.interface
-        return self._runs_in_place(call) and not interface.recurrent_gates and not interface.has_vectors
+        return self.runs_in_place(call) and not interface.recurrent_gates and not interface.has_vectors
 
     def outputs_of(self, call: Sequence[Any]) -> list[Any]:
         """Return y and the states that a forward keeps, whose values are to come."""
@@ -199,14 +211,32 @@ class Piece:
         return [*gradients[: states.start], *gradients[states.stop :], *gradients[states]]
 
     def _with_states(self, call: Sequence[Any], state: Any) -> list[Any]:
-        return self.in_order(call, [None] * self.states if state is None else [*state])
+        return self.in_order(call, [None] * self.states if state is None else apart(self.kernel.interface, state))
 
     def steps_of(self, call: Sequence[Any], begin: int, count: int) -> list[Any]:
         """Return a call on `count` of its steps from `begin` on."""
         part = list(with_local_sequences(call, begin, count))
-        part[0] = part[0].narrow(self.time_axis, begin, count)
-        part[RESETS] = None if part[RESETS] is None else part[RESETS].narrow(1, begin, count)
+        for slot, axis in self.axes_of_inputs(call, "t").items():
+            part[slot] = None if part[slot] is None else part[slot].narrow(axis, begin, count)
         return part
+
+    def last_steps(self, time: int, steps: int) -> int:
+        """Return where the last `steps` of `time` steps begin, in the order of the recurrence."""
+        return 0 if self.reverse else time - steps
+
+    def steps_in(self, array: Any, begin: int, count: int) -> Any:
+        """Return `count` steps from `begin` on of y, or of states after every step."""
+        # The axis n stands behind the channels, which time is behind in one layout.
+        return array.narrow(-1 if self.y_axes[-1] == "t" else self.y_axes.index("t"), begin, count)
+
+    def shared_slots(self, call: Sequence[Any]) -> range:
+        """Return the slots of inputs S.* in a call without its states."""
+        return range(len(call) - len(self.kernel.interface.shared), len(call))
+
+    def axes_of_inputs(self, call: Sequence[Any], axis: str) -> dict[int, int]:
+        """Return by slot the place of `axis`, b or t, in what a call reads at every step."""
+        of_shared = dict.fromkeys(self.shared_slots(call), self.kernel.interface.shared_axes.index(axis))
+        return {X: self.kernel.interface.x_axes.index(axis), RESETS: "bt".index(axis), **of_shared}
 
     @staticmethod
     def has_sequences(call: Sequence[Any]) -> bool:
@@ -216,26 +246,22 @@ class Piece:
     def final_of_all(self, final: Any, like: Any) -> list[Any]:
         """Return the final states of whole sequences, which the last piece has, the same bits on every rank."""
         end = self.member.rank_at(self.member.size - 1, self.reverse)
-        return [state.clone() for state in broadcast(final if self.is_end else like, end, self.member)]
+        whole = broadcast(final if self.is_end else like, end, self.member)
+        return [state.clone(memory_format=torch.contiguous_format) for state in apart(self.kernel.interface, whole)]
 
     @staticmethod
     def gradient_of_y(y: Any, gradients: Tensors) -> Any:
         """Return the gradient of y, zeros where it has none; `gradients` are those of what a call returns."""
         return torch.zeros_like(y) if gradients[0] is None else gradients[0]
 
-    @staticmethod
-    def gradient_of_final(like: Any, gradients: Tensors) -> Any:
+    def gradient_of_final(self, like: Any, gradients: Tensors) -> Any:
         """Return this rank's own gradient of the final states, zeros where it has none."""
         _, *of_states = gradients
-        return torch.stack([torch.zeros_like(like[0]) if gradient is None else gradient for gradient in of_states])
+        own = zip(apart(self.kernel.interface, like), of_states, strict=True)
+        return self.together([torch.zeros_like(state) if gradient is None else gradient for state, gradient in own])
 
     def initial_gradients(self, initial: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of the initial states, zero where they do not count, None where there are none."""
         if initial[0] is None:
             return [None] * self.states
         return [torch.zeros_like(state) for state in initial] if self.position else list(gradients)
-
-
-def _together(states: Sequence[Any]) -> Any:
-    """Return states as one array, the states in front."""
-    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(tuple(states))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.cuts import Along, Cut
 from minrnn_gen.torch.sequence_group.exchange import Neighbours, sum_in_order
 from minrnn_gen.torch.sequence_group.piece import Piece
+from minrnn_gen.torch.sequence_group.states import apart
 
 
 class Pipeline:
@@ -42,7 +41,7 @@ class Pipeline:
                 ends.append(cut.piece.forward_again(cut.call(call, span), state, [cut.of_y(array, span) for array in whole]))
             else:
                 parts.append(cut.piece.forward(cut.call(call, span), state))
-                ends.append(torch.stack(tuple(parts[-1][1 : 1 + piece.states])))
+                ends.append(piece.all_states_of(parts[-1]))
             neighbours.send(ends[-1])
             entered.append(state)
         neighbours.finish()
@@ -86,12 +85,14 @@ class Pipeline:
             run = (cut.call(call, span), cut.of_states(entering, span), results, own_dy, dstate)
             part: Any = cut.piece.backward(*run) if dx is None else cut.piece.backward_again(*run, cut.of_x(dx, span))
             if piece.position:
-                neighbours.send(torch.stack(part[len(call) :]))
+                neighbours.send(piece.together(part[len(call) :]))
             parts.append(part)
         neighbours.finish()
         of_call = [
             dx if dx is not None and not slot else cut.gradient(slot, tensor, [part[slot] for part in parts])
             for slot, tensor in enumerate(call)
         ]
-        of_initial = [] if initial[0] is None else [*cut.states([torch.stack(part[len(call) :]) for part in parts])]
+        of_initial = [part[len(call) :] for part in parts]
+        if initial[0] is not None:
+            of_initial = apart(piece.kernel.interface, cut.states([piece.together(states) for states in of_initial]))
         return [*piece.in_order(of_call, piece.initial_gradients(initial, of_initial)), None]

@@ -13,7 +13,7 @@ from minrnn_gen.torch.operators.kernel_operator import run
 from minrnn_gen.torch.sequence_group.agreement import RefusedEverywhere, refuse
 from minrnn_gen.torch.sequence_group.cells import run_pieces
 from minrnn_gen.torch.sequence_group.group import Member, head_member_of, member_of
-from minrnn_gen.torch.sequence_group.heads import agree_on_heads, run_heads
+from minrnn_gen.torch.sequence_group.heads import agree_on_heads, counted_once, run_heads
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,8 @@ class Ranks:
     heads: Member | None
 
     @classmethod
-    def of(cls, sequence_group: Any, head_group: Any, has_vectors: bool = False) -> Ranks:
-        """Return the places in groups, of which one may be None; raises BadInput for what is none.
-
-        Cells that have n values per channel, `has_vectors`, take no `head_group`.
-        """
-        if head_group is not None and has_vectors:
-            raise BadInput(
-                "head_group was given for a cell with n values per channel, whose channels are not split over ranks; leave "
-                "head_group out, sequence_group splits time"
-            )
+    def of(cls, sequence_group: Any, head_group: Any) -> Ranks:
+        """Return the places in groups, of which one may be None; raises BadInput for what is none."""
         return cls(
             None if sequence_group is None else member_of(sequence_group),
             None if head_group is None else head_member_of(head_group),
@@ -51,6 +43,10 @@ class Ranks:
                 refuse(self.heads, tensor, refusal)
             refuse(self.time, tensor, refusal)
             raise
+
+    def counted_once(self, weight: Any) -> Any:
+        """Return a weight of S.*, whose gradient all ranks of heads have alike, with the gradient of the first one alone."""
+        return weight if self.heads is None else counted_once(weight, self.heads)
 
     def run(self, kernel: Kernel, tensors: tuple[Any, ...], all_states: bool = False) -> Sequence[Any]:
         """Return y of this rank's piece and the final states, and for `all_states` those after every step."""

@@ -1,0 +1,38 @@
+"""All states of a cell as one array, as ranks send them: the states in front, or side by side where their shapes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from minrnn_gen.call.interface import Interface
+
+
+def states_axis(interface: Interface) -> int:
+    """Return the axis of one array of all states along which they lie: the first, or the last where their shapes differ."""
+    return -1 if interface.vector_states and interface.vector_states != interface.states else 0
+
+
+def together(interface: Interface, states: Sequence[Any]) -> Any:
+    """Return states as one array: [states, sequences, hidden] or, where some have n values, [1, sequences, hidden, values]."""
+    if len(states) == 1:
+        return states[0].unsqueeze(0)
+    if states_axis(interface) == 0:
+        return torch.stack(tuple(states))
+    wide = (state if name in interface.vector_states else state.unsqueeze(-1) for name, state in _named(interface, states))
+    return torch.cat(tuple(wide), -1).unsqueeze(0)
+
+
+def apart(interface: Interface, array: Any) -> list[Any]:
+    """Return the states, or what is shaped like them, that one array has."""
+    if states_axis(interface) == 0:
+        return [*array.unbind()]
+    sizes = [interface.state_size if name in interface.vector_states else 1 for name in interface.states]
+    parts = _named(interface, array[0].split(sizes, -1))
+    return [part if name in interface.vector_states else part.squeeze(-1) for name, part in parts]
+
+
+def _named(interface: Interface, states: Sequence[Any]) -> zip[tuple[str, Any]]:
+    return zip(interface.states, states, strict=True)
