@@ -41,8 +41,9 @@ class InPlace:
         call = self._checked(arrays, call_key)
         written = self._described(call, into)
         check_dtype(written[0], (self.interface.precision.storage_dtype,))
-        for array in written:
-            check_exact_shape(array, self.interface.y_shape(call.rows, call.time))
+        check_exact_shape(written[0], self.interface.y_shape(call.rows, call.time))
+        for name, array in zip(self.interface.states, written[1:], strict=False):  # those that `states_out` asks for
+            check_exact_shape(array, self.interface.states_shape(name, call.rows, call.time))
         return self.gpu.forward(call, states_out, False, written).result
 
     def backward(

@@ -13,21 +13,26 @@ from minrnn_gen.interpret.toolchain import has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
+FULL = pytest.mark.matrix_full
 BATCH, TIME, BEGIN, STEPS = 2, 96, 32, 40
 EVERYDAY: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 4, "layout": "BDT"},
     {"model": "min_lstm", "hidden_size": 32, "layout": "TBD", "direction": "reverse"},
+    {"model": "selective", "hidden_size": 4, "state_size": 2, "layout": "BDT"},
+    {"model": "gated_linear", "hidden_size": 4, "state_size": 2, "groups": 2, "direction": "reverse"},
 )
-OTHERS: tuple[dict[str, Any], ...] = ({"model": "min_gru", "hidden_size": 32}, {"model": "rg_lru", "hidden_size": 32})
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"model": "min_gru", "hidden_size": 32},
+    {"model": "rg_lru", "hidden_size": 32},
+    {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "TBD"},
+)
 
 
-# Every day the first steps of one kernel, and the later ones of another.
+# Every day kernels of which nothing counts, and others of which all does.
 @pytest.mark.parametrize(
     ("spec", "counts"),
     [
-        pytest.param(
-            spec, counts, marks=() if (spec, counts) in zip(EVERYDAY, (0, 1), strict=True) else pytest.mark.matrix_full
-        )
+        pytest.param(spec, counts, marks=() if (spec, counts) in zip(EVERYDAY, (0, 1, 0, 1), strict=True) else FULL)
         for spec in (*EVERYDAY, *OTHERS)
         for counts in (0, 1)
     ],
@@ -49,8 +54,9 @@ def test_steps_within_arrays_run_again_where_they_count(spec: dict[str, Any], co
     part = within(x, axis)
     common: dict[str, Any] = {
         "x": np.ascontiguousarray(part),
-        "parameters": {name: normal(interface.parameter_shape) for name in interface.parameters} or None,
-        "state": {name: normal(interface.state_shape(BATCH)) for name in kernel.states},
+        "parameters": {name: normal(interface.shape_of_parameter(name)) for name in interface.parameters} or None,
+        "state": {name: normal(interface.shape_of_state(name, BATCH)) for name in kernel.states},
+        "shared": {name: normal(interface.shape(interface.shared_axes, BATCH, STEPS)) for name in interface.shared} or None,
     }
     y, final, saved = kernel.forward(**common)
     dy, dstate = normal(y.shape), {name: normal(value.shape) for name, value in final.items()}
@@ -80,8 +86,11 @@ def test_steps_within_arrays_run_again_where_they_count(spec: dict[str, Any], co
         np.testing.assert_array_equal(gradient, expected["state"][name] if counts else dstate[name])
     if counts:
         np.testing.assert_array_equal(dx, expected["x"])
-    elif raw.sums is not None:
-        assert not np.any(raw.sums)
+        for gradient, name in zip(raw.shared, interface.shared, strict=True):
+            np.testing.assert_array_equal(gradient, expected["shared"][name])
+    else:
+        for sums in (*raw.shared, *raw.vectors.values(), *(() if raw.sums is None else (raw.sums,))):
+            assert not np.any(sums)
     within(dx_before, axis)[...] = dx
     np.testing.assert_array_equal(dx_whole, dx_before)
     assert len(raw.initial) == states

@@ -429,7 +429,7 @@ def test_what_gates_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[s
     "spec",
     [
         {"model": "selective", "groups": 2, "direction": "reverse"},
-        pytest.param({"model": "gated_linear", "layout": "BDT"}, marks=pytest.mark.matrix_full),
+        pytest.param({"model": "selective", "layout": "BDT"}, marks=pytest.mark.matrix_full),
         pytest.param({"model": "selective", "layout": "TBD", "input_size": 3}, marks=pytest.mark.matrix_full),
     ],
     ids=str,
