@@ -28,7 +28,9 @@ from support.uncompiled_kernels import nothing_compiled, planned_again
 
 import minrnn_gen
 import minrnn_gen.torch as wing
+from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.errors import BadInput
+from minrnn_gen.layers import kernels
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 RANKS = 3
@@ -128,6 +130,20 @@ def cell(
         asked = {"head_group": group} if over_heads else asked
         outcomes.append(_cell(rank, spec, tensors, pieces, asked, all_states))
     return same_in_all(outcomes)
+
+
+def cell_in_place(group: Any, rank: int, **arguments: Any) -> dict[str, Any]:
+    """Run a recurrence as `cell` does, as on a GPU: by the kernels' own text, into arrays that are there."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def emulated(spec: Any) -> minrnn_gen.Kernel:
+            return minrnn_gen.compile(spec, gpu="h200", device="interpret")
+
+        patch.setattr(kernels, "_KERNELS", {})
+        patch.setattr(kernels, "_made", lambda recipe: emulated(spec_from(recipe)))
+        patch.setattr(sys.modules[__name__], "_kernel", functools.cache(lambda spec: emulated(json.loads(spec))))
+        patch.setattr(Piece, "runs_in_place", lambda piece, _: not piece.kernel.interface.input_size)
+        return cell(group, rank, **arguments)
 
 
 def same_in_all(outcomes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -484,6 +500,7 @@ CASES = {
     "explained": explained,
     "in_mesh": in_mesh,
     "cell": cell,
+    "cell_in_place": cell_in_place,
     "full_runs": full_runs,
     "own_heads": own_heads,
     "scan": scan,

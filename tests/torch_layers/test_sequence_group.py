@@ -19,6 +19,7 @@ if not torch.distributed.is_available():
 
 from support import ranks  # noqa: E402
 from support.drawn_vectors import vector_cells  # noqa: E402
+from support.emulated_code import HAS_COMPILER  # noqa: E402
 from support.examples import examples  # noqa: E402
 from support.vector_cells import CELLS  # noqa: E402
 
@@ -140,7 +141,7 @@ def calls(draw: st.DrawFn, specs: st.SearchStrategy[Any]) -> dict[str, Any]:
     return {"spec": spec, "tensors": tensors, "pieces": steps, **asked}
 
 
-def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> None:
+def check_call(group: ranks.Ranks, call: Mapping[str, Any], case: str = "cell", **options: Any) -> None:
     spec, steps, tensors = call["spec"], call["pieces"], call["tensors"]
     layout, tolerance = spec.get("layout", "BTD"), TOLERANCES[spec["precision"]]
     whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None, all_states=call["all_states"])
@@ -148,7 +149,7 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], **options: Any) -> N
     if spec["precision"] == "fp32":
         in_double = {**spec, "precision": "fp64"}
         exact = ranks.cell(None, 0, spec=in_double, tensors=in_fp64(tensors), pieces=None, all_states=call["all_states"])
-    parts = group.run(len(steps), "cell", **call, **options)
+    parts = group.run(len(steps), case, **call, **options)
     interface = ranks.kernel_of(spec).interface
     for name, expected in whole.items():
         own = [part[name] for part in parts]
@@ -394,27 +395,26 @@ def test_the_example_has_the_losses_of_one_process(group: ranks.Ranks, size: int
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def long_call(spec: dict[str, Any], keep: float | None = None) -> dict[str, Any]:
-    """Return a call on three long pieces, whose gates forget; or such that min_gru's keep nearly a share of its state."""
-    interface, steps, generator = ranks.kernel_of(spec).interface, [1500, 2000, 2500], torch.Generator().manual_seed(0)
+def long_call(spec: dict[str, Any], keep: float | None = None, steps: tuple[int, ...] = (1500, 2000, 2500)) -> dict[str, Any]:
+    """Return a call on long pieces, whose gates forget; or such that those of min_gru and selective keep nearly a share."""
+    interface, generator = ranks.kernel_of(spec).interface, torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Any:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, sum(steps)))}
-    if keep is not None:
+    if keep is not None and not interface.has_vectors:
         tensors["x"].select(interface.x_axes.index("g"), interface.gates.index("z")).sub_(math.log(keep / (1 - keep)))
-    tensors["parameters"] = {
-        name: normal(*interface.shape_of_parameter(name)) + (0 if interface.has_vectors else 4) for name in interface.parameters
-    }
+    mean = 4.0 if not interface.has_vectors else 0.0 if keep is None else math.log(1 - keep)
+    tensors["parameters"] = {name: normal(*interface.shape_of_parameter(name)) + mean for name in interface.parameters}
     if interface.shared:
         tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, 2, sum(steps))) for name in interface.shared}
     tensors["state"] = {name: normal(*interface.shape_of_state(name, 2)) for name in interface.states}
     if interface.input_size:
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
     tensors["weights of y"] = normal(*interface.y_shape(2, sum(steps)))
-    tensors["weights of state"] = {name: normal(3, *interface.shape_of_state(name, 2)) for name in interface.states}
-    return {"spec": spec, "tensors": tensors, "pieces": steps}
+    tensors["weights of state"] = {name: normal(len(steps), *interface.shape_of_state(name, 2)) for name in interface.states}
+    return {"spec": spec, "tensors": tensors, "pieces": [*steps]}
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec["model"] in FORGETTING and "direction" not in spec], ids=str)
@@ -447,6 +447,34 @@ def test_what_gates_keep_is_folded_by_the_products_of_coefficients(group: ranks.
     call = long_call({"model": "min_gru", "hidden_size": 3, "precision": "fp64"}, keep=0.9999)
     check_call(group, {**call, "way": "correct", "all_states": False}, repeats=2)
     assert group.run(3, "full_runs", **call) == [(1, 2), (3, 2), (2, 1)]
+
+
+IN_PLACE = tuple(
+    ({"model": "selective", "hidden_size": 3, "state_size": 2, "precision": "fp64", **spec}, keep, steps, way)
+    for spec, keep, steps, way in (
+        ({}, None, (96, 90), "correct"),
+        ({}, 0.9999, (96, 90, 100), "correct"),
+        ({}, None, (20, 30, 10), "summary"),
+        ({"direction": "reverse", "layout": "BDT"}, None, (90, 90, 100), "correct"),
+        ({"model": {"name": "mixed", **CELLS["scalar and vector states"].file}}, None, (90, 100, 90), "correct"),
+        ({"model": "min_gru", "state_size": None}, 0.9999, (90, 100, 90), "correct"),
+    )
+)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none")
+@pytest.mark.parametrize("all_states", [False, pytest.param(True, marks=pytest.mark.matrix_full)])
+@pytest.mark.parametrize(
+    ("spec", "keep", "steps", "way"),
+    [pytest.param(*drawn, marks=pytest.mark.matrix_full if place else ()) for place, drawn in enumerate(IN_PLACE)],
+    ids=str,
+)
+def test_kernels_write_pieces_into_arrays_that_are_there(
+    group: ranks.Ranks, spec: dict[str, Any], keep: float | None, steps: tuple[int, ...], way: str, all_states: bool
+) -> None:
+    """As on a GPU: what does not count runs too, over sequences that have no steps then."""
+    call = {**long_call(spec, keep, steps), "way": way, "all_states": all_states}
+    check_call(group, call, "cell_in_place", repeats=2)
 
 
 HEADS: tuple[dict[str, Any], ...] = (
