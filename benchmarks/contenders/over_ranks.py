@@ -17,7 +17,13 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.rounds import Limits, failure_of, quartiles, rounds_for
-from benchmarks.problems.distributed_problems import MICRO_BATCHES, REMEMBERING_LOGIT, DistributedProblem, KernelPass
+from benchmarks.problems.distributed_problems import (
+    MICRO_BATCHES,
+    REMEMBERING_LOGIT,
+    REMEMBERING_RATE,
+    DistributedProblem,
+    KernelPass,
+)
 from benchmarks.report.distributed_record import ALONE, DistributedRow
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators.functional import recurrence
@@ -264,65 +270,63 @@ def _place(host: Host, time: int, rank: int | None = None) -> tuple[int, int]:
 
 @dataclass
 class _Inputs:
-    """The arrays of a problem: pre-activations and the gradient of y, piece by piece from seeds of their own."""
+    """The arrays of a problem: pre-activations, the gradient of y and inputs S.*, piece by piece from seeds of their own."""
 
     problem: DistributedProblem
     kernel: Kernel
     host: Host
-    _kept: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    _kept: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
 
     def place(self, rank: int) -> tuple[int, int]:
         """Return where the piece of a rank begins, and its steps."""
         return _place(self.host, self.problem.time, rank)
 
-    def piece(self, rank: int) -> tuple[Any, Any]:
-        """Return x [B, steps, G, H] and dy [B, steps, H] of a rank's piece."""
+    def piece(self, rank: int) -> tuple[Any, ...]:
+        """Return x [B, steps, G, H], dy [B, steps, H] and each input S.* [B, steps, groups, n] of a rank's piece."""
         if rank not in self._kept:
             self._kept[rank] = self._drawn(rank)
         return self._kept[rank]
 
-    def whole(self) -> tuple[Any, Any]:
-        """Return x and dy of all pieces: of one rank alone, and of heads over ranks."""
+    def whole(self) -> tuple[Any, ...]:
+        """Return the arrays of all pieces: of one rank alone, and of heads over ranks."""
         if "whole" not in self._kept:
-            shape = self.kernel.interface.shape(self.kernel.interface.x_axes, self.problem.batch, self.problem.time)
-            dtype = self._dtype
-            x = torch.empty(shape, dtype=dtype, device=self.host.device)
-            dy = torch.empty(self.kernel.interface.y_shape(*shape[:2]), dtype=dtype, device=self.host.device)
+            arrays = self._empty(self.problem.time)
             for rank in range(self.host.size):
-                for target, part in zip((x, dy), self._drawn(rank), strict=True):
+                for target, part in zip(arrays, self._drawn(rank), strict=True):
                     target.narrow(1, *self.place(rank)).copy_(part)
-            self._kept["whole"] = (x, dy)
+            self._kept["whole"] = arrays
         return self._kept["whole"]
 
-    def of(self, asked: dict[str, Any]) -> tuple[Any, Any]:
-        """Return x and dy as a call takes them on this rank: its piece, all of them, or those of its own heads."""
+    def of(self, asked: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arrays as a call takes them on this rank: its piece, all of them, or those of its own heads."""
         heads = asked.get("head_group")
         if heads is None:
             return self.piece(self.host.rank)
-        x, dy = self.whole()
         if not isinstance(heads, HeadGroup):
-            return x, dy
+            return self.whole()
         if "own heads" not in self._kept:
-            x, dy = (array.chunk(self.host.size, -1)[self.host.rank].contiguous() for array in (x, dy))
-            self._kept["own heads"] = (x, dy)
+            parts = (array.chunk(self.host.size, -1)[self.host.rank].contiguous() for array in self.whole())
+            self._kept["own heads"] = tuple(parts)
         return self._kept["own heads"]
 
     def forget(self) -> None:
         """Let go of all arrays that were drawn."""
         self._kept.clear()
 
-    def run_of(self, arrays: tuple[Any, Any], asked: dict[str, Any], records: bool) -> Run:
+    def run_of(self, arrays: tuple[Any, ...], asked: dict[str, Any], records: bool) -> Run:
         """Return a call, with its backward where it `records`, on arrays."""
-        x, dy = arrays
-        x = x.detach().requires_grad_(records)
-        R = self._R(records)
+        x, dy, *of_groups = arrays
+        x, *of_groups = (array.detach().requires_grad_(records) for array in (x, *of_groups))
+        R, parameters = self._R(records), self._parameters(records)
+        named: dict[str, Any] = {"parameters": parameters or None}
+        named["shared"] = dict(zip(self.kernel.shared, of_groups, strict=True)) or None
+        wanted = [x, *([] if R is None else [R]), *parameters.values(), *of_groups]
 
         def run() -> dict[str, Any]:
             with torch.set_grad_enabled(records):
-                y, final = recurrence(self.kernel, x, R, **asked)
+                y, final = recurrence(self.kernel, x, R, **named, **asked)
             results = {"y": y.detach(), "final": torch.stack([*final.values()]).detach()}
             if records:
-                wanted = [x] if R is None else [x, R]
                 results["dx"] = torch.autograd.grad(y, wanted, dy)[0]
             return results
 
@@ -335,17 +339,31 @@ class _Inputs:
         R = torch.randn(shape, device=self.host.device, generator=self._generator(-1)) / shape[-1] ** 0.5
         return R.to(self._dtype).requires_grad_(records)
 
-    def _drawn(self, rank: int) -> tuple[Any, Any]:
-        _, steps = self.place(rank)
+    def _parameters(self, records: bool) -> dict[str, Any]:
+        """Return the parameters of a selective scan, in float32; none of other cells."""
+        interface, generator = self.kernel.interface, self._generator(-1)
+        parameters = {
+            name: torch.randn(interface.shape_of_parameter(name), device=self.host.device, generator=generator)
+            for name in interface.parameters
+        }
+        if parameters and self.problem.gates == "remembering":
+            parameters["a"].fill_(REMEMBERING_RATE)
+        return {name: values.requires_grad_(records) for name, values in parameters.items()}
+
+    def _empty(self, steps: int) -> tuple[Any, ...]:
+        """Return x, dy and the inputs S.* of so many steps, their values to come."""
+        interface, batch = self.kernel.interface, self.problem.batch
+        of_groups = [interface.shape(interface.shared_axes, batch, steps)] * len(interface.shared)
+        shapes = (interface.shape(interface.x_axes, batch, steps), interface.y_shape(batch, steps), *of_groups)
+        return tuple(torch.empty(shape, dtype=self._dtype, device=self.host.device) for shape in shapes)
+
+    def _drawn(self, rank: int) -> tuple[Any, ...]:
         interface, generator = self.kernel.interface, self._generator(rank)
-        shape = interface.shape(interface.x_axes, self.problem.batch, steps)
-        x, dy = (
-            torch.empty(of, dtype=self._dtype, device=self.host.device).normal_(generator=generator)
-            for of in (shape, interface.y_shape(*shape[:2]))
-        )
+        x, *others = (array.normal_(generator=generator) for array in self._empty(self.place(rank)[1]))
         if self.problem.gates == "remembering":
-            x.select(interface.x_axes.index("g"), interface.gates.index("z")).fill_(REMEMBERING_LOGIT)
-        return x, dy
+            gate, value = ("dt", 0.0) if self.problem.model == "selective" else ("z", REMEMBERING_LOGIT)
+            x.select(interface.x_axes.index("g"), interface.gates.index(gate)).fill_(value)
+        return x, *others
 
     @property
     def _dtype(self) -> Any:

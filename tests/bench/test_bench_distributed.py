@@ -64,7 +64,7 @@ def test_every_way_has_the_results_of_one_rank(group: ranks.Ranks) -> None:
         assert row.errors.keys() == results and max(row.errors.values()) <= 1e-6
         assert row.exchange_share is not None and 0 < row.exchange_share < 1
         assert row.bytes_contributed is not None and row.bytes_contributed > 0
-        values = row.problem.batch * row.problem.head_dim
+        values = row.problem.batch * row.problem.head_dim * (row.problem.state_size or 1)
         if row.way in ("summary", "correct"):
             # Two values of each state, forward and backward; the final states; and in host memory what all agree on.
             passes = PASSES.index(row.kernel_pass) + 1
@@ -128,7 +128,9 @@ def test_the_problems_are_those_that_one_gpu_takes_long_for() -> None:
         (8, 1 << 19, 512),
         (1, 1 << 24, 512),
     }
-    assert {problem.gates for problem in of_scans} == {"normal", "remembering"}
+    assert {(problem.model, problem.gates) for problem in of_scans} == {
+        (model, gates) for model in ("min_gru", "selective") for gates in ("normal", "remembering")
+    }
 
 
 def test_without_ranks_it_says_how_to_start_them(monkeypatch: pytest.MonkeyPatch) -> None:

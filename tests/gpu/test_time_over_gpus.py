@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import random
 import time as clock
 import traceback
@@ -27,7 +28,11 @@ pytestmark = [
 ]
 
 RANKS, TIME, BATCH, WIDTH = 2, 1 << 14, 2, 64
-SPEC = {"model": "min_gru", "hidden_size": WIDTH}
+SPECS: dict[str, dict[str, Any]] = {
+    "min_gru": {"model": "min_gru", "hidden_size": WIDTH},
+    "selective": {"model": "selective", "hidden_size": WIDTH, "state_size": 8, "groups": 2},
+}
+MODELS = tuple(SPECS)
 WAYS = ("correct", "summary", "pipeline", None)
 BUSY_SECONDS = within(0.2)
 # Of the norm: what fp32 rounds, twice; of bf16 its last digit, where a rounding goes the other way.
@@ -71,12 +76,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("keep", [None, 0.999, 0.99999])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_pieces_on_two_gpus_are_the_whole(pair: Pair, precision: str, keep: float | None, way: str | None) -> None:
-    for errors, _ in pair.run("compared", precision=precision, keep=keep, way=way):
+@pytest.mark.parametrize("model", MODELS)
+def test_pieces_on_two_gpus_are_the_whole(pair: Pair, model: str, precision: str, keep: float | None, way: str | None) -> None:
+    call = {"model": model, "precision": precision, "keep": keep, "way": way}
+    for errors, _ in pair.run("compared", **call):
         for name, (of_pieces, of_whole) in errors.items():
             assert of_pieces <= max(TOLERANCES[precision], ROUNDED_MOST * of_whole), (name, errors)
-    first, second = (final for _, final in pair.run("compared", precision=precision, keep=keep, way=way))
+    first, second = (final for _, final in pair.run("compared", **call))
     assert first == second
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_channels_on_two_gpus_are_the_whole(pair: Pair, precision: str) -> None:
+    """Of a cell with n values per channel, each GPU with the group of its channels."""
+    for errors in pair.run("over_heads", precision=precision):
+        for name, (of_share, of_whole) in errors.items():
+            assert of_share <= max(TOLERANCES[precision], ROUNDED_MOST * of_whole), (name, errors)
 
 
 def test_random_delays_change_no_bit(pair: Pair) -> None:
@@ -89,9 +104,10 @@ def test_a_mismatch_is_refused_on_both_ranks_at_once(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("way", ["correct", "summary"])
-def test_no_host_waits_for_its_gpu(pair: Pair, way: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_no_host_waits_for_its_gpu(pair: Pair, model: str, way: str) -> None:
     """While the GPUs are kept busy, calls with all their gradients are enqueued behind."""
-    for seconds in pair.run("enqueued", way=way):
+    for seconds in pair.run("enqueued", model=model, way=way):
         assert 2 * seconds < BUSY_SECONDS
 
 
@@ -108,75 +124,124 @@ def _serve(rank: int, meeting: str, pipe: Connection) -> None:
             pipe.send((True, traceback.format_exc()))
 
 
-def _call(precision: str, keep: float | None) -> tuple[Any, Any, Any]:
-    """Return a kernel with x and the gradient of y, the same on both ranks."""
-    kernel = minrnn_gen.compile({**SPEC, "precision": precision})
-    generator = torch.Generator("cuda").manual_seed(1)
+Arrays = dict[str, Any]
+"""The arrays of a call by name, those of time with the axes [batch, time, …]."""
+
+
+def _call(model: str, precision: str, keep: float | None = None) -> tuple[Any, Arrays, Any]:
+    """Return a kernel with the arrays of a call and the gradient of y, the same on both ranks."""
+    kernel = minrnn_gen.compile({**SPECS[model], "precision": precision})
+    interface, generator = kernel.interface, torch.Generator("cuda").manual_seed(1)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    arrays = {name: normal(BATCH, TIME, interface.groups, interface.state_size) for name in interface.shared}
+    arrays |= {"x": normal(BATCH, TIME, len(interface.gates), WIDTH)}
+    parameters = {name: normal(*interface.shape_of_parameter(name)) for name in interface.parameters}
+    if keep is not None and model == "min_gru":
+        arrays["x"][:, :, interface.gates.index("z")] = torch.logit(torch.tensor(1 - keep))
+    elif keep is not None:
+        arrays["x"][:, :, interface.gates.index("dt")] = 0
+        parameters["a"].fill_(math.log(-math.log(keep) / math.log(2)))  # of softplus(0)
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    x, dy = (torch.randn(BATCH, TIME, *of, device="cuda", generator=generator) for of in ((2, WIDTH), (WIDTH,)))
-    if keep is not None:
-        x[:, :, kernel.interface.gates.index("z")] = torch.logit(torch.tensor(1 - keep))
-    return kernel, x.to(dtype), dy.to(dtype)
+    dy = normal(BATCH, TIME, WIDTH).to(dtype)
+    return kernel, {**{name: array.to(dtype) for name, array in arrays.items()}, **parameters}, dy
 
 
-def _run(kernel: Any, x: Any, dy: Any, dfinal: float, **asked: Any) -> dict[str, Any]:
-    x = x.clone().requires_grad_()
-    y, final = wing.recurrence(kernel, x, **asked)
-    (dx,) = torch.autograd.grad([y, final["h"]], [x], [dy, torch.full_like(final["h"], dfinal)])
-    return {"y": y.detach(), "final": final["h"].detach(), "dx": dx}
+def _in_double(model: str, arrays: Arrays) -> tuple[Any, Arrays]:
+    kernel = minrnn_gen.compile({**SPECS[model], "precision": "fp64"})
+    return kernel, {name: array.double() for name, array in arrays.items()}
+
+
+def _run(kernel: Any, arrays: Arrays, dy: Any, dfinal: float, **asked: Any) -> dict[str, Any]:
+    """Return y, the final state, and the gradients of all arrays."""
+    given = {name: array.clone().requires_grad_() for name, array in arrays.items()}
+    named = {of: {name: given[name] for name in getattr(kernel, of)} or None for of in ("parameters", "shared")}
+    y, final = wing.recurrence(kernel, given["x"], **named, **asked)
+    gradients = torch.autograd.grad([y, final["h"]], [*given.values()], [dy, torch.full_like(final["h"], dfinal)])
+    return {
+        "y": y.detach(),
+        "final": final["h"].detach(),
+        **{f"d{name}": one for name, one in zip(given, gradients, strict=True)},
+    }
 
 
 def _piece(tensor: Any, rank: int) -> Any:
-    # Uneven ones.
+    """Return the piece of a rank, uneven ones, of an array of time; all of any other."""
     begins = (0, TIME // 2 + 96, TIME)
-    return tensor[:, begins[rank] : begins[rank + 1]]
+    return tensor[:, begins[rank] : begins[rank + 1]] if tensor.shape[:2] == (BATCH, TIME) else tensor
+
+
+def _pieces(arrays: Arrays, rank: int) -> Arrays:
+    return {name: _piece(array, rank) for name, array in arrays.items()}
 
 
 def _relative(found: Any, expected: Any) -> float:
     return float(torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected))
 
 
-def compared(rank: int, precision: str, keep: float | None, way: Any) -> tuple[dict[str, tuple[float, float]], list[float]]:
+def _summed(kernel: Any, outcome: Arrays) -> Arrays:
+    """Return results whose gradients of parameters, of which each rank has its own, are summed over the ranks."""
+    for name in kernel.parameters:
+        summed = outcome[f"d{name}"].double()
+        torch.distributed.all_reduce(summed)
+        outcome = {**outcome, f"d{name}": summed}
+    return outcome
+
+
+def compared(
+    rank: int, model: str, precision: str, keep: float | None, way: Any
+) -> tuple[dict[str, tuple[float, float]], list[float]]:
     """Return how far a rank's results, and those of one GPU, are from float64, beside their norm, and its final state."""
-    kernel, x, dy = _call(precision, keep)
+    kernel, arrays, dy = _call(model, precision, keep)
     # The gradient of the final states is summed over the ranks.
-    whole = _run(kernel, x, dy, RANKS)
-    exact = _run(minrnn_gen.compile({**SPEC, "precision": "fp64"}), x.double(), dy.double(), RANKS)
+    whole = _run(kernel, arrays, dy, RANKS)
+    exact = _run(*_in_double(model, arrays), dy.double(), RANKS)
     group = wing.SequenceGroup(torch.distributed.group.WORLD, way)
-    outcomes = [_run(kernel, _piece(x, rank), _piece(dy, rank), 1, sequence_group=group) for _ in range(2)]
+    outcomes = [_run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group) for _ in range(2)]
     assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in whole)
-    errors = {}
+    found, errors = _summed(kernel, outcomes[0]), {}
     for name, values in exact.items():
-        of_whole, expected = (array if name == "final" else _piece(array, rank) for array in (whole[name], values))
-        errors[name] = (_relative(outcomes[0][name], expected), _relative(of_whole, expected))
+        of_whole, expected = _piece(whole[name], rank), _piece(values, rank)
+        errors[name] = (_relative(found[name], expected), _relative(of_whole, expected))
     return errors, outcomes[0]["final"].flatten().tolist()
+
+
+def over_heads(_rank: int, precision: str) -> dict[str, tuple[float, float]]:
+    """Return how far results with channels over both ranks, and those of one GPU, are from float64, beside their norm."""
+    kernel, arrays, dy = _call("selective", precision)
+    whole = _run(kernel, arrays, dy, 1)
+    exact = _run(*_in_double("selective", arrays), dy.double(), 1)
+    outcome = _summed(kernel, _run(kernel, arrays, dy, 1, head_group=torch.distributed.group.WORLD))
+    return {name: (_relative(outcome[name], values), _relative(whole[name], values)) for name, values in exact.items()}
 
 
 def delayed(rank: int, runs: int) -> bool:
     """Return whether runs with random delays before calls have the same bits."""
-    kernel, x, dy = _call("fp32", None)
+    kernel, arrays, dy = _call("min_gru", "fp32")
     delays, first = random.Random(rank), {}
     for _ in range(runs):
         for way in WAYS:
             clock.sleep(delays.choice((0.0, 0.0, 0.001, 0.003)))
             group = wing.SequenceGroup(torch.distributed.group.WORLD, way)  # type: ignore[arg-type]
-            outcome = _run(kernel, _piece(x, rank), _piece(dy, rank), 1, sequence_group=group)
+            outcome = _run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group)
             for name, value in outcome.items():
                 if not torch.equal(first.setdefault((way, name), value), value):
                     return False
     return True
 
 
-def enqueued(rank: int, way: Any) -> float:
+def enqueued(rank: int, model: str, way: Any) -> float:
     """Return the seconds in which a call and its gradients are enqueued on a GPU that is busy for longer."""
-    kernel, x, dy = _call("bf16", None)
+    kernel, arrays, dy = _call(model, "bf16")
     group = wing.SequenceGroup(torch.distributed.group.WORLD, way)
     for _ in range(3):
-        _run(kernel, _piece(x, rank), _piece(dy, rank), 1, sequence_group=group)
+        _run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group)
     torch.cuda.synchronize()
     torch.cuda._sleep(int(BUSY_SECONDS * 1.7e9))  # cycles of a clock that is at most a little faster
     began = clock.perf_counter()
-    _run(kernel, _piece(x, rank), _piece(dy, rank), 1, sequence_group=group)
+    _run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group)
     seconds = clock.perf_counter() - began
     torch.cuda.synchronize()
     return seconds
@@ -192,4 +257,4 @@ def mismatched(rank: int) -> tuple[str, float]:
     return str(refused.value), clock.perf_counter() - began
 
 
-CASES = {"compared": compared, "delayed": delayed, "mismatched": mismatched, "enqueued": enqueued}
+CASES = {"compared": compared, "over_heads": over_heads, "delayed": delayed, "mismatched": mismatched, "enqueued": enqueued}

@@ -443,8 +443,9 @@ def in_mesh(_group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mapping
 
 def explained(group: Any, _rank: int, *, batch: int, time: int, model: str) -> str:
     """Return the line of a layer's explanation that says how its states go over the ranks."""
+    sizes = {"state_size": 16} if model == "selective" else {}
     with planned_again():
-        text = wing.RNN(model, 64, 1024).explain(batch=batch, time=time, sequence_group=group)
+        text = wing.RNN(model, 64, 1024, **sizes).explain(batch=batch, time=time, sequence_group=group)
     return next(line for line in text.splitlines() if line.startswith("time over"))
 
 

@@ -602,6 +602,8 @@ def test_time_and_heads_are_axes_of_one_mesh(tmp_path: Path) -> None:
     ("model", "batch", "time", "chosen"),
     [
         ("min_gru", 1, 2**20, "correct"),  # one sequence has no groups
+        ("selective", 1, 2**18, "correct"),
+        ("selective", 64, 2**10, "pipeline of"),  # whose pieces take less time than a correction
         ("ind_rnn", 8, 2**19, "pipeline of"),  # no scan
         ("gru", 256, 1024, "pipeline of"),
     ],
@@ -611,7 +613,7 @@ def test_the_cost_formula_chooses_and_explain_says_which(
 ) -> None:
     lines = group.run(2, "explained", batch=batch, time=time, model=model)
     assert lines[0] == lines[1] and lines[0].startswith(f"time over 2 ranks: {chosen}")
-    assert ("summary" in lines[0]) == (model == "min_gru")
+    assert ("summary" in lines[0]) == (model in ("min_gru", "selective"))
 
 
 def test_a_selective_scan_over_ranks_is_that_of_one(group: ranks.Ranks) -> None:

@@ -37,6 +37,7 @@ from minrnn_gen.torch.sequence_group.cost import (
     seconds_of_bytes,
 )
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
+from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way
 from minrnn_gen.torch.sequence_group.piece import Piece
@@ -105,7 +106,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
     agreement = agree(
         member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal, seconds=seconds
     )
-    choice = ways_of(kernel, batch, agreement.seconds, member, Piece.has_sequences(tensors))[0]
+    mean = agreement.time / member.size
+    choice = ways_of(kernel, batch, mean, agreement.seconds, member, Piece.has_sequences(tensors))[0]
     return _Settled(agreement, choice, along)
 
 
@@ -113,34 +115,36 @@ def seconds_of(kernel: Kernel, batch: int, time: float, counts: Sequence[int], o
     """Return {groups of a piece of `time` steps: what a pass over one of them is expected to take}.
 
     A scan takes the time of its bytes. The steps of a dense cell wait for each other, so that on a GPU half of the sequences
-    take more than half of the time: it is what the kernel's own plan is expected to take.
+    take more than half of the time, and n values per channel take longer than their bytes: there it is what the kernel's own
+    plan is expected to take.
     """
-    interface = kernel.interface
-    if kernel.builder.cell_shape.kind != "dense":
-        itemsize = calls.storage_dtype(kernel).itemsize
-        return seconds_of_bytes(batch * time * interface.hidden_size * (len(interface.gates) + 1) * itemsize, counts)
-    if on_gpu:
+    interface, is_dense = kernel.interface, kernel.builder.cell_shape.kind == "dense"
+    if on_gpu and (is_dense or interface.has_vectors):
         with contextlib.suppress(Infeasible):
-            return {count: 1e-6 * _dense_us(kernel, Sizes(-(-batch // count), max(1, round(time)))) for count in counts}
-    return {count: max(time * DENSE_STEP_SECONDS / count, SECONDS_LEAST) for count in counts}
+            return {count: 1e-6 * _planned_us(kernel, Sizes(-(-batch // count), max(1, round(time)))) for count in counts}
+    if is_dense:
+        return {count: max(time * DENSE_STEP_SECONDS / count, SECONDS_LEAST) for count in counts}
+    itemsize = calls.storage_dtype(kernel).itemsize
+    return seconds_of_bytes(batch * time * interface.hidden_size * (len(interface.gates) + 1) * itemsize, counts)
 
 
-def _dense_us(kernel: Kernel, sizes: Sizes) -> float:
+def _planned_us(kernel: Kernel, sizes: Sizes) -> float:
     return expected_of(kernel.builder, "forward", sizes).us
 
 
 def expected_ways(kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
     _, counts = cuts_of(kernel, batch, False, member.micro_batches)
-    return ways_of(kernel, batch, seconds_of(kernel, batch, time / member.size, counts, on_gpu), member)
+    mean = time / member.size
+    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, counts, on_gpu), member)
 
 
 def ways_of(
-    kernel: Kernel, batch: int, seconds: Mapping[int, float], member: Member, has_sequences: bool = False
+    kernel: Kernel, batch: int, time: float, seconds: Mapping[int, float], member: Member, has_sequences: bool = False
 ) -> list[Choice]:
-    """Return the ways of a call of `batch` rows, the cheapest first; `seconds` as `choices` takes them.
+    """Return the ways of a call of `batch` rows and `time` steps of a piece, the cheapest first.
 
-    `has_sequences`: some begin or end within a row.
+    `seconds` as `choices` takes them; `has_sequences`: some begin or end within a row.
     """
     spec, interface = kernel.spec, kernel.interface
     is_dense = kernel.builder.cell_shape.kind == "dense"
@@ -149,7 +153,10 @@ def ways_of(
     is_in_place = not (interface.input_size or interface.has_vectors)
     allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense or is_in_place else 2 / words}
     if _folds(kernel) and spec.training:
-        allowed |= gathering_passes(member.size, has_sequences, PRODUCT_PASSES_OF_CELL)
+        steps = 0 if has_sequences else first_steps(round(time))
+        allowed |= gathering_passes(member.size, not steps, PRODUCT_PASSES_OF_CELL)
+        # With what enters and without.
+        allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
     return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches)

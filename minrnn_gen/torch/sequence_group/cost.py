@@ -63,13 +63,13 @@ class Choice:
     passes: float
 
 
-def gathering_passes(ranks: int, has_sequences: bool, product_passes: float) -> dict[Way, float]:
-    """Return the passes of the ways that gather; where sequences begin and end within pieces, all is run again.
+def gathering_passes(ranks: int, runs_again: bool, product_passes: float) -> dict[Way, float]:
+    """Return the passes of the ways that gather; `runs_again`: nothing is corrected in part, as where sequences end in a piece.
 
     `product_passes`: what the products of coefficients take.
     """
     summary = SUMMARY_PASSES + (product_passes if ranks > 2 else 0.0)
-    return {"correct": summary if has_sequences else CORRECT_PASSES, "summary": summary}
+    return {"correct": summary if runs_again else CORRECT_PASSES, "summary": summary}
 
 
 def groups_in_turn(ranks: int, micro_batches: int) -> int:
