@@ -405,7 +405,7 @@ def long_call(spec: dict[str, Any], keep: float | None = None, steps: tuple[int,
     tensors: dict[str, Any] = {"x": normal(*interface.shape(interface.x_axes, 2, sum(steps)))}
     if keep is not None and not interface.has_vectors:
         tensors["x"].select(interface.x_axes.index("g"), interface.gates.index("z")).sub_(math.log(keep / (1 - keep)))
-    mean = 4.0 if not interface.has_vectors else 0.0 if keep is None else math.log(1 - keep)
+    mean = 4.0 if not interface.has_vectors else 2.0 if keep is None else math.log(1 - keep)
     tensors["parameters"] = {name: normal(*interface.shape_of_parameter(name)) + mean for name in interface.parameters}
     if interface.shared:
         tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, 2, sum(steps))) for name in interface.shared}

@@ -40,8 +40,9 @@ class HeadGroup:
     """A process group over whose ranks heads are split, with what a rank has of the arrays that have heads.
 
     group: a process group or a device mesh of one axis. gathers: whether every rank is given all heads of pre-activations and
-    states, and gets all of y. If not, these are of the rank's own heads alone, going in and coming out, and no array passes
-    between ranks but the gradient of an x that is projected. Equal on all ranks.
+    states, and gets all of y. If not, these are of the rank's own heads alone, going in and coming out, and inputs S.* of its
+    own groups where the ranks divide their number. Then no array passes between ranks but the gradient of an x that is
+    projected, and of S.* of groups that several ranks read. Equal on all ranks.
     """
 
     group: Any

@@ -247,7 +247,7 @@ class Piece:
         """Return the final states of whole sequences, which the last piece has, the same bits on every rank."""
         end = self.member.rank_at(self.member.size - 1, self.reverse)
         whole = broadcast(final if self.is_end else like, end, self.member)
-        return [state.clone(memory_format=torch.contiguous_format) for state in apart(self.kernel.interface, whole)]
+        return [state.clone() for state in apart(self.kernel.interface, whole)]
 
     @staticmethod
     def gradient_of_y(y: Any, gradients: Tensors) -> Any:
