@@ -387,8 +387,13 @@ def bytes_sent(group: Any, _rank: int, *, way: str, spec: Mapping[str, Any] | No
             a = torch.rand(batch, time, 8, requires_grad=True)
             y, _ = wing.scan(a, a, sequence_group=asked)
         else:
-            x = torch.randn(*kernel_of(spec).interface.shape("btgh", batch, time), requires_grad=True)
-            y, _ = wing.recurrence(kernel_of(spec), x, sequence_group=asked)
+            interface = kernel_of(spec).interface
+            x = torch.randn(*interface.shape("btgh", batch, time), requires_grad=True)
+            arrays: dict[str, Any] = {
+                "parameters": {name: torch.zeros(interface.shape_of_parameter(name)) for name in interface.parameters} or None,
+                "shared": {name: torch.ones(interface.shape("btkn", batch, time)) for name in interface.shared} or None,
+            }
+            y, _ = wing.recurrence(kernel_of(spec), x, **arrays, sequence_group=asked)
         y.sum().backward()
     return counted[0], counted[1]
 

@@ -370,10 +370,12 @@ def test_all_ranks_record_where_one_does(group: ranks.Ranks, asking: int) -> Non
 @pytest.mark.parametrize("time", [4, 400])
 @pytest.mark.parametrize("way", ["summary", "correct"])
 def test_a_summary_and_a_correction_send_two_values_of_each_state(group: ranks.Ranks, way: str, time: int) -> None:
-    for spec in (None, {"model": "min_gru", "hidden_size": 8, "precision": "fp32"}):
+    cell = {"hidden_size": 8, "precision": "fp32"}
+    for spec in (None, {"model": "min_gru", **cell}, {"model": "selective", "state_size": 3, **cell}):
+        state_bytes = 5 * 8 * 4 * (1 if spec is None else spec.get("state_size", 1))
         for forward, backward in group.run(3, "bytes_sent", way=way, spec=spec, batch=5, time=time):
             # The backward's are the gradient of what enters the piece, and one value besides: that of the final state.
-            assert 0 < forward <= 2 * 5 * 8 * 4 and 0 < backward <= 3 * 5 * 8 * 4
+            assert 0 < forward <= 2 * state_bytes and 0 < backward <= 3 * state_bytes
 
 
 def test_delays_of_ranks_change_no_bit(group: ranks.Ranks) -> None:

@@ -99,7 +99,8 @@ def backward_in_place(
 
     y, saved states and `dy` have the same strides.
     """
-    raw = kernel.executor.backward_in_place(_in_place(tensors), results, (dy, *dstate), dx, all_states)
+    incoming = (dy, *map(without_gaps, dstate))
+    raw = kernel.executor.backward_in_place(_in_place(tensors), results, incoming, dx, all_states)
     return gradients_by_slot(kernel.interface, tensors, raw)
 
 

@@ -26,12 +26,12 @@ def together(interface: Interface, states: Sequence[Any]) -> Any:
 
 
 def apart(interface: Interface, array: Any) -> list[Any]:
-    """Return the states, or what is shaped like them, that one array has, each without gaps."""
+    """Return the states, or what is shaped like them, that one array has."""
     if states_axis(interface) == 0:
         return [*array.unbind()]
     sizes = [interface.state_size if name in interface.vector_states else 1 for name in interface.states]
     parts = _named(interface, array[0].split(sizes, -1))
-    return [(part if name in interface.vector_states else part.squeeze(-1)).contiguous() for name, part in parts]
+    return [part if name in interface.vector_states else part.squeeze(-1) for name, part in parts]
 
 
 def _named(interface: Interface, states: Sequence[Any]) -> zip[tuple[str, Any]]:
