@@ -442,7 +442,7 @@ def in_mesh(_group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mapping
     kernel = kernel_of(spec)
     x = tensors["x"] if rank < 3 else tensors["x"].float()
     with pytest.raises(BadInput) as refused:
-        wing.recurrence(kernel, x, tensors["R"], **asked)
+        wing.recurrence(kernel, x, **{name: tensors.get(name) for name in ("R", "parameters", "shared")}, **asked)
     return {**result, "refusal": str(refused.value)}
 
 

@@ -412,6 +412,8 @@ def long_call(spec: dict[str, Any], keep: float | None = None, steps: tuple[int,
     if interface.shared:
         tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, 2, sum(steps))) for name in interface.shared}
     tensors["state"] = {name: normal(*interface.shape_of_state(name, 2)) for name in interface.states}
+    if interface.recurrent_gates:
+        tensors["R"] = normal(*interface.R_shape)
     if interface.input_size:
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
     tensors["weights of y"] = normal(*interface.y_shape(2, sum(steps)))
@@ -577,15 +579,16 @@ def test_heads_that_no_ranks_divide_are_refused(group: ranks.Ranks) -> None:
 
 
 @pytest.mark.matrix_full
-def test_time_and_heads_are_axes_of_one_mesh(tmp_path: Path) -> None:
-    spec = {"model": "gru", "hidden_size": 4, "heads": 2, "precision": "fp64"}
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"x": (3, 5, 3, 4), "R": (3, 2, 2, 2), "weights of y": (3, 5, 4)}
-    tensors: dict[str, Any] = {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
-    }
-    tensors["state"] = {"h": torch.randn(3, 4, generator=generator, dtype=torch.float64)}
-    tensors["weights of state"] = {"h": torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)}
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": "gru", "hidden_size": 4, "heads": 2, "precision": "fp64"},
+        {"model": "selective", "hidden_size": 4, "state_size": 2, "precision": "fp64"},
+    ],
+    ids=str,
+)
+def test_time_and_heads_are_axes_of_one_mesh(tmp_path: Path, spec: dict[str, Any]) -> None:
+    tensors = long_call(spec, steps=(3, 2))["tensors"]
     whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None)
     with ranks.started(tmp_path, 4) as processes:
         parts = processes.run(4, "in_mesh", spec=spec, tensors=tensors, pieces=[3, 2])
@@ -596,7 +599,9 @@ def test_time_and_heads_are_axes_of_one_mesh(tmp_path: Path) -> None:
         assert_like(time[0]["dh"], whole["dh"], whole["dh"], 1e-12, "dh")
         assert all(torch.equal(part["final h"], parts[0]["final h"]) for part in time)
     assert_like(parts[0]["final h"], whole["final h"], whole["final h"], 1e-12, "final h")
-    assert_like(sum(part["dR"] for part in parts), whole["dR"], whole["dR"], 1e-12, "dR")
+    for name in ("dR", "da", "dd"):
+        if name in whole:
+            assert_like(sum(part[name] for part in parts), whole[name], whole[name], 1e-12, name)
     assert all("float32" in part["refusal"] for part in parts)
 
 
