@@ -346,8 +346,10 @@ class _Inputs:
             name: torch.randn(interface.shape_of_parameter(name), device=self.host.device, generator=generator)
             for name in interface.parameters
         }
-        if parameters and self.problem.gates == "remembering":
-            parameters["a"].fill_(REMEMBERING_RATE)
+        if parameters:
+            # Rates 1 to n, as Mamba begins, or one that forgets nothing.
+            rates = torch.arange(1, interface.state_size + 1, device=self.host.device).log()
+            parameters["a"].copy_(rates if self.problem.gates == "normal" else torch.full_like(rates, REMEMBERING_RATE))
         return {name: values.requires_grad_(records) for name, values in parameters.items()}
 
     def _empty(self, steps: int) -> tuple[Any, ...]:
