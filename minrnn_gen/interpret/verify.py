@@ -73,7 +73,7 @@ class Verification:
     target: Target
     # Every launch has its own order of threads: of 108 mutants of templates that findings killed, the first seed killed 106.
     seeds: int = 1
-    candidates: int = 2
+    candidates: int = 3
     allow_long: bool = False
 
     def run(self, show: Show = lambda _doing, _share: None) -> Iterator[Verdict]:
