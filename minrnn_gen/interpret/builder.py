@@ -64,7 +64,7 @@ class EmulatedBuilder(Builder):
         from minrnn_gen.codegen.render import render
 
         started = time.perf_counter()
-        solution, rank = _various(tuple(self.solutions(key)), self.other)[-1] if self.other else (self.solve(key), 0)
+        solution, rank = self.chosen(key)
         plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
         text = render(plan, self.lowered_for(key.kernel_pass), ())
         return BuiltKernel(
@@ -79,6 +79,10 @@ class EmulatedBuilder(Builder):
             seconds=time.perf_counter() - started,
             folder=None,
         )
+
+    def chosen(self, key: KernelKey) -> tuple[Solution, int]:
+        """Return the candidate to render: its solution, and its rank there."""
+        return _various(tuple(self.solutions(key)), self.other)[-1] if self.other else (self.solve(key), 0)
 
 
 def _various(solutions: Sequence[Solution], others: int) -> list[tuple[Solution, int]]:
