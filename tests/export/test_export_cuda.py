@@ -235,9 +235,8 @@ def test_scans_of_all_blocks_together_have_as_many_as_the_device_holds(tmp_path:
     for blocks_per_sm in (1, 2, 100):
         answers = compared(tmp_path, kernel, source, [(*LONG, Way(backward=True))], blocks_per_sm)
         together = [one for one in answers.launches if (plan := plans.get(one.image)) and plan.strategy == "cooperative"]
-        assert [one.entry for one in together] == ["scan_forward", "scan_backward"] and all(
-            one.is_cooperative for one in together
-        )
+        assert [plans[one.image].problem.kernel_pass for one in together] == ["forward", "backward"]
+        assert all(one.is_cooperative for one in together)
         for one in together:
             assert one.blocks <= min(blocks_per_sm * H200_SMS, plans[one.image].launch.resident_blocks)
         grids.append([one.blocks for one in together])
