@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import digest
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
@@ -30,11 +31,17 @@ class EmulatedBuilder(Builder):
 
     It takes the GPU's kernel from the cache, else the best predicted candidate; with `other`, counted from 1, one of another
     family, then one whose blocks and warps cooperate in another way. Whatever its sizes, every call has the kernel for
-    `sizes`, by default the spec's.
+    `sizes`, by default the spec's. One that `projects` has a scan and its projection in one kernel wherever it can.
     """
 
     other: int = 0
     sizes: Sizes | None = None
+    projects: bool = False
+
+    @cached_property
+    def projection(self) -> ProjectionChoice:
+        """Which scans have their projection in the same kernel."""
+        return ProjectionChoice(is_everywhere=self.projects)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
         """Return the kernel that a call of the typical sizes runs on a GPU."""

@@ -117,6 +117,8 @@ def verified(served: Served, folder: Path) -> set[str]:
         builder = EmulatedBuilder(kernel.spec, kernel.builder.target, Store(folder), other=number, sizes=sizes)
         key = builder.choose(served.kernel_pass, builder.hinted_specialization, sizes)
         found.add(builder.build(key).plan.name)
+    if projecting := Verification(kernel.spec, kernel.builder.target).projecting():
+        found |= {built.plan.name for built in projecting.builder._built.values()}
     return found
 
 
