@@ -125,6 +125,7 @@ def test_without_a_compiler_it_is_said_in_one_sentence(monkeypatch: pytest.Monke
         toolchain._compiler.cache_clear()
 
 
+@needs_compiler
 def test_a_scan_behind_its_projection_is_verified() -> None:
     """Whatever is faster; a backward goes with it, from the pre-activations that it writes."""
     spec = load_spec({"model": "min_gru", "hidden_size": 128, "input_size": 64, "precision": "bf16", "gpu": "h200"})
