@@ -23,7 +23,7 @@ Candidates = Annotated[
         "--candidates",
         metavar="N",
         min=0,
-        help="Verify N other candidates beside the chosen kernels, whose blocks and warps work together in other ways.",
+        help="Verify N other candidates beside the chosen kernels: of other strategies, then other ways to cooperate.",
     ),
 ]
 ReallyLong = Annotated[bool, typer.Option("--yes-really", help="Run what is estimated to take more than ten minutes, too.")]
@@ -34,7 +34,7 @@ def verify(
     gpu: GpuName = None,
     assignments: Assignments = None,
     seeds: Seeds = 1,
-    candidates: Candidates = 2,
+    candidates: Candidates = 3,
     yes_really: ReallyLong = False,
     as_json: AsJson = False,
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -12,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import digest
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 
 if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
 
+# A family, and which of the next its blocks and warps cooperate by.
+_Kind = tuple[str, tuple[bool, ...]]
 # Variables of a plan that say which blocks and warps cooperate.
 TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_parts", "time_warps", "split_k_warps")
 
@@ -27,12 +29,19 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_parts", "time_war
 class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    It takes the GPU's kernel from the cache, else the best predicted candidate; with `other`, counted from 1, one whose blocks
-    and warps cooperate in another way. Whatever its sizes, every call has the kernel for `sizes`, by default the spec's.
+    It takes the GPU's kernel from the cache, else the best predicted candidate; with `other`, counted from 1, one of another
+    family, then one whose blocks and warps cooperate in another way. Whatever its sizes, every call has the kernel for
+    `sizes`, by default the spec's. One that `projects` has a scan and its projection in one kernel wherever it can.
     """
 
     other: int = 0
     sizes: Sizes | None = None
+    projects: bool = False
+
+    @cached_property
+    def projection(self) -> ProjectionChoice:
+        """Which scans have their projection in the same kernel."""
+        return ProjectionChoice(is_everywhere=self.projects)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
         """Return the kernel that a call of the typical sizes runs on a GPU."""
@@ -62,9 +71,8 @@ class EmulatedBuilder(Builder):
         from minrnn_gen.codegen.render import render
 
         started = time.perf_counter()
-        solution = self.solve(key)
-        plan = self._chosen(solution)
-        plan = replace(plan, waits_are_bounded=self.waits_are_bounded)
+        solution, rank = self.chosen(key)
+        plan = replace(solution.plan(rank), waits_are_bounded=self.waits_are_bounded)
         text = render(plan, self.lowered_for(key.kernel_pass), ())
         return BuiltKernel(
             plan=plan,
@@ -79,43 +87,49 @@ class EmulatedBuilder(Builder):
             folder=None,
         )
 
-    def _chosen(self, solution: Solution) -> KernelPlan:
-        return solution.plan(_various(solution, self.other)[-1] if self.other else 0)
+    def chosen(self, key: KernelKey) -> tuple[Solution, int]:
+        """Return the candidate to render: its solution, and its rank there."""
+        return _various(tuple(self.solutions(key)), self.other)[-1] if self.other else (self.solve(key), 0)
 
 
-def _various(solution: Solution, others: int) -> list[int]:
-    """Return the ranks of the best candidate and of `others`, each as unlike the ranks before as possible.
+def _various(solutions: Sequence[Solution], others: int) -> list[tuple[Solution, int]]:
+    """Return the best candidate and `others`, each as unlike those before as possible: its solution, and its rank there.
 
-    Of its kind each is the one with the least work; where there are no more kinds, the rest are of the half with less work.
+    Another family is as unlike as can be. Of its kind each is the one with the least work; where there are no more kinds, the
+    rest are of the half of the first family with less work.
     """
-    kinds: dict[tuple[bool, ...], list[int]] = {}
-    for rank, candidate in enumerate(solution.candidates):
-        kinds.setdefault(_kind(candidate), []).append(rank)
-    work = functools.partial(_work, solution)
-    ranks, chosen = [0], [_kind(solution.candidates[0])]
-    while len(ranks) <= others and len(chosen) < len(kinds):
+    kinds: dict[_Kind, list[tuple[Solution, int]]] = {}
+    for solution in solutions:
+        for rank, candidate in enumerate(solution.candidates):
+            kinds.setdefault(_kind(solution, candidate), []).append((solution, rank))
+    first = solutions[0]
+    various, chosen = [(first, 0)], [_kind(first, first.candidates[0])]
+    while len(various) <= others and len(chosen) < len(kinds):
         distances = {kind: min(_distance(kind, other) for other in chosen) for kind in kinds}
         chosen.append(max(distances, key=lambda kind: distances[kind]))
-        ranks.append(min(kinds[chosen[-1]], key=work))
-    quickest = sorted(range(len(solution.candidates)), key=work) if len(ranks) <= others else []
-    for number in range(1, others + 2 - len(ranks)):
+        various.append(min(kinds[chosen[-1]], key=_work))
+    ranked = [(first, rank) for rank in range(len(first.candidates))]
+    quickest = sorted(ranked, key=_work) if len(various) <= others else []
+    for number in range(1, others + 2 - len(various)):
         # A half, a quarter, three quarters, and so on: the same rank however many follow.
         share = int(f"{number:b}"[::-1], 2) / (1 << number.bit_length())
-        ranks.append(quickest[int(share * len(quickest) / 2)])
-    return ranks
+        various.append(quickest[int(share * len(quickest) / 2)])
+    return various
 
 
-def _kind(candidate: Candidate) -> tuple[bool, ...]:
+def _kind(solution: Solution, candidate: Candidate) -> _Kind:
     # One block or one warp does not cooperate.
-    return tuple(candidate.get(name, 0) > (name != "lookback") for name in TOGETHER)
+    return solution.family.name, tuple(candidate.get(name, 0) > (name != "lookback") for name in TOGETHER)
 
 
-def _distance(kind: tuple[bool, ...], other: tuple[bool, ...]) -> int:
-    return sum(left != right for left, right in zip(kind, other, strict=True))
+def _distance(kind: _Kind, other: _Kind) -> int:
+    in_ways = sum(left != right for left, right in zip(kind[1], other[1], strict=True))
+    return in_ways + len(TOGETHER) * (kind[0] != other[0])
 
 
-def _work(solution: Solution, rank: int) -> int:
+def _work(ranked: tuple[Solution, int]) -> int:
     """Return the work of a candidate: threads that wait for each other, times the steps until every tile of a group has run."""
+    solution, rank = ranked
     candidate = solution.candidates[rank]
     resources = solution.family.resources(solution.problem, candidate)
     blocks = candidate.get("cluster_blocks", 1) * candidate.get("grid_blocks", 1)

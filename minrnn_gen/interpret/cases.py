@@ -17,6 +17,8 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 DENSE_STEPS = 5
 # Channels times steps of a scan where an iteration over its tiles takes fewer: about a second.
 SCAN_ELEMENTS_MOST = 1 << 19
+# Blocks that share a column of a cooperative scan, with the sequences of a call of other candidates.
+COLUMN_BLOCKS = 2
 # Rows along time whose length is a multiple of so many steps are copied in the widest vectors.
 PIECE_STEPS = 16
 RESETS_SHARE = 0.2
@@ -63,6 +65,8 @@ def _steps_of(plan: KernelPlan) -> int:
     iteration = plan.launch.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
     # One more than there are stages of copies, so that a stage is used again.
     iterations = plan.variables.get("stages", 1) + 1
+    if plan.strategy == "cooperative":
+        iterations *= COLUMN_BLOCKS  # which take the tiles of a column in turn
     return min(iteration * iterations, max(iteration, SCAN_ELEMENTS_MOST // plan.problem.hidden_size))
 
 

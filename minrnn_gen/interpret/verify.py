@@ -11,21 +11,26 @@ from typing import Any
 
 import numpy
 
+from minrnn_gen.build.projected import projected_at
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.comparable import why_not_comparable
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, MinrnnError
+from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import SLOW, Case, Inputs, cases_of, inputs_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpreted, seconds_of
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import ASSUMED_TIME, Sizes
+from minrnn_gen.plan.scan.projected import TILE_STEPS
 from minrnn_gen.precision import LARGEST_OF_NORM, Precision, error_allowed, precision_of, remembered_error
 
 # Results that are larger hide the errors of small ones; the largest number of float16 is 16 times as large.
 LARGEST_RESULT = 4096.0
+# A call of whole tiles of a scan behind its projection, of which some wait for others.
+PROJECTED = Case(2, 2 * TILE_STEPS)
 
 Arrays = Mapping[str, Any]
 Show = Callable[[str, float], None]
@@ -73,7 +78,7 @@ class Verification:
     target: Target
     # Every launch has its own order of threads: of 108 mutants of templates that findings killed, the first seed killed 106.
     seeds: int = 1
-    candidates: int = 2
+    candidates: int = 3
     allow_long: bool = False
 
     def run(self, show: Show = lambda _doing, _share: None) -> Iterator[Verdict]:
@@ -87,6 +92,9 @@ class Verification:
             pool.submit(machine_in, Store(cache_folder()))
             kernels = [self._kernel(number) for number in range(self.candidates + 1)]
             cases = [self._cases(kernel, number) for number, kernel in enumerate(kernels)]
+            if self.candidates and (projecting := self.projecting()):
+                kernels.append(projecting)
+                cases.append((PROJECTED,))
             self._refuse_long(kernels[0], [case for of_kernel in cases for case in of_kernel])
             exact = self._exact(kernels[0])
             jobs = {
@@ -110,6 +118,14 @@ class Verification:
         """Return a candidate for the spec's own sizes, or for sizes at which time is split over many blocks."""
         sizes = Sizes(1, ASSUMED_TIME) if number else None
         return interpreted(self.spec, self.target, allow_long=True, other=number, sizes=sizes)
+
+    def projecting(self) -> InterpretedKernel | None:
+        """Return a kernel that multiplies x by its weight in the scan of plain calls; None where no scan does."""
+        builder = EmulatedBuilder(self.spec, self.target, Store(cache_folder()), projects=True)
+        if projected_at(builder, Sizes(PROJECTED.batch, PROJECTED.time)) is None:
+            return None
+        forward = builder.build(builder.choose("forward", builder.hinted_specialization, builder.hinted_sizes))
+        return InterpretedKernel(builder, (forward,), allow_long=True)
 
     def _exact(self, kernel: InterpretedKernel) -> Kernel:
         spec = load_spec(self.spec.model_dump(), precision="fp64", functions=None)

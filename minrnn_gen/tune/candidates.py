@@ -78,13 +78,16 @@ class CandidatePool:
 
     @cached_property
     def ranked(self) -> Mapping[CandidateKey, tuple[Solution, int]]:
-        """The feasible candidates: the solver's first pick, then the others by predicted time."""
-        solution_of = {}
+        """The feasible candidates: the solver's first pick of each strategy, then the others by predicted time."""
+        firsts, others = [], []
         for solution in self.solutions:
-            for rank, candidate in enumerate(solution.candidates):
-                solution_of[key_of(solution.family.name, candidate)] = solution, rank
-        first, *rest = solution_of.items()
-        return dict([first, *sorted(rest, key=lambda item: _predicted_us(*item[1]))])
+            ranked = [
+                (key_of(solution.family.name, candidate), (solution, rank))
+                for rank, candidate in enumerate(solution.candidates)
+            ]
+            firsts.append(ranked[0])
+            others += ranked[1:]
+        return dict([*firsts, *sorted(others, key=lambda item: _predicted_us(*item[1]))])
 
     @property
     def outcomes(self) -> Mapping[Outcome, int]:
@@ -97,7 +100,7 @@ class CandidatePool:
         return {key: median_us(times_us) for key, times_us in self.times_us.items()}
 
     def arriving(self, most: int | None, among: Collection[CandidateKey] | None = None) -> Generator[CandidateKey, None, None]:
-        """Yield candidates (all, or those `among`) once they are compiled, the best predicted first.
+        """Yield candidates (all, or those `among`) once they are compiled, in the order of `ranked`.
 
         A candidate that does not compile makes room for the next; at most `most` are yielded.
         """

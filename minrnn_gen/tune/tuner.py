@@ -29,8 +29,9 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is measured: `top` candidates of each kernel, best predicted first (None: all), in a time for all kernels.
+    """How much is measured: `top` candidates of each kernel (None: all), in a time for all kernels.
 
+    The best predicted of each strategy is among them, then the others that are best predicted.
     `compilers` threads compile ahead.
     """
 

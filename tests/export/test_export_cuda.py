@@ -71,6 +71,9 @@ N_VALUES_BOTH = {
 # Of which the second has few channels and many steps.
 BY_SIZES = [(4, 16), (1, 65536)]
 WITHOUT = ("resets", "cu_seqlens", "states")
+# A scan of all blocks together, and sizes at which it is the fastest.
+TOGETHER = {"model": "min_gru", "hidden_size": 256, "precision": "bf16"}
+LONG = (1, 65536)
 
 
 def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tuple[str, ...] = (), whole: bool = True) -> Any:
@@ -82,6 +85,8 @@ def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tupl
 CASES: tuple[Any, ...] = (
     case("scan", {"model": "min_gru", "hidden_size": 64}, (4, 16), without=("resets", "states")),
     case("look-back", {"model": "min_gru", "hidden_size": 64}, *BY_SIZES),
+    case("cooperative", TOGETHER, LONG, without=WITHOUT, whole=False),
+    case("cooperative-whole", {**TOGETHER, "direction": "reverse"}, LONG),
     case("scan-whole", {"model": "min_gru", "hidden_size": 40, "precision": "fp16"}, (4, 16)),
     case("states-narrower", {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"}, (4, 16)),
     case("dense", DENSE, (4, 16), without=("cu_seqlens", "states"), whole=False),
@@ -173,13 +178,19 @@ def ways_of(source: ExportSource) -> list[Way]:
     return ways + ([Way(is_step=True)] if source.has_step else [])
 
 
-def compared(folder: Path, kernel: minrnn_gen.Kernel, source: ExportSource, ways: Sequence[tuple[int, int, Way]]) -> Answers:
-    """Call an exported kernel with each batch and time in each way, and demand that it asks for what Python does."""
+def compared(
+    folder: Path, kernel: minrnn_gen.Kernel, source: ExportSource, ways: Sequence[tuple[int, int, Way]], blocks_per_sm: int = 1
+) -> Answers:
+    """Call an exported kernel with each batch and time in each way, and demand that it asks for what Python does.
+
+    `blocks_per_sm`: so many blocks of a kernel whose blocks wait for each other the driver says that an SM holds.
+    """
     planned_calls = []
     for batch, time, way in ways:
         call = planned_call(kernel.interface, batch, 1 if way.is_step else time, way)
-        planned_calls.append(planned_launches(kernel, call, way, resident=H200_SMS))
-    answers = run_calls(folder, source, [passed for planned in planned_calls for passed in planned.passed])
+        planned_calls.append(planned_launches(kernel, call, way, resident=H200_SMS * blocks_per_sm))
+    asked = [passed for planned in planned_calls for passed in planned.passed]
+    answers = run_calls(folder, source, asked, driver_blocks=str(blocks_per_sm))
     assert set(answers.codes) == {(0, "")}
     by_call, sizes_bytes = iter(answers.by_call), iter(answers.sizes[1:])
     for way, planned in zip(ways, planned_calls, strict=True):
@@ -211,6 +222,25 @@ def test_calls_are_those_of_python(
         attributes += [(8, built["shared_bytes"])] if built["shared_bytes"] else []
         attributes += [(14, 1)] if built["variables"].get("cluster_blocks", 1) > 8 else []
     assert answers.attributes == attributes
+
+
+@pytest.mark.usefixtures("_compiled_in_the_whole_matrix")
+def test_scans_of_all_blocks_together_have_as_many_as_the_device_holds(tmp_path: Path) -> None:
+    """Both passes, launched together: no more blocks than the driver says are resident, nor than the plan expects."""
+    kernel, source = exported(tmp_path, TOGETHER, [LONG], without=WITHOUT)
+    targets, sizes = (kernel.builder.target,), (Sizes(*LONG),)
+    _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, sizes, True, WITHOUT)
+    plans = {hash_of(one.built.cubin or b""): one.plan for one in code.kernels}
+    grids = []
+    for blocks_per_sm in (1, 2, 100):
+        answers = compared(tmp_path, kernel, source, [(*LONG, Way(backward=True))], blocks_per_sm)
+        together = [one for one in answers.launches if (plan := plans.get(one.image)) and plan.strategy == "cooperative"]
+        assert [plans[one.image].problem.kernel_pass for one in together] == ["forward", "backward"]
+        assert all(one.is_cooperative for one in together)
+        for one in together:
+            assert one.blocks <= min(blocks_per_sm * H200_SMS, plans[one.image].launch.resident_blocks)
+        grids.append([one.blocks for one in together])
+    assert grids[0] <= grids[1] <= grids[2] and max(grids[0]) > H200_SMS // 2
 
 
 @pytest.mark.matrix_full
@@ -365,6 +395,7 @@ EVERY_DAY = ("dense", "h200")
 # On a GPU: every kind of pass, of product and of type in which something is kept.
 ON_A_GPU: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 64},
+    "cooperative": TOGETHER,
     "without-gradients": SCAN,
     "states-narrower": {"model": "min_lstm", "hidden_size": 64, "precision": "bf16"},
     "both-directions": BOTH,
@@ -384,7 +415,7 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "tf32": {"model": "gru", "hidden_size": 64, "input_size": 24, "fp32_product": "tf32"},
 }
 # The sizes that kernels are planned for, where these are not those of the call that is checked.
-PLANNED_FOR = {"n-values-in-parts": BY_SIZES[-1]}
+PLANNED_FOR = {"n-values-in-parts": BY_SIZES[-1], "cooperative": LONG}
 
 
 @pytest.mark.gpu
@@ -411,7 +442,9 @@ def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: 
     kernel, source = exported(tmp_path, ON_A_GPU[name], [sizes], gpu)
     targets = targets_of(kernel.builder, [gpu])
     _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
-    assert name not in PLANNED_FOR or any(kernel.plan.variables.get("time_parts", 1) > 1 for kernel in code.kernels)
+    plans = [one.plan for one in code.kernels]
+    assert name != "n-values-in-parts" or any(plan.variables.get("time_parts", 1) > 1 for plan in plans)
+    assert name != "cooperative" or sum(plan.strategy == "cooperative" for plan in plans) > 1
     ran = check(tmp_path, "rnn_cell", **emulated(kernel, tmp_path, sizes, gpu))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "as recorded" in ran.stdout

@@ -11,9 +11,10 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.builder import TOGETHER, EmulatedBuilder
 from minrnn_gen.interpret.cases import Case, cases_of, inputs_of
+from minrnn_gen.interpret.verify import Verification
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.plan.problem import ASSUMED_TIME, KernelPass, Sizes
 from minrnn_gen.precision import precision_of
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.target import target_of
@@ -41,10 +42,25 @@ def together(plan: KernelPlan) -> tuple[str, ...]:
         ({"model": "gru", "hidden_size": 64, "precision": "fp32"}, {"cluster_blocks", "split_k_warps"}),
     ],
 )
-def test_two_others_work_together_in_other_ways(spec: dict[str, Any], ways: set[str]) -> None:
-    plans = plans_of(2, **spec)
-    assert len(set(map(together, plans))) == 3
+def test_three_others_work_together_in_other_ways(spec: dict[str, Any], ways: set[str]) -> None:
+    plans = plans_of(3, **spec)
+    assert len({(plan.name, together(plan)) for plan in plans}) == (3 if spec.get("layout") == "BDT" else 4)
     assert ways <= {name for plan in plans for name in together(plan)}
+
+
+@pytest.mark.parametrize("gpu", ["h200", "t4"])
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+@pytest.mark.parametrize("model", ["min_gru", "gru", "ind_rnn"], ids=["scan", "dense", "diagonal"])
+def test_every_strategy_that_serves_a_cell_is_verified(model: str, kernel_pass: KernelPass, gpu: str) -> None:
+    spec = load_spec({"model": model, "hidden_size": 64, "precision": "fp16", "gpu": gpu})
+    found, wanted = set(), set()
+    for number in range(Verification.candidates + 1):
+        sizes = Sizes(1, ASSUMED_TIME) if number else None
+        builder = EmulatedBuilder(spec, target_of(spec), Store(cache_folder()), other=number, sizes=sizes)
+        key = builder.choose(kernel_pass, builder.hinted_specialization, builder.hinted_sizes)
+        found.add(builder.build(key).plan.name)
+        wanted |= {solution.family.name for solution in builder.solutions(key)}
+    assert found == wanted
 
 
 def test_more_others_than_ways_are_still_others() -> None:

@@ -12,7 +12,7 @@ from minrnn_gen import compile
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.interpret.verify import Verification
+from minrnn_gen.interpret.verify import PROJECTED, Verification
 from minrnn_gen.run.target import target_of
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
@@ -123,3 +123,21 @@ def test_without_a_compiler_it_is_said_in_one_sentence(monkeypatch: pytest.Monke
             compile({"model": "min_gru", "hidden_size": 8, "gpu": "h200"}, device="interpret")
     finally:
         toolchain._compiler.cache_clear()
+
+
+@needs_compiler
+def test_a_scan_behind_its_projection_is_verified() -> None:
+    """Whatever is faster; a backward goes with it, from the pre-activations that it writes."""
+    spec = load_spec({"model": "min_gru", "hidden_size": 128, "input_size": 64, "precision": "bf16", "gpu": "h200"})
+    verification = Verification(spec, target_of(spec))
+    kernel = verification.projecting()
+    assert kernel is not None
+    verdicts = verification._verdicts(1, kernel, verification._exact(kernel), PROJECTED, False)
+    assert [(verdict.kernel_pass, verdict.entry) for verdict in verdicts] == [
+        ("forward", "projected_forward"),
+        ("backward", "scan_backward"),
+    ]
+    assert all(verdict.is_right for verdict in verdicts)
+    for other in ({"precision": "fp32"}, {"direction": "reverse"}, {"input_size": None}, {"gpu": "a100"}, {"model": "lstm"}):
+        loaded = load_spec({**spec.model_dump(exclude_none=True), **other})
+        assert Verification(loaded, target_of(loaded)).projecting() is None

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_jax_recurrence import HIDDEN, drawn, kernel_of, split
+from test_jax_recurrence import BATCH, HIDDEN, drawn, kernel_of, split
+
+from minrnn_gen.kernel import Kernel
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
@@ -72,12 +74,25 @@ def calls_by(by_c: bool) -> Any:
     ids=str,
 )
 def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: str, by_c: bool) -> None:
+    check_beside_cupy({"hidden_size": 8 * HIDDEN, **spec}, boundaries, by_c, batch=BATCH, time=33)
+
+
+@pytest.mark.parametrize("by_c", [True, False])
+def test_scans_of_all_blocks_together_are_what_cupy_calls_return(by_c: bool) -> None:
+    """Launched together, and from the second run on out of XLA's graph, in which a fill of the workspace is before each."""
+    spec = {"model": "min_gru", "hidden_size": 256, "precision": "bf16"}
+    kernel = check_beside_cupy(spec, "", by_c, batch=1, time=65536)
+    strategies = {(key.kernel_pass, plan.strategy) for key, plan in kernel.plans.items()}
+    assert {("forward", "cooperative"), ("backward", "cooperative")} <= strategies
+
+
+def check_beside_cupy(spec: dict[str, Any], boundaries: str, by_c: bool, batch: int, time: int) -> Kernel:
+    """Compare a call and its gradients with those of a kernel on CuPy's arrays, which is returned."""
     target._DEVICE_CALLS.clear()  # recorded anew, and published
-    spec = {"hidden_size": 8 * HIDDEN, **spec}
     kernel = kernel_of(spec)
-    arrays, sequences = split(drawn(kernel, boundaries=boundaries, time=33))
+    arrays, sequences = split(drawn(kernel, boundaries=boundaries, batch=batch, time=time))
     if "cu_seqlens" in sequences:
-        sequences["cu_seqlens"][-1] = 33
+        sequences["cu_seqlens"][-1] = time
 
     @jax.jit
     def ours(arrays: Any, sequences: Any, dy: Any, dstate: Any) -> Any:
@@ -98,6 +113,7 @@ def test_everything_is_what_cupy_calls_return(spec: dict[str, Any], boundaries: 
         jax.tree.map(almost_equal, {name: gradients.pop(name) for name in by_xla}, by_xla)
         jax.tree.map(np.testing.assert_array_equal, (results, gradients), expected)
     assert (0 if handler is None else handler.served) > before if by_c else handler is None or handler.served == before
+    return kernel
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru", "min_gru"])

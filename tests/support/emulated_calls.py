@@ -15,7 +15,6 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import InterpretedKernel
-from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.run.target import target_of
@@ -31,9 +30,11 @@ class HavingBuilder(EmulatedBuilder):
         """Return the candidates of the family that has most of the variables wanted."""
         return solution_wanted(self.solutions(key), dict(self.wanted)) if self.wanted else super().solve(key)
 
-    def _chosen(self, solution: Solution) -> KernelPlan:
+    def chosen(self, key: KernelKey) -> tuple[Solution, int]:
+        """Return the first candidate with most of them."""
+        solution = self.solve(key)
         having = [len(set(self.wanted) & set(one.items())) for one in solution.candidates]
-        return solution.plan(having.index(max(having)))
+        return solution, having.index(max(having))
 
 
 def kernel_of(wanted: dict[str, int] | None = None, **spec: Any) -> InterpretedKernel:

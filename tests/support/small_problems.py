@@ -72,8 +72,10 @@ class WantedBuilder(EmulatedBuilder):
         """Return the candidates of the family that has most of the variables wanted, of several the preferred one's."""
         return solution_wanted(self.solutions(key), dict(self.wanted))
 
-    def _chosen(self, solution: Solution) -> KernelPlan:
-        return solution.plan(most_wanted(solution, dict(self.wanted)))
+    def chosen(self, key: KernelKey) -> tuple[Solution, int]:
+        """Return the candidate with most of them."""
+        solution = self.solve(key)
+        return solution, most_wanted(solution, dict(self.wanted))
 
 
 def solution_wanted(solutions: Iterable[Solution], wanted: Mapping[str, int]) -> Solution:

@@ -31,16 +31,18 @@ FEW = 6
 a_cache_each = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=4, deadline=None)
 
 
+def pool_of(builder: Builder, measurer: FakeMeasurer) -> CandidatePool:
+    key = builder.key_of("forward", builder.hinted_specialization)
+    return CandidatePool(builder, key, measurer, open_history(builder.store))
+
+
 def raced(builder: Builder, measurer: FakeMeasurer, top: int | None = FEW, seconds: float = 60.0) -> TunedKernel:
     """Race the candidates of the forward alone."""
-    key = builder.key_of("forward", builder.hinted_specialization)
-    pool = CandidatePool(builder, key, measurer, open_history(builder.store))
-    return KernelTuning(pool, top, seconds, lambda _: None).run()
+    return KernelTuning(pool_of(builder, measurer), top, seconds, lambda _: None).run()
 
 
 def candidates_of(builder: Builder, top: int | None = FEW) -> list[CandidateKey]:
-    solution = builder.solve(builder.key_of("forward", builder.hinted_specialization))
-    return [key_of(solution.family.name, one) for one in solution.candidates][:top]
+    return list(pool_of(builder, FakeMeasurer()).ranked)[:top]
 
 
 def winner_of(tuned: TunedKernel) -> CandidateKey:
@@ -150,6 +152,22 @@ def test_every_kernel_of_a_call_and_its_gradients_is_tuned(builder_of: BuilderOf
     settings_of = [one.setting for one in tuned]
     assert [(its.kernel_pass, its.specialization, (its.batch, its.time)) for its in settings_of] == list(kernels_of(builder))
     assert all(one.ended == "decided" and one.winner for one in tuned)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("model", ["min_gru", "gru"])
+def test_every_strategy_has_its_turn_and_one_that_wins_is_taken(builder_of: BuilderOf, model: str) -> None:
+    """Whatever the model thinks of it: its first pick is measured, however few are."""
+    builder = builder_of(model=model, precision="bf16")
+    families = [
+        solution.family.name for solution in builder.solutions(builder.key_of("forward", builder.hinted_specialization))
+    ]
+    assert len(families) > 1
+    for family in families:
+        measurer = FakeMeasurer(truth_us=lambda one, family=family: 1.0 if one[0] == family else 100.0)  # type: ignore[misc]
+        won = raced(emptied(builder), measurer, top=len(families))
+        assert {one[0] for one in measurer.timed} == set(families)
+        assert winner_of(won)[0] == taken(builder)[0] == taken(builder_of(model=model, precision="bf16"))[0] == family
 
 
 @pytest.mark.usefixtures("compiler")

@@ -172,15 +172,17 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     }
 
 
-def serves(problem: Problem) -> bool:
-    """Say whether there is a kernel for `problem`, whose sizes are those of a call, and two take longer one after the other."""
-    if refusal(problem):
-        return False
+def is_feasible(problem: Problem) -> bool:
+    """Say whether there is a kernel for `problem`, whose sizes are those of a call."""
     try:
-        plan = solve(problem, FORWARD).plan()
+        return not refusal(problem) and bool(solve(problem, FORWARD))
     except Infeasible:
         return False
-    return plan.predicted_total_us < WORTH * apart_us(problem)
+
+
+def serves(problem: Problem) -> bool:
+    """Say whether there is a kernel for `problem`, whose sizes are those of a call, and two take longer one after the other."""
+    return is_feasible(problem) and solve(problem, FORWARD).plan().predicted_total_us < WORTH * apart_us(problem)
 
 
 def apart_us(problem: Problem) -> float:

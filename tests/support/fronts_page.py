@@ -1,0 +1,181 @@
+"""docs/fronts.md from what the fronts answer: its tables, and why what is not there cannot be.
+
+`PYTHONPATH=tests python -m support.fronts_page` asks all of it, and writes the page.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import fronts, strategy_fronts
+from support.documentation import ROOT, name_of
+from support.uncompiled_kernels import nothing_compiled
+
+from benchmarks.pages import filled_sections
+
+PAGE = ROOT / "docs" / "fronts.md"
+WRITE = "PYTHONPATH=tests python -m support.fronts_page writes the page"
+# The columns of the classes of cells, in tables that a page has room for.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Calls": ("NumPy", "native C", "GPU", "`verify`", "single step"),
+    "torch": (
+        "torch `recurrence`",
+        "torch `RNN`",
+        "`torch.nn`",
+        "`SelectiveScan`",
+        "`torch.compile`",
+        "`torch.export`",
+        "autocast",
+    ),
+    "JAX": ("JAX `recurrence`, `step`", "JAX `RNN`", "JAX `vmap`"),
+    "Without Python": ("C for CPUs", "C for GPUs", "operators"),
+    "Over ranks": ("`pipeline`", "`correct`", "`summary`", "`head_group`"),
+    "Ahead of calls": ("`prepare`", "`tune`", "CUDA graphs"),
+}
+
+_COMPLEX, _LOG, _DIAGONAL, _DENSE = "a scan of complex numbers", "a scan with `scan_arithmetic: log`", "diagonal", "dense"
+_N_SCAN, _N_DIAGONAL, _BOTH = "n values per channel, a scan", "n values per channel, diagonal", "both directions"
+
+
+class Reason(NamedTuple):
+    """Why fronts do not have some rows: a sentence of mathematics, or of what the front stands for."""
+
+    why: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+
+
+REASONS = (
+    Reason(
+        "`minrnn_gen.scan` is given its coefficients: it has no weights that a layer could hold, its step is `a * h + b`, and "
+        "its channels read nothing of each other, so that each rank scans its own.",
+        ("single step", "torch `RNN`", "JAX `RNN`", "`head_group`"),
+        (_COMPLEX,),
+    ),
+    Reason(
+        "The reverse direction begins at the last step of a sequence: there is no next step before all are known.",
+        ("single step",),
+        (_BOTH,),
+    ),
+    Reason(
+        "The classes of `torch.nn` are three dense cells, and a class of the same name computes the same.",
+        ("`torch.nn`",),
+        ("a scan", _LOG, _COMPLEX, _DIAGONAL, _N_SCAN, _N_DIAGONAL),
+    ),
+    Reason(
+        "`SelectiveScan` is one cell, the selective scan of n values per channel, and causal.",
+        ("`SelectiveScan`",),
+        ("a scan", _LOG, _COMPLEX, _DIAGONAL, _DENSE, _N_DIAGONAL, _BOTH),
+    ),
+    Reason(
+        "Both need a piece of time as one map of the state before it, of fixed size. Steps that are affine in the state "
+        "compose to one, others do not.",
+        ("`correct`", "`summary`"),
+        (_DIAGONAL, _DENSE, _N_DIAGONAL),
+    ),
+)
+OF_STRATEGIES = (
+    Reason(
+        "Dropout runs between the layers of a stack while it trains: no call of one kernel has any. In JAX it is JAX's own, by "
+        "its random keys.",
+        ("`verify`", "JAX", "C for GPUs", "`tune`"),
+        ("dropout",),
+    ),
+    Reason(
+        "In JAX the product of x and its weight is XLA's, which fuses and shards it: kernels begin at pre-activations.",
+        ("JAX",),
+        ("scan_forward_projected",),
+    ),
+)
+# What is still to be filled, by column and row; nothing else may be missing.
+HOLES: frozenset[tuple[str, str]] = frozenset(
+    (
+        *(
+            (column, row)
+            for column in ("native C", "C for CPUs", "operators")
+            for row in (_LOG, _COMPLEX, _N_SCAN, _N_DIAGONAL)
+        ),
+        *((column, _COMPLEX) for column in ("C for GPUs", "`prepare`", "`tune`")),
+        *((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`")),
+    )
+)
+_HOLE = "not yet"
+
+
+def entry(takes: bool, column: str, row: str) -> str:
+    """Return what the page says where a front `takes` a row, or not; raises AssertionError where nothing says why not."""
+    reasons = [str(number) for number, reason in _numbered() if column in reason.columns and row in reason.rows]
+    is_hole = (column, row) in HOLES
+    if takes:
+        assert not reasons and not is_hole, f"{column} takes {row}, and something says that it does not"
+        return "yes"
+    assert len(reasons) + is_hole == 1, f"{column} does not take {row}: fill it, or say in a sentence why it cannot"
+    return _HOLE if is_hole else f"no ({reasons[0]})"
+
+
+def _numbered() -> Iterable[tuple[int, Reason]]:
+    return enumerate((*REASONS, *OF_STRATEGIES), 1)
+
+
+def entries_of_column(rows: Mapping[str, fronts.Row], column: str, folder: Path) -> dict[str, str]:
+    """Return the entry of each class of cells in a column."""
+    front = fronts.FRONTS[column]
+    return {
+        row: entry(fronts.takes(front, made, folder / str(number)), column, row)
+        for number, (row, made) in enumerate(rows.items())
+    }
+
+
+def entries_of_strategy(strategy: str, folder: Path) -> dict[str, str]:
+    """Return the entries of a strategy, by column."""
+    return {
+        column: entry(strategy_fronts.takes(front, strategy, folder / str(number)), column, strategy)
+        for number, (column, front) in enumerate(strategy_fronts.FRONTS.items())
+    }
+
+
+def page_of(of_classes: Mapping[str, Mapping[str, str]], of_strategies: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the page with entries by column and row, and by strategy and column, and the reasons."""
+    tables = []
+    for group, columns in GROUPS.items():
+        rows = {row: [of_classes[column][row] for column in columns] for row in fronts.SPECS}
+        tables.append(f"### {group}\n\n{_table('cell', columns, rows)}")
+    strategies = {f"`{name}`": list(entries.values()) for name, entries in of_strategies.items()}
+    sections = {
+        "classes": "\n\n".join(tables),
+        "strategies": _table("kernel", tuple(strategy_fronts.FRONTS), strategies),
+        "reasons": "\n".join(f"{number}. {reason.why}" for number, reason in _numbered()),
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    return filled_sections(page, name_of(PAGE), {name: partial("{}\n".format, text) for name, text in sections.items()})
+
+
+def _table(first: str, columns: tuple[str, ...], rows: Mapping[str, list[str]]) -> str:
+    lines = [(first, *columns), ("---",) * (1 + len(columns)), *((row, *entries) for row, entries in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |".replace("| --- ", "|---").replace("|--- |", "|---|") for line in lines)
+
+
+def main() -> None:
+    """Ask everything, and write the page."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        patch.setenv("MINRNN_CACHE_DIR", os.fspath(folder / "cache"))
+        patch.setenv("MINRNN_CPU", "numpy")
+        with nothing_compiled():
+            rows = fronts.rows()
+            classes = {
+                column: entries_of_column(rows, column, folder / str(number)) for number, column in enumerate(fronts.FRONTS)
+            }
+        with nothing_compiled(plans_sizes=True):
+            strategies = {one: entries_of_strategy(one, folder / one) for one in strategy_fronts.STRATEGIES}
+    PAGE.write_text(page_of(classes, strategies), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
