@@ -320,7 +320,7 @@ def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
     check_sizes_of_vectors(builder.spec, builder.cell_source)  # before anything is compiled
     spec, specialization, sizes = builder.spec, builder.hinted_specialization, builder.hinted_sizes
-    if builder.kind == "dense":
+    if builder.cell_shape.has_matrix:
         # One kernel runs in either direction, and a single step too.
         return Kernel(builder, builder.build_all([builder.choose("forward", specialization, sizes)]))
     runs = [replace(specialization, reverse=reverse) for reverse in RUNS_REVERSED[spec.direction]]

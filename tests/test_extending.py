@@ -1,10 +1,11 @@
-"""Lists of CONTRIBUTING.md for new cells, GPUs, strategies, exchanges, executors and fronts: the files they name are enough.
+"""Lists of CONTRIBUTING.md for new cells, GPUs, strategies, exchanges, families, executors and fronts: their files are enough.
 
 A copy of the package gets a toy of each kind (`tests/support/extension`), and plans, renders, compiles and runs them.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,20 +15,24 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.everyday import one_in
 
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.interpret.toolchain import has_compiler
+from minrnn_gen.plan.classes import CellKind, FamilyName
 
 ROOT = Path(__file__).parents[1]
 EXTENSION = ROOT / "tests" / "support" / "extension"
 GUIDE = ROOT / "CONTRIBUTING.md"
 # What is shipped: the rest of a list is documentation and tests.
 SHIPPED = ("minrnn_gen", "templates", "gpu_profiles")
-FAMILIES = "minrnn_gen/plan/families.py"
+FAMILIES, CLASSES = "minrnn_gen/plan/families.py", "minrnn_gen/plan/classes.py"
+ANALYSIS, RUNS = "minrnn_gen/cell/analysis.py", "minrnn_gen/run/cells.py"
+# Files of the package that a family touches at most: none of exports, of JAX or of native code.
+FAMILY_FILES_MOST = 10
 
 # Files that the toy of each kind adds, and the lines that it puts behind a line of a file that is there.
 ADDED: dict[str, tuple[str, ...]] = {
@@ -35,6 +40,14 @@ ADDED: dict[str, tuple[str, ...]] = {
     "A GPU": ("gpu_profiles/toy.yaml",),
     "A strategy of a kernel family": ("minrnn_gen/plan/scan/serial.py", "templates/scan_forward_serial.cu.j2"),
     "An exchange": ("templates/exchanges/rotated.cuh.j2",),
+    "A kernel family": (
+        "minrnn_gen/plan/memoryless/__init__.py",
+        "minrnn_gen/plan/memoryless/elementwise.py",
+        "minrnn_gen/run/memoryless/__init__.py",
+        "minrnn_gen/run/memoryless/launch.py",
+        "minrnn_gen/run/memoryless/runs.py",
+        "templates/memoryless_forward.cu.j2",
+    ),
     "An executor": ("minrnn_gen/run/recording/counts.py",),
     "A front of another library": ("minrnn_gen/compat/toy.py",),
 }
@@ -56,7 +69,45 @@ REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
             "passes_operands=True),",
         ),
     ),
+    "A kernel family": (
+        (ANALYSIS, r"^Kind = Literal\[$", '    "memoryless",'),
+        (
+            ANALYSIS,
+            r'^        return Recurrence\("dense".*$',
+            """    previous = {ex.previous(state) for state in cell.states}
+    expressions = (*(expression for _, expression in cell.definitions), cell.output)
+    if not any(previous.intersection(ex.symbols_of(expression)) for expression in expressions):
+        return Recurrence("memoryless", (), (), "memoryless: no equation reads a previous state.")""",
+        ),
+        (CLASSES, r"^CellKind = Literal\[$", '    "memoryless",'),
+        (CLASSES, r"^FamilyName = Literal\[$", '    "memoryless",'),
+        (CLASSES, r"^FAMILY_OF_CLASS: .*$", '    "memoryless": "memoryless",'),
+        (CLASSES, r"^FAMILIES_IN_WORDS: .*$", '    "memoryless": "memoryless: no step waits for another",'),
+        (FAMILIES, r"^from minrnn_gen\.plan\.dense import .*$", "from minrnn_gen.plan.memoryless import elementwise"),
+        (FAMILIES, r"^FAMILIES: .*$", "    elementwise.FORWARD,"),
+        (
+            FAMILIES,
+            r"^    match problem\.cell\.kind:$",
+            """        case "memoryless":
+            # A single step and gradients are those of a cell whose class is not known.
+            return (elementwise.FORWARD if problem.kernel_pass == "forward" else _diagonal_family(problem),)""",
+        ),
+        (
+            "minrnn_gen/codegen/signature.py",
+            r"^_KINDS: .*$",
+            '    ("memoryless_forward", ""): _scan_forward,',
+        ),
+        (RUNS, r"^from minrnn_gen\.run\.dense\.runs import .*$", "from minrnn_gen.run.memoryless.runs import MemorylessRun"),
+        (
+            RUNS,
+            r"^    match builder\.family:$",
+            """        case "memoryless":
+            return MemorylessRun(interface, builder)""",
+        ),
+    ),
 }
+# A cell of the class that the toy family serves.
+GATED = {"name": "gated", "equations": "m = tanh(W.a) * scale\nh[t] = m * W.b", "parameters": ["scale"]}
 
 # Run in the copy; prints what the test asserts.
 PLANNED = """
@@ -86,6 +137,55 @@ for more in ({{}}, sequences, {{**sequences, "all_states": True}}):
     for one, other in zip((found[0], *found[1].values()), (expected[0], *expected[1].values()), strict=True):
         errors.append(float(numpy.abs(one.astype(float) - other.astype(float)).max()))
 print(json.dumps(errors))
+"""
+FAMILY = """
+import json, numpy, minrnn_gen
+from minrnn_gen.interpret.cases import Case, inputs_of
+kernel = minrnn_gen.compile({spec!r}, device="interpret")
+assert (kernel.builder.family, kernel.plan.template) == ("memoryless", "memoryless_forward.cu.j2")
+errors = []
+
+def compare(found, expected):
+    for one, other in zip((found[0], *found[1].values()), (expected[0], *expected[1].values()), strict=True):
+        errors.append(float(numpy.abs(one.astype(float) - other.astype(float).reshape(one.shape)).max(initial=0)))
+
+for more in (False, True):
+    inputs = inputs_of(kernel.interface, Case(3, 9, more)).forward
+    compare(kernel(**inputs, all_states=more), kernel.reference(**inputs, all_states=more))
+if kernel.spec.layout == "BTD":
+    inputs = inputs_of(kernel.interface, Case(1, 9)).forward
+    states = inputs_of(kernel.interface, Case(3, 9)).forward["state"]
+    inputs |= {{"cu_seqlens": numpy.array([0, 4, 4, 9]), "state": states}}
+    compare(kernel(**inputs), kernel.reference(**inputs))
+inputs = inputs_of(kernel.interface, Case(2, 0)).forward
+compare(kernel(**inputs), kernel.reference(**inputs))
+if not kernel.interface.directions:
+    inputs = inputs_of(kernel.interface, Case(3, 1))
+    compare(kernel.step(**inputs.step), kernel.reference(**inputs.forward))
+if kernel.spec.training:
+    inputs = inputs_of(kernel.interface, Case(3, 9, True))
+    both = (kernel, minrnn_gen.compile({spec!r}))
+    found, expected = (one.backward(one.forward(**inputs.forward)[2], inputs.dy, inputs.dstate) for one in both)
+    compare((found["x"], {{"bias": found["bias"]}}), (expected["x"], {{"bias": expected["bias"]}}))
+print(json.dumps(errors))
+"""
+DESCRIBED = """
+import json, tempfile, minrnn_gen
+from pathlib import Path
+from support.fake_compiler import Compiler
+from minrnn_gen.build import builder
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.recording.plain_program import plain_program
+builder.compile_source = Compiler()
+kernel = minrnn_gen.compile({spec!r})
+folder = Path(tempfile.mkdtemp())
+exported = kernel.export(folder, target="cuda", gpus=["toy"], sizes=[(3, 9)])
+print(json.dumps({{
+    "left out": str(exported.left_out),
+    "source": (folder / "rnn_gated.c").read_text(),
+    "program": plain_program(kernel.builder, "forward", Sizes(3, 9)),
+    "explained": kernel.explain(),
+}}))
 """
 EXCHANGED = """
 import json, numpy, minrnn_gen
@@ -156,7 +256,7 @@ def answer_of(copy: Path, cache: Path, program: str, **spec: Any) -> Any:
         "training": False,
         **spec,
     }
-    environment = os.environ | {"PYTHONPATH": str(copy), "MINRNN_CACHE_DIR": str(cache)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(copy), str(ROOT / "tests"))), "MINRNN_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", program.format(spec=toy)]
     answer = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
@@ -173,11 +273,32 @@ def files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize("kind", ADDED)
 def test_the_guide_lists_the_files_of_the_toy(kind: str) -> None:
     shipped = [pattern for pattern in listed(kind) if pattern.startswith(SHIPPED)]
-    touched = {*ADDED[kind], *(name for name, _, _ in REGISTERED.get(kind, ()))}
+    # A folder has an empty file that says it is a part of the package.
+    added = {name for name in ADDED[kind] if (EXTENSION / name).name != "__init__.py"}
+    touched = {*added, *(name for name, _, _ in REGISTERED.get(kind, ()))}
     assert {name for name in touched if not any(fnmatchcase(name, pattern) for pattern in shipped)} == set()
 
 
-@pytest.mark.parametrize("kind", [*ADDED, "A kernel family", "A command"])
+def test_a_family_touches_few_files() -> None:
+    shipped = {pattern for pattern in listed("A kernel family") if pattern.startswith(SHIPPED)}
+    assert len(shipped) <= FAMILY_FILES_MOST
+    assert not [pattern for pattern in shipped if re.search(r"/(export|jax|native|cpu|torch)/|\bcpu_", pattern)]
+
+
+def test_nothing_asks_for_a_class_by_its_name_but_the_files_that_list_them() -> None:
+    # Elsewhere a new class would be taken for what it is not: cells are asked what they have.
+    words = {"kind": {*get_args(CellKind)}, "family": {*get_args(FamilyName)}}
+    asks = set()
+    for path in (ROOT / "minrnn_gen").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                asked = {one.attr for one in (node.left, *node.comparators) if isinstance(one, ast.Attribute)}
+                said = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+                asks |= {path.relative_to(ROOT).as_posix() for name in asked & {*words} if said & words[name]}
+    assert asks <= {*listed("A kernel family"), "minrnn_gen/plan/problem.py"}
+
+
+@pytest.mark.parametrize("kind", [*ADDED, "A command"])
 def test_the_files_that_the_guide_lists_are_there(kind: str) -> None:
     assert listed(kind)
     for pattern in listed(kind):
@@ -217,6 +338,41 @@ def test_the_strategy_of_the_toy_is_right(copy: Path, emulated_kernels: Path, sp
 @pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 def test_the_exchange_of_the_toy_is_right(copy: Path, emulated_kernels: Path) -> None:
     assert answer_of(copy, emulated_kernels, EXCHANGED, model="gru", hidden_size=96, precision="fp32", batch=3) <= 2.0**-18
+
+
+def test_the_family_of_the_toy_is_planned_rendered_and_compiled(copy: Path, tmp_path: Path) -> None:
+    answer = answer_of(copy, tmp_path, PLANNED, model=GATED)
+    assert (answer["template"], answer["entry"]) == ("memoryless_forward.cu.j2", "memoryless_forward")
+    if toolchain_version():
+        (kernel,) = answer["resources"]
+        assert kernel["spill_bytes"] == 0 and 0 < kernel["registers"] <= answer["registers"]
+
+
+@pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+@pytest.mark.parametrize(
+    "spec",
+    one_in(
+        5,
+        [
+            {"layout": "TBD", "direction": "bidirectional"},
+            {"direction": "reverse", "input_size": 5},
+            {"layout": "BDT", "direction": "reverse"},
+            {"precision": "bf16"},
+            {"training": True, "layout": "BDT"},
+        ],
+    ),
+    ids=str,
+)
+def test_the_family_of_the_toy_is_right(copy: Path, emulated_kernels: Path, spec: dict[str, Any]) -> None:
+    error = 2.0**-8 if spec.get("precision") == "bf16" else 2.0**-18
+    assert max(answer_of(copy, emulated_kernels, FAMILY, model=GATED, hidden_size=12, **spec)) <= error
+
+
+def test_the_family_of_the_toy_is_exported_and_explained(copy: Path, tmp_path: Path) -> None:
+    answer = answer_of(copy, tmp_path, DESCRIBED, model=GATED)
+    assert answer["left out"] == "()" and "memoryless_forward" in answer["source"]
+    assert "launch memoryless_forward, 17 blocks of 64 threads" in answer["program"], answer["program"]
+    assert "memoryless: no step waits for another" in answer["explained"]
 
 
 def test_the_executor_of_the_toy_performs_programs_of_every_class(copy: Path, tmp_path: Path) -> None:

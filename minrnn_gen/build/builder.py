@@ -24,11 +24,11 @@ from minrnn_gen.cell.files import CellSource
 from minrnn_gen.config.environment import debug_build_is_asked_for, logs_plans
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, PromiseBroken, ToolchainMissing
+from minrnn_gen.plan.classes import FamilyName, family_of
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import (
     ASSUMED_BATCH,
     ASSUMED_TIME,
-    CellKind,
     CellShape,
     KernelKey,
     KernelPass,
@@ -113,9 +113,9 @@ class Builder:
         return cached.cell if cached else self.programs.shape("forward")
 
     @property
-    def kind(self) -> CellKind:
-        """The class of the cell."""
-        return self.cell_shape.kind
+    def family(self) -> FamilyName:
+        """The kernels that serve the cell."""
+        return family_of(self.cell_shape.kind, self.cell_source.has_vectors)
 
     @property
     def hinted_sizes(self) -> Sizes:
@@ -373,7 +373,7 @@ class Builder:
             time=key.sizes.time,
             specialization=key.specialization,
             gpu=self.target.profile,
-            heads=spec.heads if cell.kind == "dense" else 1,
+            heads=spec.heads if cell.has_matrix else 1,
             fp32_product=spec.fp32_product,
             state_size=(spec.state_size or 1) if self.cell_source.has_vectors else 0,
             groups=spec.groups or 1,

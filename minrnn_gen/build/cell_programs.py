@@ -49,7 +49,7 @@ class CellPrograms:
         from minrnn_gen.cell.lowering_steps import lower_steps
 
         cell, recurrence = self.cell, self.recurrence
-        if recurrence.kind != "affine-diagonal":
+        if not recurrence.is_scan:
             if self.spec.scan_arithmetic == "log":
                 why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, which has no scan; allowed: linear"
                 raise self.spec.error("scan_arithmetic", why)
@@ -66,7 +66,7 @@ class CellPrograms:
         from minrnn_gen.cell.lowering_steps import lower_steps_backward
 
         cell, recurrence = self.cell, self.recurrence
-        return lower_scan_backward(cell, recurrence) if recurrence.kind == "affine-diagonal" else lower_steps_backward(cell)
+        return lower_scan_backward(cell, recurrence) if recurrence.is_scan else lower_steps_backward(cell)
 
     @cached_property
     def vectors(self) -> LoweredVectors:

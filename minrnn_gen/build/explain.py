@@ -110,8 +110,8 @@ def strategy_in_words(plan: KernelPlan) -> str:
             return f"one step as a product and a pointwise kernel: {plan.prediction.passed_over}"
         case "stepwise":
             return f"step by step, not persistent: {plan.prediction.passed_over}"
-        case "serial" if plan.family == "vectors":
-            lanes, n = plan.variables["lanes"], plan.launch.partition["state_size"]
+        case "serial" if n := plan.launch.partition.get("state_size"):
+            lanes = plan.variables["lanes"]
             shared = "one lane has" if lanes == 1 else f"{lanes} lanes share"
             return f"step by step: {shared} the {n} values of a channel, in registers for all steps"
         case "serial":

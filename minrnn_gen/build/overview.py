@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from minrnn_gen.plan.classes import FAMILIES_IN_WORDS
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import CellShape
 
-_CLASSES = {
-    "affine-diagonal": "scan: steps are composed in parallel",
-    "diagonal": "diagonal: each channel goes step by step",
-    "dense": "dense: all channels go step by step, a product by R between two steps",
-}
-_VECTORS = "vectors: each channel has n values, and goes step by step"
 _GIB = 2**30
 
 
 def overview(plan: KernelPlan, cell: CellShape, memory_bytes: int | None = None) -> list[tuple[str, str]]:
     """Return the rows class, proof and limit, and a warning where arrays exceed `memory_bytes`, those of the GPU."""
-    rows = [("class", _VECTORS if plan.family == "vectors" else _CLASSES[cell.kind])]
+    rows = [("class", FAMILIES_IN_WORDS[plan.family])]
     if cell.proof:
         rows.append(("proof", cell.proof.rstrip(".")))
     rows.append(("limit", plan.limit))

@@ -11,7 +11,7 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes
 def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
     """Return the specialization of plain calls of these sizes whose scan has its projection in it, built; None without one."""
     spec = builder.spec
-    if not spec.input_size or spec.direction != "forward" or builder.kind != "affine-diagonal":
+    if not spec.input_size or spec.direction != "forward" or not builder.cell_shape.is_scan:
         return None
     specialization = Specialization(WIDEST_COPY_BYTES, input_size=spec.input_size)
     problem = builder.problem_of(builder.cell_shape, builder.key_of("forward", specialization, sizes))

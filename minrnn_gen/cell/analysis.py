@@ -13,7 +13,11 @@ from minrnn_gen.cell.functions import Comparison, Detach, Where
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.printing import equation_text
 
-Kind = Literal["affine-diagonal", "diagonal", "dense"]
+Kind = Literal[
+    "affine-diagonal",
+    "diagonal",
+    "dense",
+]
 
 # Degrees above the first must cancel in an affine cell; a cell in which a fourth power cancels is already contrived.
 DEGREE_LIMIT = 4
@@ -36,6 +40,11 @@ class Recurrence:
     a: tuple[tuple[str, Expr], ...]
     b: tuple[tuple[str, Expr], ...]
     proof: str
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether each step is an affine map of each state, so that steps are composed in any grouping."""
+        return self.kind == "affine-diagonal"
 
 
 def classify(cell: Cell) -> Recurrence:

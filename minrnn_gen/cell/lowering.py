@@ -321,7 +321,7 @@ def _reached(cell: Cell, sources: set[Symbol]) -> set[Symbol]:
 
 
 def _check_scan(cell: Cell, recurrence: Recurrence) -> None:
-    if recurrence.kind != "affine-diagonal":
+    if not recurrence.is_scan:
         raise BadInput(f"the cell {cell.name} has no scan: {recurrence.proof}")
 
 

@@ -120,9 +120,8 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
     source = find_cell(name, Path.cwd(), "cells show")
     cell = parse_cell(source)
     recurrence = classify(cell)
-    is_scan = recurrence.kind == "affine-diagonal"
-    forward = lower_scan(cell, recurrence) if is_scan else lower_steps(cell)
-    backward = lower_scan_backward(cell, recurrence) if is_scan else lower_steps_backward(cell)
+    forward = lower_scan(cell, recurrence) if recurrence.is_scan else lower_steps(cell)
+    backward = lower_scan_backward(cell, recurrence) if recurrence.is_scan else lower_steps_backward(cell)
     work = {"forward": forward_work(forward), "backward": backward_work(backward)}
     entry = {
         "name": cell.name,

@@ -42,7 +42,7 @@ def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Cas
 
     It is one call with both where `at_once`.
     """
-    if plans[0].family == "dense":
+    if plans[0].problem.has_matrix:
         tile = max(plan.variables.get("batch_tile", 2) for plan in plans)
         if at_once:
             return (Case(tile + 1, DENSE_STEPS - 1, True),)

@@ -76,7 +76,7 @@ def folded(products: Any, ends: Any) -> Any:
 def check_cell(kernel: Kernel, all_states: bool) -> None:
     """Refuse what does not run over an axis of time."""
     name, interface = kernel.builder.cell_source.name, kernel.interface
-    if kernel.builder.cell_shape.kind != "affine-diagonal":
+    if not kernel.builder.cell_shape.is_scan:
         raise BadInput(
             f"axis_name was given, but {name} is no scan, whose pieces could be folded; split batch or heads instead"
         )

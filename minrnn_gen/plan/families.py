@@ -113,7 +113,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
 
 def _refusal(problem: Problem) -> str:
     """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
-    is_over_time = problem.cell.kind == "dense" and problem.kernel_pass in ("forward", "backward")
+    is_over_time = problem.cell.has_matrix and problem.kernel_pass in ("forward", "backward")
     return persistent.refusal(problem) if is_over_time else ""
 
 

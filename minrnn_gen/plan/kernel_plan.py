@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from minrnn_gen.plan.classes import FamilyName, Strategy
 from minrnn_gen.plan.exchange import Exchange, exchange_of
 from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.plan.summary import html_table, limit_in_words
@@ -20,11 +21,6 @@ OVERLAP_NORM = 3
 WORKSPACE_HEAD_BYTES = 128
 
 StatesOut = Literal["none", "storage", "arithmetic"]
-# By the class of the cell; those for n values per channel serve scans and diagonal cells.
-FamilyName = Literal["scan", "diagonal", "dense", "vectors"]
-# A scan by lanes along channels or time, by all blocks, or with its projection. serial: a thread takes all steps, elementwise:
-# one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
-Strategy = Literal["channels", "time", "cooperative", "projected", "serial", "elementwise", "persistent", "decode", "stepwise"]
 
 _Readers = Mapping[str, Callable[[Any], Any]]
 
@@ -105,6 +101,11 @@ class PlannedProblem:
             "specialization": lambda values: Specialization(**values),
         }
         return cls(**_read(data, read))
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether the cell multiplies its previous output by a matrix R."""
+        return bool(self.matrix_product)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.classes import Strategy
 from minrnn_gen.plan.gpu_rates import launch_us
-from minrnn_gen.plan.kernel_plan import Strategy
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil
 from minrnn_gen.plan.problem import Problem

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast
 
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.kernel_plan import FamilyName, KernelPlan, PlannedProblem, Specialization
+from minrnn_gen.plan.classes import CellKind, FamilyName, family_of
+from minrnn_gen.plan.kernel_plan import KernelPlan, PlannedProblem, Specialization
 from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.precision import Fp32Product, Precision
 
 # "dropout" is between layers, whatever their cell.
 KernelPass = Literal["forward", "backward", "step", "dropout"]
 Layout = Literal["BTD", "TBD", "BDT"]
-# As cell.analysis proves it.
-CellKind = Literal["affine-diagonal", "diagonal", "dense"]
 # How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, one of them, or fused multiply-adds.
 MatrixProduct = Literal["mma_16bit", "tf32x3", "tf32", "fma"]
 
 # The widest copy a thread can issue (cp.async and ld.global both stop at 16 bytes).
 WIDEST_COPY_BYTES = 16
 REGISTER_BYTES = 4
-FAMILIES: Mapping[CellKind, FamilyName] = {"affine-diagonal": "scan", "diagonal": "diagonal", "dense": "dense"}
 # Sizes assumed where the spec gives no hint: a mini-batch of a sequence model.
 ASSUMED_BATCH = 8
 ASSUMED_TIME = 2048
@@ -92,6 +89,16 @@ class CellShape:
     prepared_count: int = 0
     divides_time: bool = False
 
+    @property
+    def has_matrix(self) -> bool:
+        """Whether the cell multiplies its previous output by a matrix R, so that its channels go together."""
+        return bool(self.recurrent_gates)
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether its steps are affine maps of each state, which are composed in any grouping."""
+        return self.kind == "affine-diagonal"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -117,8 +124,8 @@ class Problem:
 
     @property
     def family(self) -> FamilyName:
-        """The kernels that serve: by the class of the cell, or for any class with the axis n."""
-        return "vectors" if self.state_size else FAMILIES[self.cell.kind]
+        """The kernels that serve the cell."""
+        return family_of(self.cell.kind, self.state_size > 0)
 
     @property
     def matrix_product(self) -> MatrixProduct:
@@ -172,7 +179,7 @@ class Problem:
             arithmetic_dtype=self.precision.arithmetic_dtype,
             arithmetic_bytes=self.precision.arithmetic_bytes,
             functions=self.precision.functions,
-            matrix_product=self.matrix_product if self.cell.kind == "dense" else "",
+            matrix_product=self.matrix_product if self.cell.has_matrix else "",
             state_count=len(self.cell.states),
             saved_values=self.cell.saved_values,
             recomputed_values=self.cell.recomputed_values,

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minrnn_gen.errors import Infeasible, ToolchainMissing, needing
+from minrnn_gen.plan.classes import Strategy
 from minrnn_gen.plan.kernel_plan import (
     Alternative,
     Budget,
@@ -17,7 +18,6 @@ from minrnn_gen.plan.kernel_plan import (
     LaunchShape,
     Margin,
     Prediction,
-    Strategy,
     template_of,
     total_us,
 )

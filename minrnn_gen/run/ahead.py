@@ -24,7 +24,7 @@ _Request = tuple[KernelPass, Specialization, Sizes]
 
 def step_specialization(builder: Builder) -> Specialization:
     """Return the specialization of a step: as whole rows of a dense cell's state are aligned."""
-    if builder.kind != "dense":
+    if not builder.cell_shape.has_matrix:
         return builder.hinted_specialization
     storage_bytes = precision_of(builder.spec.precision).storage_bytes
     return Specialization(alignment_of(builder.spec.head_dim * storage_bytes))
@@ -56,12 +56,12 @@ def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None =
 def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Specialization], ...]:
     """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients."""
     spec, specialization = builder.spec, builder.specialization_at(sizes)
-    is_dense = builder.kind == "dense"
+    has_matrix = builder.cell_shape.has_matrix
     # What is kept for a backward is another kernel of a forward.
     keeps = spec.training and not builder.cell_source.has_vectors and bool(builder.lowered_backward.needs_saved_states)
     precision = precision_of(spec.precision)
     # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
-    kept: StatesOut = "arithmetic" if is_dense and precision.storage_dtype != precision.arithmetic_dtype else "storage"
+    kept: StatesOut = "arithmetic" if has_matrix and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
     passes: list[tuple[KernelPass, Specialization]] = []
     if projected := projected_at(builder, sizes):
@@ -69,7 +69,7 @@ def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Special
     for reverse in RUNS_REVERSED[spec.direction]:
         passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
         passes += [("backward", replace(specialization, reverse=reverse))] if spec.training else []
-    if not is_dense and len(RUNS_REVERSED[spec.direction]) == 1:
+    if not has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
         passes.append(("step", specialization))
     return tuple(passes)
 
@@ -86,7 +86,7 @@ def prepare(builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: I
     others: dict[_Request, _Request] = {}
     for sizes in wanted:
         for kernel_pass, specialization in passes_of(builder, sizes):
-            asked = builder.hinted_specialization if builder.kind == "dense" else specialization
+            asked = builder.hinted_specialization if builder.cell_shape.has_matrix else specialization
             first[kernel_pass, asked, sizes] = None
             others[kernel_pass, specialization, sizes] = kernel_pass, asked, sizes
         for kernel_pass, specialization in _steps_of(builder, sizes):
@@ -113,14 +113,14 @@ def sizes_from(wanted: Iterable[Sequence[int]]) -> tuple[Sizes, ...]:
 def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Specialization]]:
     """The kernel of a single step of a dense cell, where so many sequences have one of their own."""
     spec = builder.spec
-    if builder.kind == "dense" and len(RUNS_REVERSED[spec.direction]) == 1:
+    if builder.cell_shape.has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
         matrix_elements = math.prod((len(builder.cell.recurrent_gates), spec.hidden_size, spec.head_dim))
         if sizes.batch <= step_sequences_max(builder.target.profile, matrix_elements):
             yield "step", step_specialization(builder)
 
 
 def _has_others(plan: KernelPlan) -> bool:
-    return plan.family != "dense" or plan.is_persistent
+    return not plan.problem.has_matrix or plan.is_persistent
 
 
 def _built(

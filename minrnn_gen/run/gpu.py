@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
@@ -17,34 +18,14 @@ from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.backend import Backend, Recorder, WideGradients
+from minrnn_gen.run.backend import Backend, Recorder
+from minrnn_gen.run.cell_run import CellRun
+from minrnn_gen.run.cells import run_of
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice
-from minrnn_gen.run.dense.runs import DenseRun
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.recording.replay import ByKey, Finished, Trace, TraceCache, without_slots
 from minrnn_gen.run.saved import Forward
-from minrnn_gen.run.scan.projected import ProjectedScan
-from minrnn_gen.run.scan.runs import ScanRun
-from minrnn_gen.run.vectors.runs import VectorsRun
-
-
-class CellRun(Protocol):
-    """The runs of one class of cells: `ScanRun` or `DenseRun`."""
-
-    def expect_backward(self, call: Call, /) -> None:
-        """Build what a backward needs whatever its arrays."""
-
-    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut, /) -> None:
-        """Run a call in each direction: of `runs` each is of one, with what it writes."""
-
-    def step(self, recorder: Recorder, call: Call, outputs: Outputs, /) -> None:
-        """Run one step."""
-
-    def backward(
-        self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients, /
-    ) -> WideGradients:
-        """Run against time in each direction."""
 
 
 class RestoredBackward(NamedTuple):
@@ -62,9 +43,7 @@ class GpuRun:
 
     def __init__(self, interface: Interface, builder: Builder, backend: Backend, fuses: bool = True) -> None:
         """Run on a backend; `fuses`: a scan and its projection by one kernel where that is faster."""
-        self._interface, self._backend = interface, backend
-        self._cells = _cells_of(interface, builder, backend)
-        self._fused = ProjectedScan(interface, builder) if fuses and isinstance(self._cells, ScanRun) else None
+        self._interface, self._builder, self._backend, self._fuses = interface, builder, backend, fuses
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
@@ -72,7 +51,11 @@ class GpuRun:
 
     def directions_beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
         """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
-        return self._cells.beside(kernel_pass, sizes) if isinstance(self._cells, DenseRun) else None
+        return self._cells.beside(kernel_pass, sizes)
+
+    @cached_property
+    def _cells(self) -> CellRun:
+        return run_of(self._interface, self._builder, self._backend)
 
     @property
     def preactivation_axes(self) -> str:
@@ -121,7 +104,7 @@ class GpuRun:
             *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
         outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
-        fused = self._fused.forward(recorder, call, outputs, states_out, saves) if self._fused else None
+        fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves) if self._fuses else None
         projected = fused or self._projected(recorder, call, interface.preactivation_axes)
         if call.batch and not fused:
             runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
@@ -255,12 +238,6 @@ def _total(sums: Any) -> Any:
         return sums.reshape(runs, rows, hidden)
     # Few values are left to add; the libraries do it in an order that does not change.
     return sums.sum((1, 3))
-
-
-def _cells_of(interface: Interface, builder: Builder, backend: Backend) -> CellRun:
-    if interface.has_vectors:
-        return VectorsRun(interface, builder)
-    return DenseRun(interface, builder, backend) if interface.recurrent_gates else ScanRun(interface, builder)
 
 
 def _new_states(interface: Interface, recorder: Recorder, sequences: int) -> tuple[Array, ...]:

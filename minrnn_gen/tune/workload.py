@@ -72,7 +72,7 @@ class TrialBuilder(Builder):
         """Return the trial for calls of its pass and specialization; of a dense cell it also says how calls are run."""
         trial = self.trial
         if trial and trial.kernel_pass == kernel_pass:
-            asks_how = self.kind == "dense" and specialization == self.hinted_specialization
+            asks_how = self.cell_shape.has_matrix and specialization == self.hinted_specialization
             if asks_how or specialization == trial.specialization:
                 return trial
         return super().choose(kernel_pass, specialization, sizes)
@@ -147,7 +147,7 @@ class Workload:
 
     @property
     def _checked_sizes(self) -> Sizes:
-        return checked_sizes(self.plan, self.trial.cell.kind == "dense", self.target.profile.sm_count)
+        return checked_sizes(self.plan, self.trial.cell.has_matrix, self.target.profile.sm_count)
 
     @cached_property
     def _others(self) -> tuple[BuiltKernel, ...]:
@@ -183,7 +183,7 @@ class Workload:
             return lambda: dict(_leaves(kernel.backward(saved, **arguments.backward)))
         if specialization.states_out == "none":
             return lambda: _named(*kernel(arguments.x, **arguments.forward))
-        if specialization.states_out == "arithmetic" and self.trial.cell.kind != "dense":
+        if specialization.states_out == "arithmetic" and not self.trial.cell.has_matrix:
             return lambda: _named(*kernel(arguments.x, **arguments.forward, all_states=True))
         return lambda: _named(*kernel.forward(arguments.x, **arguments.forward)[:2])
 
@@ -227,13 +227,13 @@ class Workload:
         return Arguments(x, forward, backward)
 
 
-def checked_sizes(plan: KernelPlan, is_dense: bool, sm_count: int) -> Sizes:
+def checked_sizes(plan: KernelPlan, has_matrix: bool, sm_count: int) -> Sizes:
     """Return sizes like a plan's own, with as many idle SMs and as long, for which the fp64 reference takes about a second."""
     is_few = plan.problem.batch * plan.problem.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
     least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.problem.hidden_size)
     least_time = min(plan.problem.time, SHORT_STEPS)
     batch = min(plan.problem.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.problem.hidden_size)))
-    most = CHECKED_DENSE_STEPS if is_dense else CHECKED_ELEMENTS // (batch * plan.problem.hidden_size)
+    most = CHECKED_DENSE_STEPS if has_matrix else CHECKED_ELEMENTS // (batch * plan.problem.hidden_size)
     # Not whole tiles of a power of two, and rows aligned as the planned ones are.
     time = max(SHORT_STEPS, most // (2 * ALIGNMENT_ELEMENTS) * 2 * ALIGNMENT_ELEMENTS) + ALIGNMENT_ELEMENTS
     return Sizes(batch, min(plan.problem.time, time + plan.problem.time % ALIGNMENT_ELEMENTS))

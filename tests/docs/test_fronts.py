@@ -19,7 +19,8 @@ import minrnn_gen
 from minrnn_gen.errors import BadInput
 from minrnn_gen.interpret.cases import Case, Inputs, inputs_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.plan.problem import CellKind, KernelPass
+from minrnn_gen.plan.classes import CellKind
+from minrnn_gen.plan.problem import KernelPass
 
 PAGE = ROOT / "docs" / "fronts.md"
 N_DIAGONAL = {
@@ -168,7 +169,7 @@ def kernels() -> Iterator[dict[str, Kernel]]:
 
 def test_the_table_has_every_class(kernels: dict[str, Kernel]) -> None:
     assert list(shown()) == list(ROWS)
-    classes = {(kernel.builder.kind, kernel.interface.has_vectors) for kernel in kernels.values()}
+    classes = {(kernel.builder.cell_shape.kind, kernel.interface.has_vectors) for kernel in kernels.values()}
     assert classes == {(kind, wide) for kind in get_args(CellKind) for wide in (False, True)} - {("dense", True)}
 
 

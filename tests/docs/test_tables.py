@@ -15,9 +15,10 @@ from minrnn_gen.cell.files import library_names
 from minrnn_gen.config.gpu_profile import load_profile, profile_names
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import MinrnnError
+from minrnn_gen.plan.classes import CellKind
 from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import CellKind, CellShape, Problem
+from minrnn_gen.plan.problem import CellShape, Problem
 from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of

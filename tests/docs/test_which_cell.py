@@ -11,9 +11,9 @@ from support.documentation import ROOT
 import minrnn_gen
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import library_names
+from minrnn_gen.plan.classes import FAMILY_OF_CLASS
 
 PAGE = (ROOT / "docs/which-cell.md").read_text(encoding="utf-8")
-CLASSES = {"affine-diagonal": "scan", "diagonal": "diagonal", "dense": "dense"}
 ROWS = [
     (name, columns[3].strip())
     for line in PAGE.splitlines()
@@ -24,11 +24,11 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "said"), ROWS)
 def test_a_cell_of_the_page_is_of_the_class_that_is_said(name: str, said: str) -> None:
-    assert CLASSES[classify(built_in(name)).kind] == said
+    assert FAMILY_OF_CLASS[classify(built_in(name)).kind] == said
 
 
 def test_every_class_and_the_most_used_cells_have_a_row() -> None:
-    assert {said for _, said in ROWS} == set(CLASSES.values())
+    assert {said for _, said in ROWS} == set(FAMILY_OF_CLASS.values())
     assert {"min_gru", "min_lstm", "lstm", "gru", "slstm"} <= {name for name, _ in ROWS} <= {*library_names()}
 
 

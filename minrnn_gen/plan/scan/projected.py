@@ -42,7 +42,7 @@ def refusal(problem: Problem) -> str:
         return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
     if problem.layout != "BTD":
         return f"the rows of a sequence do not lie behind each other in layout {problem.layout}, only in BTD"
-    if problem.cell.kind != "affine-diagonal" or problem.state_size:
+    if not problem.cell.is_scan or problem.state_size:
         return f"{problem.cell.name} is no scan of one value per channel and state"
     if storage_bytes != 2 or problem.precision.arithmetic_dtype != "float32":
         return f"products in {problem.precision.name} are not those of warpgroups in 16 bits"

@@ -85,7 +85,7 @@ class CpuRun:
     @cached_property
     def _keeps_states(self) -> bool:
         """Whether a forward that saves writes states whatever is asked for."""
-        if self.builder.kind == "affine-diagonal":
+        if self.builder.cell_shape.is_scan:
             return False
         return self.native.kernels.keeps_states if self.native.kernels.forward else True
 
@@ -93,7 +93,7 @@ class CpuRun:
     def expects_states(self) -> bool:
         """Whether a forward that saves will write states, as long as a compiler that is there compiles; nothing is compiled."""
         native = self.native.kernels
-        return native.keeps_states if native.is_expected else self.builder.kind != "affine-diagonal"
+        return native.keeps_states if native.is_expected else not self.builder.cell_shape.is_scan
 
     def reference(self, call: Call, all_states: bool) -> ForwardResult:
         """Run over time sequentially in float64; the results are NumPy arrays in float64."""

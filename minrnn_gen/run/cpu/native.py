@@ -110,12 +110,12 @@ class NativeKernels:
     def reads_y(self) -> bool:
         """Whether y stands for the state that it is: a scan keeps no such state, and a wide y is not rounded."""
         precision = self.interface.precision
-        return self.builder.kind == "affine-diagonal" or precision.storage_dtype == precision.arithmetic_dtype
+        return self.builder.cell_shape.is_scan or precision.storage_dtype == precision.arithmetic_dtype
 
     @cached_property
     def keeps_states(self) -> bool:
         """Whether a forward that saves writes states, since its backward reads those that y is not."""
-        if self.builder.kind == "affine-diagonal":
+        if self.builder.cell_shape.is_scan:
             return False  # said by the call
         lowered = self.builder.lowered_backward
         read = {*lowered.read_states, *((lowered.output_state,) if self.interface.recurrent_gates else ())}

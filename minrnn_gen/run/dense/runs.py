@@ -9,20 +9,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
-from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_incoming
-from minrnn_gen.codegen.signature import names_of
-from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
+from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
 from minrnn_gen.run.dense.launch import (
     BackwardArrays,
@@ -91,7 +89,7 @@ class _RunBack(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DenseRun:
+class DenseRun(CellRun):
     """The kernels of one builder of a dense cell.
 
     A persistent kernel takes all steps of a run in one launch; where the plan is of another family, `StepwiseRun` takes them
@@ -101,8 +99,6 @@ class DenseRun:
     `at_once`: of how many runs the GPU holds the blocks at once that wait for others anywhere.
     """
 
-    interface: Interface
-    builder: Builder
     backend: Backend
     at_once: int = 1
 
@@ -110,16 +106,6 @@ class DenseRun:
     def stepwise(self) -> StepwiseRun:
         """What takes steps one after the other."""
         return StepwiseRun(self.interface, self.backend)
-
-    @cached_property
-    def names(self) -> ArrayNames:
-        """The names of the arrays of a forward or a step."""
-        return ArrayNames(self.interface.states, self.interface.parameters)
-
-    @cached_property
-    def names_backward(self) -> ArrayNames:
-        """The names of the arrays of a backward."""
-        return names_of(self.builder.lowered_backward)
 
     @cached_property
     def half(self) -> DenseRun:

@@ -111,7 +111,7 @@ def _has_pieces(builder: Builder) -> bool:
     """Say whether the kernels of a builder run on pieces of time with the bits of a whole."""
     spec = builder.spec
     return (
-        builder.kind == "dense"
+        builder.cell_shape.has_matrix
         and spec.direction == "forward"
         and spec.layout != "BDT"
         and spec.input_size is not None

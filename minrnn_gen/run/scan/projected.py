@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projected import projected_at
@@ -27,11 +26,7 @@ class ProjectedScan:
 
     interface: Interface
     builder: Builder
-
-    @cached_property
-    def names(self) -> ArrayNames:
-        """The names of the arrays of a forward."""
-        return ArrayNames(self.interface.states, self.interface.parameters)
+    names: ArrayNames
 
     def forward(self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool) -> Call | None:
         """Run a call, and return it with the pre-activations where it `saves`; None where it is run by two kernels.

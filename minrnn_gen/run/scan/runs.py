@@ -11,36 +11,31 @@ from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.codegen.signature import names_of
-from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program.number import most
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
+from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.launch import alignment_of_call
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.launch import backward_launch_of, forward_launch_of, parts_of, step_launch_of, workspace_bytes_of
+from minrnn_gen.run.scan.projected import ProjectedScan
 
 
 @dataclass(frozen=True)
-class ScanRun:
+class ScanRun(CellRun):
     """The kernels of one builder of a scan or a diagonal cell."""
 
-    interface: Interface
-    builder: Builder
-
     @cached_property
-    def names(self) -> ArrayNames:
-        """The names of the arrays of a forward or a step."""
-        return ArrayNames(self.interface.states, self.interface.parameters)
+    def projected(self) -> ProjectedScan:
+        """The kernels that multiply x by the weight themselves."""
+        return ProjectedScan(self.interface, self.builder, self.names)
 
-    @cached_property
-    def names_backward(self) -> ArrayNames:
-        """The names of the arrays of a backward."""
-        return names_of(self.builder.lowered_backward)
-
-    def expect_backward(self, call: Call) -> None:
-        """Build nothing ahead: which kernel a backward needs depends on its arrays."""
+    def forward_from_inputs(
+        self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool
+    ) -> Call | None:
+        """Run a call together with its projection, where one kernel for both is faster."""
+        return self.projected.forward(recorder, call, outputs, states_out, saves)
 
     def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut) -> None:
         """Run a call in each direction."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, runs_of
-from minrnn_gen.call.interface import Interface
-from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
+from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.runs import choose
 from minrnn_gen.run.vectors.launch import (
@@ -29,26 +26,13 @@ from minrnn_gen.run.vectors.launch import (
 
 
 @dataclass(frozen=True)
-class VectorsRun:
-    """The kernels of one builder of a cell with n values per channel."""
-
-    interface: Interface
-    builder: Builder
-
-    @cached_property
-    def names(self) -> ArrayNames:
-        """The names of the arrays in every pass."""
-        interface = self.interface
-        of_vectors = (interface.vector_states, interface.vector_parameters, interface.shared)
-        return ArrayNames(interface.states, interface.parameters, (), None, *of_vectors)
+class VectorsRun(CellRun):
+    """The kernels of one builder of a cell with n values per channel; both passes have arrays of the same names."""
 
     @property
     def shared_axes(self) -> str:
         """The axes of inputs S.* of one direction."""
         return self.interface.shared_axes.replace("d", "")
-
-    def expect_backward(self, call: Call) -> None:
-        """Build nothing ahead: which kernel a backward needs depends on its arrays."""
 
     def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut) -> None:
         """Run a call in each direction."""

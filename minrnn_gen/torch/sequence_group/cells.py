@@ -118,11 +118,11 @@ def seconds_of(kernel: Kernel, batch: int, time: float, counts: Sequence[int], o
     take more than half of the time, and n values per channel take longer than their bytes: there it is what the kernel's own
     plan is expected to take.
     """
-    interface, is_dense = kernel.interface, kernel.builder.cell_shape.kind == "dense"
-    if on_gpu and (is_dense or interface.has_vectors):
+    interface, has_matrix = kernel.interface, kernel.builder.cell_shape.has_matrix
+    if on_gpu and (has_matrix or interface.has_vectors):
         with contextlib.suppress(Infeasible):
             return {count: 1e-6 * _planned_us(kernel, Sizes(-(-batch // count), max(1, round(time)))) for count in counts}
-    if is_dense:
+    if has_matrix:
         return {count: max(time * DENSE_STEP_SECONDS / count, SECONDS_LEAST) for count in counts}
     itemsize = calls.storage_dtype(kernel).itemsize
     return seconds_of_bytes(batch * time * interface.hidden_size * (len(interface.gates) + 1) * itemsize, counts)
@@ -147,11 +147,11 @@ def ways_of(
     `seconds` as `choices` takes them; `has_sequences`: some begin or end within a row.
     """
     spec, interface = kernel.spec, kernel.interface
-    is_dense = kernel.builder.cell_shape.kind == "dense"
+    has_matrix = kernel.builder.cell_shape.has_matrix
     words = len(interface.gates) + 1
     # Otherwise y of all groups is put together: read and written. Beside the steps of a dense cell that is nothing.
     is_in_place = not (interface.input_size or interface.has_vectors)
-    allowed: dict[Way, float] = {"pipeline": 0.0 if is_dense or is_in_place else 2 / words}
+    allowed: dict[Way, float] = {"pipeline": 0.0 if has_matrix or is_in_place else 2 / words}
     if _folds(kernel) and spec.training:
         steps = 0 if has_sequences else first_steps(round(time))
         allowed |= gathering_passes(member.size, not steps, PRODUCT_PASSES_OF_CELL)
@@ -203,7 +203,7 @@ def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
 
 def _folds(kernel: Kernel) -> bool:
     """Whether pieces have a product of coefficients and an end state, of which those of all are folded."""
-    return kernel.builder.cell_shape.kind == "affine-diagonal"
+    return kernel.builder.cell_shape.is_scan
 
 
 def _check_way(kernel: Kernel, member: Member) -> None:

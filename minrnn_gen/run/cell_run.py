@@ -1,0 +1,70 @@
+"""What a run of any family is: the order in which a call's kernels are launched, asked of a recorder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.codegen.signature import names_of
+from minrnn_gen.codegen.signature_groups import ArrayNames
+from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.run.backend import Recorder, WideGradients
+from minrnn_gen.run.dense.direction_choice import DirectionsChoice
+from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.saved import Forward
+
+
+@dataclass(frozen=True)
+class CellRun(ABC):
+    """The kernels of one builder, of a cell of one family; what is not abstract is what most families do."""
+
+    interface: Interface
+    builder: Builder
+
+    @cached_property
+    def names(self) -> ArrayNames:
+        """The names of the arrays of a forward or a step; nothing is lowered for them."""
+        interface = self.interface
+        of_vectors = (interface.vector_states, interface.vector_parameters, interface.shared)
+        return ArrayNames(interface.states, interface.parameters, (), None, *of_vectors)
+
+    @cached_property
+    def names_backward(self) -> ArrayNames:
+        """The names of the arrays of a backward."""
+        return names_of(self.builder.lowered_for("backward"))
+
+    def expect_backward(self, _call: Call, /) -> None:  # noqa: B027 -- most families build nothing ahead
+        """Begin to build what a backward needs: nothing, since which kernel that is depends on its arrays."""
+
+    def beside(self, _kernel_pass: BackwardOrForward, _sizes: Sizes, /) -> DirectionsChoice | None:
+        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        return None
+
+    def forward_from_inputs(
+        self, _recorder: Recorder, _call: Call, _outputs: Outputs, _states_out: StatesOut, _saves: bool, /
+    ) -> Call | None:
+        """Run a call that is still to be projected, and return it with the pre-activations where it `saves`.
+
+        None where the projection is a product before the run, as it is by default.
+        """
+        return None
+
+    @abstractmethod
+    def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut, /) -> None:
+        """Run a call in each direction: of `runs` each is of one, with what it writes."""
+
+    @abstractmethod
+    def step(self, recorder: Recorder, call: Call, outputs: Outputs, /) -> None:
+        """Run one step."""
+
+    @abstractmethod
+    def backward(
+        self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients, /
+    ) -> WideGradients:
+        """Run against time in each direction."""
