@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
+from support import cell_oracle
 from support.bounded import FUNCTIONS, Arithmetic, exact
 from support.cell_evaluation import Tree
 from support.cell_tape import Tape
@@ -28,8 +30,21 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
+# An affine cell whose next value is (1 - z) * h + z * p in a scan; as it is written, two equal infinities give NaN.
+DIFFERENCE = DrawnCell(
+    "affine",
+    (("h[t]", ("+", ("leaf", "h[t-1]"), ("*", ("sigmoid", ("leaf", "W.z")), ("-", ("leaf", "p"), ("leaf", "h[t-1]"))))),),
+    ("h",),
+    ("p",),
+    None,
+)
+# An infinite parameter, and a reset before the first of four steps.
+INFINITE = DrawnCall("fp32", "BTD", "forward", 1, 1, 1, 4, frozenset({"resets"}), 2, 275)
+
+
 @settings(max_examples=examples(6), suppress_health_check=SLOW, phases=UNSHRUNK)
 @given(cells(), calls())
+@example(DIFFERENCE, INFINITE)
 def test_the_cpu_target_is_the_oracles(cell: DrawnCell, call: DrawnCall) -> None:
     subject = Subject(cell, call)
     with refused_as_too_large():
@@ -52,6 +67,23 @@ def test_emulated_kernels_are_the_oracles(cell: DrawnCell, call: DrawnCall, othe
     subject = Subject(cell, call, other)
     with refused_as_too_large():
         assert check(subject, subject.emulated).wrong == ()
+
+
+@settings(max_examples=examples(3), suppress_health_check=SLOW, phases=UNSHRUNK)
+@given(cells(), calls())
+@example(DIFFERENCE, INFINITE)
+def test_a_state_that_is_reset_is_as_unsure_as_one_that_is_not_given(cell: DrawnCell, call: DrawnCall) -> None:
+    problem = Subject(cell, replace(call, given=call.given - {"state", "resets"})).problem(0)
+    first = problem.resets.copy()
+    for sequence in range(call.batch):
+        first[sequence, problem.steps(sequence)[:1]] = True
+    with np.errstate(all="ignore"):
+        fresh, reset = (cell_oracle.forward(one)[0] for one in (problem, replace(problem, resets=first)))
+    for name, value in fresh.items():
+        # A product with R has no rounding where the state is known to be 0, so that it is surer.
+        assert (value.is_unknown >= reset[name].is_unknown).all(), name
+        if cell.kind == "affine":
+            assert (value.is_unknown == reset[name].is_unknown).all(), name
 
 
 @settings(max_examples=examples(16), suppress_health_check=SLOW)

@@ -156,7 +156,7 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
         is_reset = bool(problem.resets[sequence, t])
         if is_reset:
             ran.dropped += state.values()
-            state = {name: tape.leaf(exact(np.zeros(hidden))) for name in state}
+            state = {name: tape.leaf(exact(np.zeros(hidden)), True) for name in state}
         names = dict(ran.parameters)
         ran.gates[t] = {}
         for index, gate in enumerate(problem.gates):
