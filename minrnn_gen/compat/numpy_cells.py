@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from minrnn_gen.api import compile_arguments
+from minrnn_gen.call.keywords import constructed_by_own_name
 from minrnn_gen.errors import BadInput, ToolchainMissing, kind_of, shown
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.kernel import Kernel
@@ -39,6 +40,9 @@ class _Cell:
     # NumPy's default.
     _PRECISION: ClassVar[str] = "fp64"
     _DTYPE: ClassVar[Any] = np.float64
+
+    def __init_subclass__(cls) -> None:
+        constructed_by_own_name(cls)
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         """Draw the weights; the kernel is made in the first call."""

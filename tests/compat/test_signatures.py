@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("minrnn_gen.torch")
 
 from support.differentiable import exchanged  # noqa: E402
+
+from minrnn_gen import compat  # noqa: E402
 
 MIGRATION = Path(__file__).parents[2] / "docs" / "migration.md"
 
@@ -215,3 +219,29 @@ def test_modules_of_accelerated_scan_by_their_keywords(part: str) -> None:
         torch.testing.assert_close(reverse, y)
         with pytest.raises(Exception, match=r"mul is .*; only torch\.mul is supported"):
             scan(a, b, mul=torch.add)
+
+
+MODULES = (
+    "minrnn_gen",
+    "minrnn_gen.torch",
+    "minrnn_gen.torch.nn",
+    "minrnn_gen.jax",
+    *(module.name for module in pkgutil.walk_packages(compat.__path__, f"{compat.__name__}.")),
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_messages_of_arguments_that_are_missing_or_unknown_have_public_names(module: str) -> None:
+    try:
+        front = importlib.import_module(module)
+    except Exception as error:
+        pytest.skip(f"{module} is not there: {error}")
+    for name, offered in vars(front).items():
+        is_ours = getattr(offered, "__module__", "").startswith("minrnn_gen") and not name.startswith("_")
+        if not is_ours or not callable(offered) or (isinstance(offered, type) and issubclass(offered, Exception)):
+            continue
+        for positional, keywords in (((), {}), ((None,), {}), ((), {"no_such": 1})):
+            try:
+                offered(*positional, **keywords)
+            except Exception as error:
+                assert not re.search(r"(?<!\w)_[A-Za-z]|<l", str(error)), f"{name}: {error}"

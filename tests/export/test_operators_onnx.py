@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.exported import run_in
@@ -42,6 +44,35 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatc
     program = torch.export.export(wing.GRU(4, 8), (torch.zeros(1, 2, 4),))
     with pytest.raises(ToolchainMissing, match="pip install onnx onnxscript"):
         wing.onnx_translations(wing.export_operators(program, tmp_path, name="without_onnx"))
+
+
+def causes_of(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield str(error)
+        error = error.__cause__
+
+
+class Scan(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return wing.scan(x, x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's own exporter
+def test_a_file_with_what_onnx_does_not_know_is_refused_in_words_of_the_house(tmp_path: Path) -> None:
+    """Whatever step the exporter is at: a program whose operators have no table, and a program as torch.export gives it."""
+    pytest.importorskip("onnxscript")
+    modules = (wing.GRU(4, 4), wing.MinGRU(4, 4, num_layers=2), Scan())
+    programs = [torch.export.export(module, (torch.zeros(1, 2, 4),)) for module in modules]
+    for program in programs:
+        with pytest.raises(Exception) as raised:
+            torch.onnx.export(program, verbose=False)
+        assert any("minrnn_gen.torch.export_operators" in said for said in causes_of(raised.value))
+    with_operators = wing.export_operators(programs[0], tmp_path, name="without_table")
+    with pytest.raises(Exception) as raised:
+        torch.onnx.export(with_operators, verbose=False)
+    assert any("custom_translation_table=minrnn_gen.torch.onnx_translations" in said for said in causes_of(raised.value))
+    translations = wing.onnx_translations(with_operators)
+    assert torch.onnx.export(with_operators, custom_translation_table=translations, verbose=False) is not None
 
 
 @pytest.mark.matrix_full

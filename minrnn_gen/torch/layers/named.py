@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Never, Unpack
+from typing import Any, ClassVar, Never, Unpack
 
+from minrnn_gen.call.keywords import constructed_by_own_name
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.torch.layers.checks import refuse_positional
 from minrnn_gen.torch.layers.layer import RNN
@@ -14,6 +15,10 @@ class _OfCell(RNN):
     """Layers of one built-in cell; arguments beyond the model are those of `RNN`."""
 
     cell: ClassVar[str]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        constructed_by_own_name(cls)
 
     @shows_options
     def __init__(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
@@ -30,6 +32,10 @@ _NO_ONNX = (
     "minrnn_gen.torch.export_operators returns, translated by onnx_translations(program), or the layer of torch.nn with this "
     f"state_dict; {OF_REPLACED}"
 )
+_NO_TABLE = (
+    "an ONNX file was asked for over an operator that was exported, without how it is written; give torch.onnx.export "
+    "custom_translation_table=minrnn_gen.torch.onnx_translations(program)"
+)
 _NO_SCRIPT = (
     "torch.jit.script was asked for over a layer of minrnn_gen, which TorchScript cannot read; torch.export and torch.compile "
     f"take it, and its state_dict fits the layer of torch.nn; {OF_REPLACED}"
@@ -44,6 +50,8 @@ _NO_BATCHED_GRADIENTS = (
 )
 # What exports to ONNX has imported it; asking torch would import it.
 _ONNX_EXPORTER = "torch.onnx._internal.exporter"
+# Whether what runs is an exported operator that is being written into an ONNX file.
+_IS_TRANSLATED = ContextVar("is_translated", default=False)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
@@ -58,7 +66,14 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     for backend in ("CPU", "CUDA"):
         LIBRARY.impl(name, run, backend)
     LIBRARY.impl(name, record, "Autograd")
-    torch.library.register_fake(f"minrnn_gen::{name}", fake, lib=LIBRARY)
+
+    def fake_outside_of_onnx(*arguments: Any) -> Any:
+        # An exporter of ONNX asks what a program of torch.export has in it before it translates it.
+        if _writes_onnx() and not _IS_TRANSLATED.get():
+            raise BadInput(_NO_ONNX)
+        return fake(*arguments)
+
+    torch.library.register_fake(f"minrnn_gen::{name}", fake_outside_of_onnx, lib=LIBRARY)
     torch.library.register_vmap(f"minrnn_gen::{name}", _refuse_vmap, lib=LIBRARY)
     return getattr(torch.ops.minrnn_gen, name).default
 
@@ -105,6 +120,21 @@ def refuse_tracing() -> None:
 def _writes_onnx() -> bool:
     """Say whether an ONNX file is being written; a compiler that looked into torch's own answer would take it for False."""
     return _ONNX_EXPORTER in sys.modules and torch.onnx.is_in_onnx_export()
+
+
+@contextlib.contextmanager
+def exported(has_translation: bool) -> Iterator[None]:
+    """Compute an exported operator by those here; where an ONNX file is being written, refused without a translation."""
+    if not _writes_onnx():
+        yield
+        return
+    if not has_translation:
+        raise BadInput(_NO_TABLE)
+    before = _IS_TRANSLATED.set(True)
+    try:
+        yield
+    finally:
+        _IS_TRANSLATED.reset(before)
 
 
 def refuse_scripting() -> NoReturn:

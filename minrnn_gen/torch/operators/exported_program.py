@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_for_inference
 from minrnn_gen.torch.operators import kernel_operator, stack_operator
 from minrnn_gen.torch.operators.calls import arithmetic_dtype
+from minrnn_gen.torch.operators.dispatch import exported
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -28,6 +29,8 @@ _OF_EVERY_CELL = ("R", "weight", "bias", "recurrent_bias")
 # The operators that this process has defined, or given results without values, by namespace and name.
 _LIBRARIES: dict[str, Any] = {}
 _DEFINED: set[tuple[str, str]] = set()
+# Those of which it was asked how an ONNX file has them.
+_TRANSLATED: set[Any] = set()
 
 
 def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *, name: str) -> ExportedProgram:
@@ -203,7 +206,7 @@ def _defined(namespace: str, operator: ExportedOperator, recipes: tuple[str, ...
     key = (namespace, operator.name)
     if key not in _DEFINED:
         library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
-        run = _Run(operator, recipes)
+        run = _Run("::".join(key), operator, recipes)
         if not hasattr(getattr(torch.ops, namespace), operator.name):
             library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))
             library.impl(operator.name, run, "CompositeExplicitAutograd")
@@ -225,15 +228,21 @@ def is_exported(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and (*node.target.name().split("::"),) in _DEFINED
 
 
+def expect_onnx(targets: Iterable[Any]) -> None:
+    """Have ONNX files written with these operators, whose translations the exporter gets; others are refused."""
+    _TRANSLATED.update(target.name() for target in targets)
+
+
 @dataclass(frozen=True)
 class _Run:
     """What an exported operator computes, with and without values, by the operators here."""
 
+    name: str
     operator: ExportedOperator
     recipes: tuple[str, ...]
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
-        with torch.no_grad():
+        with exported(self.name in _TRANSLATED), torch.no_grad():
             return tuple(self._results(tensors))
 
     def _results(self, tensors: Sequence[Any]) -> Sequence[Any]:

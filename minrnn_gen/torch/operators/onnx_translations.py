@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minrnn_gen.errors import INSTALL_ONNX, BadInput, needing
-from minrnn_gen.torch.operators.exported_program import check_program, is_exported
+from minrnn_gen.torch.operators.exported_program import check_program, expect_onnx, is_exported
 
 _TYPES = {
     torch.float64: "tensor(double)",
@@ -36,7 +36,9 @@ def onnx_translations(program: Any) -> dict[Any, Callable[..., Any]]:
         import onnx.defs  # noqa: F401
     with needing("onnxscript", "an ONNX file", INSTALL_ONNX):
         import onnxscript.values  # noqa: F401
-    return {node.target: _translation(node) for node in nodes}
+    translations = {node.target: _translation(node) for node in nodes}
+    expect_onnx(translations)
+    return translations
 
 
 def _translation(node: Any) -> Callable[..., Any]:
