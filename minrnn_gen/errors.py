@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import reprlib
 from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import Any
 
 # What brings the libraries of kernels wherever this package came from: it names no package that an index may not have yet.
 INSTALL_CUDA = "pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]' for drivers before 580"
@@ -113,6 +116,17 @@ def shown(value: object, limit: int = 60) -> str:
     """Return `value` as an error message shows it: one printable line, at most twice `limit` long; true and null as in YAML."""
     text = " ".join(_Brief(limit).repr(value).split())
     return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."
+
+
+def constructed_by_own_name(cls: type) -> None:
+    """Give a class a constructor of its own name; else Python's messages name the private class that it is inherited from."""
+    inherited: Any = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
+    if inherited.__qualname__.startswith("_"):
+        parts = (inherited.__name__, inherited.__defaults__, inherited.__closure__)
+        own = FunctionType(inherited.__code__, inherited.__globals__, *parts)
+        own.__kwdefaults__ = inherited.__kwdefaults__
+        functools.update_wrapper(own, inherited).__qualname__ = f"{cls.__qualname__}.__init__"
+        cls.__init__ = own  # type: ignore[misc]
 
 
 class _Brief(reprlib.Repr):

@@ -28,6 +28,8 @@ PACKAGE = Path(minrnn_gen.__file__).parent
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 LINES_MOST = 400
 ARROWS_MOST = 148
+# Functions whose body is one that another module or class has, of more characters than these.
+TWICE_MOST, BODY_CHARACTERS = 7, 60
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,20 @@ def test_every_import_goes_down() -> None:
 
 def test_the_arrows_between_rooms_are_few() -> None:
     assert len(arrows()) <= ARROWS_MOST
+
+
+def test_few_functions_stand_twice_to_the_letter() -> None:
+    # Neither names nor documentation count, nor bodies of a few words.
+    bodies: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                statements = node.body[ast.get_docstring(node) is not None :]
+                text = "\n".join(map(ast.unparse, statements))
+                if len(text) > BODY_CHARACTERS:
+                    bodies.setdefault(f"{ast.unparse(node.args)}:\n{text}", []).append(f"{name}.{node.name}")
+    twice = [names for names in bodies.values() if len(names) > 1]
+    assert len(twice) <= TWICE_MOST, twice
 
 
 def test_nothing_of_the_package_imports_the_benchmarks() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
 from minrnn_gen.call.arguments import CallArguments
@@ -86,18 +84,3 @@ def shows_keywords(function: Function, types: Mapping[str, Any], defaults: Mappi
     last = [parameter for parameter in kept if parameter.kind is keyword]
     function.__signature__ = signature.replace(parameters=[*first, *shown, *last])  # type: ignore[attr-defined]
     return function
-
-
-def constructed_by_own_name(cls: type) -> None:
-    """Give a class a constructor of its own name; else Python's messages name the private class that it is inherited from."""
-    inherited = cast("Any", cls).__init__
-    if not inherited.__qualname__.startswith("_"):
-        return
-    own = FunctionType(
-        inherited.__code__, inherited.__globals__, inherited.__name__, inherited.__defaults__, inherited.__closure__
-    )
-    functools.update_wrapper(own, inherited)
-    own.__kwdefaults__, own.__qualname__ = inherited.__kwdefaults__, f"{cls.__qualname__}.{inherited.__name__}"
-    del own.__wrapped__  # type: ignore[attr-defined]
-    own.__signature__ = inspect.signature(inherited)  # type: ignore[attr-defined]
-    cls.__init__ = own  # type: ignore[misc]

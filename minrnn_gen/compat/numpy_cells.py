@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from minrnn_gen.api import compile_arguments
-from minrnn_gen.call.keywords import constructed_by_own_name
-from minrnn_gen.errors import BadInput, ToolchainMissing, kind_of, shown
+from minrnn_gen.errors import BadInput, ToolchainMissing, constructed_by_own_name, kind_of, shown
 from minrnn_gen.gpu import device, memory
 from minrnn_gen.kernel import Kernel
 

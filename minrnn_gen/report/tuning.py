@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minrnn_gen.build.explain import variables_in_words
 from minrnn_gen.report.chart import SCRIPT, STYLE, Cell, Line, Scales, chart, table
 from minrnn_gen.report.page import facts, page, section
 
@@ -28,14 +29,10 @@ def _summary(kernel: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("candidates", f"{counts or 'none'}, of {kernel['feasible']:,} that fit"), ("ended", str(kernel["ended"]))]
     first_us, best_us = kernel["first_us"], kernel["best_us"]
     if best_us is not None:
-        rows.append(("fastest", f"{best_us:,.4g} us, {_variables(kernel['variables'])}"))
+        rows.append(("fastest", f"{best_us:,.4g} us, {variables_in_words(kernel['variables'])}"))
     if first_us is not None and best_us is not None:
         rows.append(("the solver's first pick", f"{first_us:,.4g} us, {first_us / best_us:.2f} times the fastest"))
     return rows
-
-
-def _variables(variables: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in variables.items())
 
 
 def _chart(raced: Sequence[Mapping[str, Any]], kernel: Mapping[str, Any]) -> str:
@@ -47,7 +44,7 @@ def _chart(raced: Sequence[Mapping[str, Any]], kernel: Mapping[str, Any]) -> str
             continue
         is_first = number == 0 and measured_us == kernel["first_us"]
         name = "fastest" if _is_fastest(candidate, kernel) else "first pick" if is_first else "measured"
-        says = f"{measured_us:,.4g} us, predicted {predicted_us:,.4g} us: {_variables(candidate['variables'])}"
+        says = f"{measured_us:,.4g} us, predicted {predicted_us:,.4g} us: {variables_in_words(candidate['variables'])}"
         groups[name].append((predicted_us, measured_us, says))
     colors = {"fastest": _FASTEST, "first pick": _FIRST, "measured": _MEASURED}
     # The first lie below the others.

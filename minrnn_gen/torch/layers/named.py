@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Never, Unpack
 
-from minrnn_gen.call.keywords import constructed_by_own_name
-from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.errors import BadInput, constructed_by_own_name, shown
 from minrnn_gen.torch.layers.checks import refuse_positional
 from minrnn_gen.torch.layers.layer import RNN
 from minrnn_gen.torch.layers.options import LayerOptions, shows_options
