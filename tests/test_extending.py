@@ -187,6 +187,17 @@ print(json.dumps({{
     "explained": kernel.explain(),
 }}))
 """
+IN_JAX = """
+import json, jax, numpy, minrnn_gen
+from minrnn_gen.interpret.cases import Case, inputs_of
+from minrnn_gen.jax import recurrence
+spec = {spec!r}
+kernel = minrnn_gen.compile(spec)
+inputs = inputs_of(kernel.interface, Case(3, 9, True)).forward
+x = inputs.pop("x")
+found = jax.jit(lambda x: recurrence(spec, x, **inputs)[0])(x)
+print(json.dumps(float(numpy.abs(numpy.asarray(found, float) - kernel.reference(x, **inputs)[0]).max())))
+"""
 EXCHANGED = """
 import json, numpy, minrnn_gen
 kernel = minrnn_gen.compile({spec!r}, device="interpret")
@@ -373,6 +384,11 @@ def test_the_family_of_the_toy_is_exported_and_explained(copy: Path, tmp_path: P
     assert answer["left out"] == "()" and "memoryless_forward" in answer["source"]
     assert "launch memoryless_forward, 17 blocks of 64 threads" in answer["program"], answer["program"]
     assert "memoryless: no step waits for another" in answer["explained"]
+
+
+def test_the_family_of_the_toy_runs_in_jax(copy: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    assert answer_of(copy, tmp_path, IN_JAX, model=GATED) <= 2.0**-18
 
 
 def test_the_executor_of_the_toy_performs_programs_of_every_class(copy: Path, tmp_path: Path) -> None:

@@ -93,10 +93,12 @@ class Occupied:
         return self.blocks / self.cluster_blocks / clusters_at_once(gpu, self.cluster_blocks, 1)
 
 
-def occupied(problem: Problem, kernel: SizedKernel) -> Occupied:
-    """Return what a kernel that takes all steps of a dense cell in one launch takes of a GPU, for the sizes of `problem`."""
-    variables = kernel.variables
-    of_grid = _FAMILIES[kernel.family].resources(problem, variables).partition.get("grid_blocks")
+def occupied(problem: Problem, kernel: SizedKernel) -> Occupied | None:
+    """Return what a kernel takes of a GPU for the sizes of `problem`; None unless it takes all steps of a dense cell."""
+    family, variables = _FAMILIES[kernel.family], kernel.variables
+    if family.strategy != "persistent":
+        return None
+    of_grid = family.resources(problem, variables).partition.get("grid_blocks")
     cluster_blocks, grid_blocks = variables["cluster_blocks"], of_grid or variables.get("grid_blocks", 1)
     tiles = -(-problem.batch // (variables["batch_tile"] * variables.get("column_groups", 1)))
     return Occupied(problem.heads * tiles * max(cluster_blocks, grid_blocks), cluster_blocks, grid_blocks > 1)

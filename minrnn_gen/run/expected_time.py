@@ -38,8 +38,7 @@ def expected_of(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) 
     classes = builder.classes(kernel_pass, specialization)
     problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization, sizes))
     kernel = classes.sizes.choose(problem)
-    takes_all_steps = kernel.family.startswith(("persistent", "large_batch"))
-    return Expected(predicted_us(problem, kernel), occupied(problem, kernel) if takes_all_steps else None)
+    return Expected(predicted_us(problem, kernel), occupied(problem, kernel))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
+from minrnn_gen.plan.classes import CellKind
 from minrnn_gen.plan.families import solutions
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import (
@@ -75,7 +77,7 @@ shapes = st.one_of(
     st.builds(
         CellShape,
         name=st.just("drawn"),
-        kind=st.sampled_from(("affine-diagonal", "diagonal")),
+        kind=st.sampled_from([kind for kind in get_args(CellKind) if kind != "dense"]),
         recurrent_gates=st.just(()),
         gates=st.integers(1, 6).map(lambda count: tuple(f"g{index}" for index in range(count))),
         states=st.integers(1, 3).map(lambda count: tuple(f"s{index}" for index in range(count))),
