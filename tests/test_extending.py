@@ -386,6 +386,7 @@ def test_the_family_of_the_toy_is_exported_and_explained(copy: Path, tmp_path: P
     assert "memoryless: no step waits for another" in answer["explained"]
 
 
+@pytest.mark.matrix_full
 def test_the_family_of_the_toy_runs_in_jax(copy: Path, tmp_path: Path) -> None:
     pytest.importorskip("jax")
     assert answer_of(copy, tmp_path, IN_JAX, model=GATED) <= 2.0**-18
