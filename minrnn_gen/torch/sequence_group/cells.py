@@ -203,7 +203,7 @@ def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
 
 def _folds(kernel: Kernel) -> bool:
     """Whether pieces have a product of coefficients and an end state, of which those of all are folded."""
-    return kernel.builder.cell_shape.kind == "affine-diagonal"
+    return kernel.builder.cell_shape.is_scan
 
 
 def _check_way(kernel: Kernel, member: Member) -> None:
