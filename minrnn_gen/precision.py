@@ -50,6 +50,11 @@ class Precision:
     multiplies_in_tf32: bool = False
 
     @property
+    def parts(self) -> int:
+        """How many real numbers a number is."""
+        return 2 if self.arithmetic_dtype.startswith("complex") else 1
+
+    @property
     def operand_roundoff(self) -> float:
         """The roundoff of what matrix products multiply on a GPU."""
         return TF32_ROUNDOFF if self.multiplies_in_tf32 else self.storage_roundoff

@@ -203,6 +203,24 @@ class SigmoidOfSum(CellFunction):
     cell_name, nargs, transcendental_count = "sigmoid_of_sum", 2, 2
 
 
+class LogOfSum(CellFunction):
+    """log(exp(x) + exp(y)), of which -infinity is the logarithm of 0."""
+
+    cell_name, nargs, transcendental_count = "log_of_sum", 2, 2
+
+
+class Times(CellFunction):
+    """The product of two complex numbers, which C has no operator for on vectors."""
+
+    cell_name, nargs = "times", 2
+
+
+class Conjugate(CellFunction):
+    """The conjugate of a complex number."""
+
+    cell_name, nargs = "conjugate", 1
+
+
 class Comparison(CellFunction):
     """A condition, the first argument of `where`; false when an operand is NaN (`!=`: true)."""
 

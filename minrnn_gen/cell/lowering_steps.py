@@ -29,7 +29,7 @@ class LoweredSteps:
 
     `step` takes what it needs of `W_<gate>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives
     `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a
-    dense cell is.
+    dense cell is. `logarithms` are the states whose logarithms are carried, too.
     """
 
     name: str
@@ -41,6 +41,7 @@ class LoweredSteps:
     output_state: str | None
     equations: str
     vectors: Vectors = NO_VECTORS
+    logarithms: tuple[str, ...] = ()
 
     @property
     def carried(self) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sympy import Rational  # type: ignore[import-untyped]
 
 from minrnn_gen.cell.cuda_names import cuda_name
-from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent
-from minrnn_gen.cell.functions import Comparison, Detach, Quotient, Where
+from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent, rebuilt
+from minrnn_gen.cell.functions import Comparison, Conjugate, Detach, Quotient, Times, Where
 
 _INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2)}
 _QUOTIENT, _PREFIX, _POWER, _ATOM = 2, 3, 4, 5
@@ -34,6 +34,24 @@ def cuda_text(expression: Expr) -> str:
 def c_text(expression: Expr) -> str:
     """Return `expression` as C over vectors: a symbol s is the variable `cell_s`, a function f is `fn_f`, a choice `choose`."""
     return _part(expression, _c_part)[0]
+
+
+def complex_c_text(expression: Expr, conjugated: Collection[str] = ()) -> str:
+    """Return `expression` as `c_text` does over complex numbers, each of these inputs conjugated.
+
+    Raises ValueError for more than sums, differences and products: cells are equations over real numbers.
+    """
+    return c_text(_over_complex(expression, conjugated))
+
+
+def _over_complex(expression: Expr, conjugated: Collection[str]) -> Expr:
+    name, operands = operation(expression)
+    if name == "symbol":
+        return Conjugate(expression) if expression.name in conjugated else expression
+    if name not in (*_INFIX, "negate"):
+        raise ValueError(f"{equation_text(expression)} is no sum and no product of complex numbers")
+    parts = [_over_complex(operand, conjugated) for operand in operands]
+    return Times(*parts) if name == "multiply" else rebuilt(expression, parts)
 
 
 def _part(expression: Expr, special: Callable[[Expr], Part]) -> Part:

@@ -148,6 +148,7 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "quotient": np.divide,
     "sigmoid_part": lambda x: x,
     "sigmoid_of_sum": lambda part, x: _sigmoid(part + x),
+    "log_of_sum": np.logaddexp,
     "negate": np.negative,
     "sigmoid": _sigmoid,
     "tanh": np.tanh,

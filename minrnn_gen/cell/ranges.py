@@ -257,6 +257,7 @@ _RULES: dict[str, Callable[..., Range]] = {
     "erf": _rising(math.erf, Range(-1.0, 1.0)),
     "sin": lambda _: Range(-1.0, 1.0),
     "cos": lambda _: Range(-1.0, 1.0),
+    "log_of_sum": lambda *_: REALS,
     "surrogate": lambda value, _: value,
     "sqrt": _rising(math.sqrt, NONNEGATIVE),
     "min": lambda a, b: Range(min(a.least, b.least), min(a.greatest, b.greatest)),

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.cell.printing import complex_c_text
 from minrnn_gen.cell.program import Program
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
@@ -48,6 +49,8 @@ _STORAGE = {
     "float32": Storage("float", "float"),
     "float16": Storage("float16", "uint16_t"),
     "bfloat16": Storage("bfloat16", "uint16_t"),
+    "complex64": Storage("float", "float"),
+    "complex128": Storage("double", "double"),
 }
 
 
@@ -63,7 +66,8 @@ class CpuPlan:
     """A kernel for the CPU: a pass of a cell in a precision, whatever the sizes.
 
     `x_dtype` is that of the pre-activations and of their gradients. `saved_in_storage` is the state whose values a backward
-    reads from y, in the storage dtype; others are in the arithmetic dtype.
+    reads from y, in the storage dtype; others are in the arithmetic dtype. A complex number is two elements of a vector, real
+    part first.
     """
 
     kernel_pass: CpuPass
@@ -82,7 +86,18 @@ class CpuPlan:
     @property
     def statements(self) -> list[StatementText]:
         """The program in C."""
-        return [StatementText(statement.name, statement.c) for statement in self.program.statements]
+        statements = self.program.statements
+        if not self.is_complex:
+            return [StatementText(statement.name, statement.c) for statement in statements]
+        # A gradient is multiplied by the conjugate of a derivative, which is the derivative at conjugates.
+        is_backward = self.kernel_pass == "backward"
+        conjugated = [name for name in self.program.inputs if is_backward and not name.startswith("gradient_")]
+        return [StatementText(statement.name, complex_c_text(statement.expression, conjugated)) for statement in statements]
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether numbers are complex."""
+        return self.arithmetic_dtype.startswith("complex")
 
     @cached_property
     def _results(self) -> Mapping[str, str]:
@@ -126,6 +141,11 @@ class CpuPlan:
     def states(self) -> tuple[str, ...]:
         """The names of the states."""
         return self.cell.states
+
+    @property
+    def logarithms(self) -> tuple[str, ...]:
+        """The states whose logarithms a forward carries, too."""
+        return self.cell.logarithms if isinstance(self.cell, LoweredSteps) else ()
 
     @property
     def output_state(self) -> str | None:

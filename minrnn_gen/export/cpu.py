@@ -12,8 +12,6 @@ def why_not_on_cpu(native: NativeKernels) -> str:
     """Return why a spec cannot be exported for the CPU, as a part of a sentence; nothing where it can."""
     if native.interface.has_vectors:
         return "its cell has states of n values per channel, and native code has one"
-    if native.builder.spec.scan_arithmetic == "log":
-        return "its scan_arithmetic is log, and native code has linear"
     return ""
 
 
@@ -43,8 +41,19 @@ def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource
     }
     left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     is_one_way = len(interface.runs_reversed) == 1
-    clip = native.builder.spec.recurrent_gradient_clip
-    return ExportSource(name, "cpu", interface, passes, clip, kept, read, limits, () if is_one_way else left_out)
+    spec = native.builder.spec
+    return ExportSource(
+        name,
+        "cpu",
+        interface,
+        passes,
+        spec.recurrent_gradient_clip,
+        kept,
+        read,
+        limits,
+        () if is_one_way else left_out,
+        takes_logarithms=spec.scan_arithmetic == "log",
+    )
 
 
 def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernels) -> str:

@@ -77,6 +77,7 @@ def cuda_export(
         left_out=tuple(left_out),
         has_step_kernel=is_one_way and collected.has_step,
         absent=absent,
+        takes_logarithms=builder.spec.scan_arithmetic == "log",
     )
     code = collected.code(source)
     return replace(source, multiplies_steps=code.has_stepwise), code

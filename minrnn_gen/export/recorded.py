@@ -26,13 +26,14 @@ CU_SEQLENS = (0, 4, 4, 6)
 
 @dataclass(frozen=True)
 class InputArray:
-    """An array that the formula gives: each of a call has its `number`, `scale` is a power of 2."""
+    """An array that the formula gives: each of a call has its `number`, `scale` is a power of 2, and `least` is added."""
 
     name: str
     kind: str
     number: int
     count: int
     scale: float
+    least: float
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,14 @@ class Case:
         return "backward" in self.passes
 
 
-def values_of(array: int, count: int, scale: float) -> Values:
-    """Return [count] of an input, float64: multiples of scale / 256 between -scale / 2 and scale / 2."""
+def values_of(array: int, count: int, scale: float, least: float) -> Values:
+    """Return [count] of an input, float64: multiples of scale / 256 from `least` to below `least` + scale."""
     with numpy.errstate(over="ignore"):
         bits = numpy.arange(count, dtype=numpy.uint32) * numpy.uint32(2654435761) + numpy.uint32(array * 2246822519 % 2**32)
         bits ^= bits >> numpy.uint32(15)
         bits *= numpy.uint32(3266489917)
         bits ^= bits >> numpy.uint32(13)
-    values: Values = ((bits & numpy.uint32(255)).astype(numpy.float64) - 128) / 256 * scale
+    values: Values = (bits & numpy.uint32(255)).astype(numpy.float64) / 256 * scale + least
     return values
 
 
@@ -157,8 +158,9 @@ class _Recorder:
             name: self._input(f"parameter_{name}", "real", interface.shape_of_parameter(name), 1.0)
             for name in interface.parameters
         }
+        least_state = 0.0 if self._source.takes_logarithms else None
         state = {
-            name: self._input(f"initial_{name}", "real", interface.shape_of_state(name, BATCH), 1.0)
+            name: self._input(f"initial_{name}", "real", interface.shape_of_state(name, BATCH), 1.0, least_state)
             for name in interface.states
         }
         of_steps = interface.shared_axes.replace("t", "") if is_step else interface.shared_axes
@@ -170,15 +172,15 @@ class _Recorder:
             x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state, shared or None
         )  # fmt: skip
 
-    def _input(self, name: str, kind: str, shape: tuple[int, ...], scale: float) -> Values:
+    def _input(self, name: str, kind: str, shape: tuple[int, ...], scale: float, least: float | None = None) -> Values:
         precision, count = self._source.interface.precision, math.prod(shape)
         if kind == "real" and precision.arithmetic_dtype == "float64":
             dtype = numpy_dtype("float64")
         else:
             dtype = numpy_dtype(precision.storage_dtype if kind == "storage" else "float32")
-        array = InputArray(name, kind, len(self._inputs) + 1, count, scale)
+        array = InputArray(name, kind, len(self._inputs) + 1, count, scale, -scale / 2 if least is None else least)
         self._inputs.append(array)
-        return values_of(array.number, count, scale).astype(dtype).reshape(shape)
+        return values_of(array.number, count, scale, array.least).astype(dtype).reshape(shape)
 
 
 def _scale(summed: int) -> float:

@@ -61,7 +61,8 @@ class ExportSource:
     """What templates of an export read: the interface, the name that all of C begins with, and the texts of kernels.
 
     `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
-    `multiplies_steps`: some kernels for GPUs take steps one by one, between products.
+    `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
+    none is negative.
     `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
     which a call is shared between threads.
     """
@@ -78,6 +79,7 @@ class ExportSource:
     has_step_kernel: bool = True
     absent: tuple[str, ...] = ()
     multiplies_steps: bool = False
+    takes_logarithms: bool = False
 
     @property
     def macro(self) -> str:
@@ -267,7 +269,8 @@ class ExportSource:
         arrays += [ExportArray(f"parameter_{name}", "real", self._with_values(name, vector)) for name in interface.parameters]
         arrays += [ExportArray(f"shared_{name}", "storage", f"{self.shape(self.axes('shared'))}") for name in interface.shared]
         state_of = {name: self._with_values(name, state) for name in interface.states}
-        arrays += [ExportArray(f"initial_{name}", "real", f"{state_of[name]}, or null: zeros") for name in interface.states]
+        zeros = "or null: zeros" + ("; none is negative" if self.takes_logarithms else "")
+        arrays += [ExportArray(f"initial_{name}", "real", f"{state_of[name]}, {zeros}") for name in interface.states]
         arrays += [
             ExportArray("resets", "uint8_t", f"[B, T], {resets}: states are 0 before that step; or null"),
             ExportArray("resets_strides", "", "of resets: batch and time", is_strides=True),

@@ -27,6 +27,7 @@ from minrnn_gen.gpu.device import Placed
 # of small ones takes longer than their use.
 LARGE_BYTES = 1 << 25
 LARGE_ALIGNMENT_BYTES = 64
+LARGEST_WORD_BYTES = 8
 
 
 class Allocation(NamedTuple):
@@ -189,9 +190,10 @@ def without_gaps(array: Array) -> Array:
     if array.library == "torch":
         return inspect(array.owner.clone() if array.is_contiguous else array.owner.contiguous(), array.name)
     with gpu_device.on_device(array.device):
-        # As words, which are copied alike whatever the dtype.
-        words = _numpy_or_cupy(array).array(array.owner.view(f"u{array.itemsize}"), order="C")
-        return inspect(words.view(numpy_dtype(array.dtype)), array.name)
+        # As words, which are copied alike whatever the dtype; none has the 16 bytes of two doubles.
+        words = array.owner.view(f"u{array.itemsize}") if array.itemsize <= LARGEST_WORD_BYTES else array.owner
+        copied = _numpy_or_cupy(array).array(words, order="C")
+        return inspect(copied.view(numpy_dtype(array.dtype)), array.name)
 
 
 def read_back(array: Array) -> Any:

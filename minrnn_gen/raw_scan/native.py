@@ -26,7 +26,8 @@ LOG = logging.getLogger("minrnn_gen")
 class _Rows(NamedTuple):
     """Arrays of a recurrence's shape as [rows, time, channels], with these strides.
 
-    Axes before time are the rows, those behind it the channels; with none behind it, those before it.
+    Axes before time are the rows, those behind it the channels; with none behind it, those before it. Kernels take a complex
+    number as two channels next to each other, the `parts`.
     """
 
     rows: int
@@ -34,10 +35,11 @@ class _Rows(NamedTuple):
     row: int
     time: int
     channel: int
+    parts: int
 
     def strides(self, name: str) -> dict[str, int]:
         """Return the strides by the names of a kernel."""
-        return {f"{name}_row": self.row, f"{name}_time": self.time, f"{name}_channel": self.channel}
+        return {f"{name}_row": self.row * self.parts, f"{name}_time": self.time * self.parts, f"{name}_channel": self.channel}
 
 
 def run_scan(kernel: CpuKernel, call: ScanCall, y: Array, final: Array, recorder: NativeRecorder) -> None:
@@ -66,10 +68,10 @@ def run_scan_backward(
 def kernel_of(recurrence: Recurrence, kernel_pass: CpuPass) -> CpuKernel | None:
     """Return the kernel of a pass, compiled when it is first needed; None where NumPy serves.
 
-    It does for complex numbers, for arrays without elements, where there is no compiler, and where it refuses the text.
+    It does for arrays without elements, where there is no compiler, and where it refuses the text.
     """
     precision = recurrence.precision
-    if precision.arithmetic_dtype.startswith("complex") or not math.prod(recurrence.shape) or why_no_native_code():
+    if not math.prod(recurrence.shape) or why_no_native_code():
         return None
     return _kernel(precision.name, recurrence.log_a, kernel_pass, cache_folder())
 
@@ -104,14 +106,16 @@ def _viewed(recurrence: Recurrence, strides: tuple[int, ...]) -> _Rows | None:
     before, behind = merged_stride(shape[:axis], strides[:axis]), merged_stride(shape[axis + 1 :], strides[axis + 1 :])
     if before is None or behind is None:
         return None
-    rows, channels = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return _Rows(1, rows, 0, strides[axis], before) if channels == 1 else _Rows(rows, channels, before, strides[axis], behind)
+    rows, channels, parts = math.prod(shape[:axis]), math.prod(shape[axis + 1 :]), recurrence.precision.parts
+    if channels == 1:
+        return _Rows(1, rows, 0, strides[axis], before, parts)
+    return _Rows(rows, channels, before, strides[axis], behind, parts)
 
 
 def _sizes(recurrence: Recurrence, rows: _Rows) -> dict[str, Any]:
-    time = recurrence.shape[recurrence.axis]
-    sizes = {"rows": rows.rows, "time": time, "steps": time, "hidden": rows.channels, "heads": 1, "head_dim": rows.channels}
-    return sizes | {"reverse": recurrence.reverse} | pointwise_schedule(rows.rows, rows.channels, time)._asdict()
+    time, channels = recurrence.shape[recurrence.axis], rows.channels * rows.parts
+    sizes = {"rows": rows.rows, "time": time, "steps": time, "hidden": channels, "heads": 1, "head_dim": channels}
+    return sizes | {"reverse": recurrence.reverse} | pointwise_schedule(rows.rows, channels, time)._asdict()
 
 
 def _state(recorder: NativeRecorder, array: Array | None) -> Any:

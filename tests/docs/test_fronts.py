@@ -14,8 +14,8 @@ from support.fronts_page import GROUPS, HOLES, OF_STRATEGIES, PAGE, REASONS, WRI
 from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.interpret.toolchain import has_compiler
-from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.classes import CellKind
+from minrnn_gen.plan.families import FAMILIES
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.everyday import one_in
 from support.exported import WARNINGS, ExportedLibrary, check, run_in
+from support.fake_compiler import Compiler
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
@@ -46,6 +47,8 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "hidden_size": 48, "heads": 3, "precision": "bf16", "direction": "bidirectional", "input_size": 7},
     {"model": "slstm", "hidden_size": 32, "precision": "fp16", "layout": "BDT"},
     {"model": "ind_rnn", "hidden_size": 33, "layout": "TBD", "training": False},
+    {"model": "min_gru_log", "hidden_size": 40, "scan_arithmetic": "log", "precision": "bf16"},
+    {"model": "min_lstm_log", "hidden_size": 17, "scan_arithmetic": "log", "precision": "fp64", "layout": "BDT"},
 )
 
 
@@ -76,7 +79,7 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "rnn_cell") -> Fo
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at not in {3, 5} else ())
+        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at not in {3, 5, 6} else ())
         for at, spec in enumerate(SPECS)
     ],
 )
@@ -117,10 +120,11 @@ def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
     return arrays
 
 
-@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn"]))
+@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log"]))
 def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
     # Products outside of the recurrence are another library's, and so no part of this.
-    spec = {"model": model, "hidden_size": 40}
+    is_log = model == "min_gru_log"
+    spec = {"model": model, "hidden_size": 40, "scan_arithmetic": "log" if is_log else "linear"}
     kernel = exported(tmp_path, spec).kernel
     interface = kernel.interface
     source = cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True)
@@ -132,6 +136,8 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
 
     arrays = inputs_of(kernel, draw)
     arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
+    if is_log:
+        arrays["initial_h"] = abs(arrays["initial_h"])
     lengths, resets = np.array([TIME, 0, 3], np.int64), generator.random((BATCH, TIME)) < 0.3
     for extra in ({}, {"lengths": lengths}, {"resets": resets}):
         parameters = {name: arrays[f"parameter_{name}"] for name in interface.parameters}
@@ -201,9 +207,6 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="single step of a bidirectional spec"):
         both.export(tmp_path, target="cpu")
     assert both.export(tmp_path, target="cpu", partial=True).left_out
-    log = minrnn_gen.compile({"model": "min_gru_log", "hidden_size": 8, "scan_arithmetic": "log"}, gpu="h200")
-    with pytest.raises(BadInput, match="scan_arithmetic is log"):
-        log.export(tmp_path, target="cpu", partial=True)
     for name in ("Kernel", "a-b", "1a", "", "a" * 41, "a\n"):
         with pytest.raises(BadInput, match="allowed: a small letter"):
             both.export(tmp_path, target="cpu", name=name)
@@ -243,11 +246,24 @@ def test_the_sanitizers_of_the_compiler_find_nothing(tmp_path: Path) -> None:
 
 
 def test_inputs_are_exact_in_every_precision() -> None:
-    values = values_of(3, 4096, 1.0)
+    values = values_of(3, 4096, 1.0, -0.5)
     assert np.array_equal(values.astype(np.float16).astype(np.float64), values)
     assert np.array_equal(values.astype(numpy_dtype("bfloat16")).astype(np.float64), values)
     assert np.abs(values).max() <= 0.5
     assert len(np.unique(values)) == 256
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_recorded_results_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Of log space too, in which a negative state gives NaN, to which nothing can be compared."""
+    monkeypatch.setattr("minrnn_gen.build.builder.compile_source", Compiler())
+    for model, arithmetic in (("min_gru", "linear"), ("min_gru_log", "log")):
+        spec = {"model": model, "hidden_size": 8, "scan_arithmetic": arithmetic}
+        sizes = {"sizes": [(1, 4)]} if target == "cuda" else {}
+        minrnn_gen.compile(spec, gpu="h200").export(tmp_path / model, target=target, name="rnn_cell", **sizes)
+        lines = [line.strip() for line in (tmp_path / model / "check.c").read_text().splitlines()]
+        assert "nan," not in lines
+        assert sum(line.removesuffix(",").lstrip("-").replace(".", "", 1).isdigit() for line in lines) > 50
 
 
 def test_names_at_the_top_level_take_a_prefix_and_members_do_not() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
 import minrnn_gen
+from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.config.environment import numpy_alone
 from minrnn_gen.errors import BadInput
@@ -105,19 +106,32 @@ def assert_within(case: Case, result: Any, exact: Any, size: Any, roundoff: floa
     assert (abs(wide(result) - exact) <= arithmetic + roundoff * (abs(exact) + arithmetic) + smallest).all()
 
 
-@given(cases())
-def test_a_scan_is_the_plain_loop(case: Case) -> None:
-    """Of native code, where there is a compiler."""
-    assert_plain_loop(case)
+# A kernel takes the compiler a second: of every dtype with the whole matrix.
+NATIVE_DTYPES = ("float32", "bfloat16", "complex64", "complex128")
 
 
-@given(cases())
-def test_a_scan_in_numpy_is_the_plain_loop(case: Case) -> None:
-    with numpy_alone():
-        assert_plain_loop(case)
+@pytest.fixture(params=["numpy", "native", pytest.param("native in every dtype", marks=pytest.mark.matrix_full)])
+def dtypes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The dtypes to draw of, and host arrays run by a target."""
+    target = request.param.partition(" ")[0]
+    monkeypatch.setenv("MINRNN_CPU", target)
+    if target == "native" and (reason := why_no_native_code()):
+        pytest.skip(reason)
+    return NATIVE_DTYPES if request.param == "native" else STORAGE_DTYPES
 
 
-def assert_plain_loop(case: Case) -> None:
+def of(dtypes: tuple[str, ...], wanted: tuple[str, ...]) -> Any:
+    return cases(tuple(dtype for dtype in wanted if dtype in dtypes))
+
+
+# One target serves all examples of a test.
+OF_ONE_TARGET = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@OF_ONE_TARGET
+@given(data=st.data())
+def test_a_scan_is_the_plain_loop(dtypes: tuple[str, ...], data: st.DataObject) -> None:
+    case = data.draw(of(dtypes, STORAGE_DTYPES))
     before = [np.array(case.a), np.array(case.b)]
     y, final = minrnn_gen.scan(case.a, case.b, case.h0, **case.options)
     assert (y.shape, y.dtype) == (case.a.shape, case.a.dtype) and final.dtype.name == case.precision.arithmetic_dtype
@@ -175,6 +189,7 @@ def test_integers_add_up_exactly(dtype: str, shape: tuple[int, ...], axis: int) 
     assert np.array_equal(wide(dh0), whole.sum(axis))
 
 
+@pytest.mark.usefixtures("dtypes")
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("width", [1, 3000])
 def test_long_sequences_are_walked_in_blocks(dtype: str, width: int) -> None:
@@ -199,9 +214,11 @@ def inner(one: Any, other: Any) -> float:
     return float(np.sum(np.conjugate(one) * other).real)
 
 
-@given(cases(("float64", "complex128")), st.integers(0, 2**32 - 1))
-def test_gradients_are_the_adjoint_of_the_derivative(case: Case, seed: int) -> None:
+@OF_ONE_TARGET
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_gradients_are_the_adjoint_of_the_derivative(dtypes: tuple[str, ...], data: st.DataObject, seed: int) -> None:
     """<dy, dF v> = <dF* dy, v> for every step v: of b and h0, in which a scan is linear, and of a, by the product rule."""
+    case = data.draw(of(dtypes, ("float64", "complex128")))
     random = np.random.default_rng(seed)
     dtype = case.a.dtype.name
     state_shape = tuple(np.delete(case.a.shape, case.axis))
@@ -222,13 +239,16 @@ def test_gradients_are_the_adjoint_of_the_derivative(case: Case, seed: int) -> N
     assert abs(found - expected) <= 1e-13 * max(1, case.a.size) * growth ** (2 * case.a.shape[case.axis] + 2)
 
 
-@given(cases(("float32", "float16", "bfloat16", "complex64")))
-def test_narrow_gradients_are_those_of_wide_arithmetic(case: Case) -> None:
+@OF_ONE_TARGET
+@given(data=st.data())
+def test_narrow_gradients_are_those_of_wide_arithmetic(dtypes: tuple[str, ...], data: st.DataObject) -> None:
+    case = data.draw(of(dtypes, ("float32", "float16", "bfloat16", "complex64")))
     y, _ = minrnn_gen.scan(case.a, case.b, case.h0, **case.options)
     given = (case.a, y, case.b)
     h0 = None if case.h0 is None else wide(case.h0)
     narrow = minrnn_gen.scan_backward(*given, case.h0, **case.options)
-    exact = minrnn_gen.scan_backward(*map(wide, given), h0, **case.options)
+    with numpy_alone():
+        exact = minrnn_gen.scan_backward(*map(wide, given), h0, **case.options)
     assert [gradient.dtype for gradient in narrow[:2]] == [case.a.dtype] * 2
     assert narrow[2].dtype.name == case.precision.arithmetic_dtype
     # |a| is at most e, |h| and |delta| at most its powers; six steps.

@@ -70,6 +70,11 @@ def with_strides() -> Case:
     return Case(layer, lambda batch, time: (torch.randn(5, time, batch).double().permute(2, 1, 0),), ({0: B, 1: T},))
 
 
+def in_log_space() -> Case:
+    layer = wing.RNN("min_gru_log", 5, 8, scan_arithmetic="log", bidirectional=True)
+    return Case(layer, lambda batch, time: (torch.randn(batch, time, 5),), ({0: B, 1: T},))
+
+
 def with_states() -> Case:
     return Case(
         Recurrence(),
@@ -102,7 +107,7 @@ def with_boundaries() -> Case:
     return Case(Sequences(wing.LSTM(5, 8, bidirectional=True), "cu_seqlens"), draw, ({1: torch.export.Dim("steps")}, None))
 
 
-CASES = (stacked, in_bfloat16, with_strides, with_states, with_lengths, with_resets, with_boundaries)
+CASES = (stacked, in_bfloat16, with_strides, in_log_space, with_states, with_lengths, with_resets, with_boundaries)
 # Of every day: layers, 16 bits, and what comes with strides or boundaries; a kernel takes the compiler a second.
 EVERYDAY = (stacked, in_bfloat16, with_strides, with_boundaries)
 

@@ -20,7 +20,9 @@ from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array, as_numpy, wrap_numpy
 from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.language import Cell, parse_cell
+from minrnn_gen.cell.lowering_logarithms import lower_steps_in_logarithms
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.codegen.cpu_source import CpuPass, CpuPlan
 from minrnn_gen.config.environment import thread_count
@@ -86,10 +88,6 @@ class NativeKernels:
             return reason
         if self.interface.has_vectors:
             return "the cell has states of n values per channel, which only NumPy computes on the CPU"
-        if self.builder.spec.scan_arithmetic == "log":
-            return "scan_arithmetic is log, which only NumPy computes on the CPU"
-        if self.interface.precision.arithmetic_dtype.startswith("complex"):
-            return "its numbers are complex, with which only NumPy computes on the CPU"
         return ""
 
     @cached_property
@@ -104,7 +102,8 @@ class NativeKernels:
         """Return what is generated for a pass."""
         precision = self.interface.precision
         x_dtype = precision.arithmetic_dtype if self.interface.input_size else precision.storage_dtype
-        return _plan(self.builder.cell, kernel_pass, precision, x_dtype, self.reads_y)
+        recurrence = self.builder.recurrence if self.builder.spec.scan_arithmetic == "log" else None
+        return _plan(self.builder.cell, kernel_pass, precision, x_dtype, self.reads_y, recurrence)
 
     @property
     def reads_y(self) -> bool:
@@ -214,10 +213,19 @@ def scan_plan(spec: Spec, kernel_pass: CpuPass) -> CpuPlan:
     return _plan(parse_cell(cell_source_of(spec)), kernel_pass, precision, precision.storage_dtype, reads_y=True)
 
 
-def _plan(cell: Cell, kernel_pass: CpuPass, precision: Precision, x_dtype: str, reads_y: bool) -> CpuPlan:
+def _plan(
+    cell: Cell,
+    kernel_pass: CpuPass,
+    precision: Precision,
+    x_dtype: str,
+    reads_y: bool,
+    in_logarithms: Recurrence | None = None,
+) -> CpuPlan:
+    """Return a plan; a forward takes steps with logarithms where the proof for it is given."""
     dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
     if kernel_pass == "forward":
-        return CpuPlan(kernel_pass, lower_steps(cell), precision.name, *dtypes)
+        lowered_steps = lower_steps_in_logarithms(cell, in_logarithms) if in_logarithms else lower_steps(cell)
+        return CpuPlan(kernel_pass, lowered_steps, precision.name, *dtypes)
     lowered = lower_steps_backward(cell)
     return CpuPlan(kernel_pass, lowered, precision.name, *dtypes, lowered.output_state if reads_y else None)
 
@@ -243,9 +251,9 @@ def _of_call(recorder: NativeRecorder, interface: Interface, call: Call, plan: S
         "rows": call.batch,
         "time": call.time,
         "steps": steps,
-        "hidden": interface.hidden_size,
+        "hidden": interface.hidden_size * interface.precision.parts,
         "heads": interface.heads,
-        "head_dim": interface.head_dim,
+        "head_dim": interface.head_dim * interface.precision.parts,
         "reverse": call.reverse,
         "fills": sequences.lengths is not None,
         "threads": plan.threads,
@@ -285,11 +293,11 @@ def _sequences(call: Call) -> tuple[Values | None, Values | None, int]:
 
 
 def _strides(name: str, array: Array, axes: str) -> dict[str, int]:
-    """Return the strides of an array by the names of a kernel; a single step has none in time."""
-    by_axis = dict(zip(axes, array.strides, strict=True))
+    """Return the strides of an array by the names of a kernel; a single step has none in time, a complex number is two."""
+    by_axis, parts = dict(zip(axes, array.strides, strict=True)), 2 if array.dtype.startswith("complex") else 1
     return {
-        f"{name}_row": 0 if array.shape[axes.index("b")] == 1 else by_axis["b"],
-        f"{name}_time": by_axis.get("t", 0),
+        f"{name}_row": 0 if array.shape[axes.index("b")] == 1 else by_axis["b"] * parts,
+        f"{name}_time": by_axis.get("t", 0) * parts,
         f"{name}_channel": by_axis["h"],
     }
 

@@ -140,7 +140,7 @@ class NativeRun:
         dinitial = tuple(recorder.new_array(state_shape, arithmetic) for _ in interface.states) if reads_initial else ()
         has_sums = bool(call.bias is not None or call.recurrent_bias is not None or call.parameters)
         shape = (len(interface.runs_reversed), interface.summed_count, interface.hidden_size)
-        sums = recorder.new_array(shape, "float64") if has_sums else None
+        sums = recorder.new_array(shape, "float64" if interface.precision.parts == 1 else "complex128") if has_sums else None
         gradients = Gradients(dx, dinitial, sums)
         incoming = replace(incoming, dfinal=plain(recorder, incoming.dfinal))
         dR: list[Array] = []
