@@ -59,8 +59,8 @@ REASONS = (
         (_COMPLEX,),
     ),
     Reason(
-        "Equations are over real numbers: they compare, and their signs and bounds are proved, but complex numbers have no order. "
-        "So no spec has complex numbers, and nothing that begins with one.",
+        "Equations are over real numbers: they compare, and their signs and bounds are proved, but complex numbers have no "
+        "order. So no spec has complex numbers, and nothing that begins with one.",
         ("C for CPUs", "C for GPUs", "operators", "`prepare`", "`tune`"),
         (_COMPLEX,),
     ),
