@@ -13,6 +13,9 @@ Start = Callable[[Any, Any], Any]
 # arXiv 2402.19427 section 2.4.
 RG_LRU_RANGE = (0.9, 0.999)
 RG_LRU_SHARPNESS = 8
+# Of lif: a membrane keeps this part of itself in a step, uniform between time constants of 5 and of 25 steps: Bittar and Garner,
+# A surrogate gradient spiking baseline for speech command recognition, Frontiers in Neuroscience 16, 2022.
+LIF_RANGE = (math.exp(-1 / 5), math.exp(-1 / 25))
 # Steps of state spaces are between these, uniform as logarithms, so that channels remember from about ten steps to a thousand:
 # Gu and Dao, Mamba, arXiv 2312.00752, section 3.6, and Gu et al., S4D, arXiv 2206.11893.
 STEP_LEAST, STEP_MOST = 0.001, 0.1
@@ -21,6 +24,13 @@ STEP_LEAST, STEP_MOST = 0.001, 0.1
 def _decays(module: Any, drawn: Any) -> Any:
     least, most = RG_LRU_RANGE
     return module.log(module.expm1(-module.log(least + (most - least) * drawn) / RG_LRU_SHARPNESS))
+
+
+def _leaks(module: Any, drawn: Any) -> Any:
+    """Return what sigmoid makes the kept part of."""
+    least, most = LIF_RANGE
+    kept = least + (most - least) * drawn
+    return module.log(kept / (1 - kept))
 
 
 def _log_rates(module: Any, drawn: Any) -> Any:
@@ -49,6 +59,8 @@ def _of_variance_one(_: Any, drawn: Any) -> Any:
 # Vectors of built-in cells that start otherwise: cell, vector.
 VECTOR_STARTS: dict[tuple[str, str], Start] = {
     ("rg_lru", "decay"): _decays,
+    ("lif", "decay"): _leaks,
+    ("recurrent_lif", "decay"): _leaks,
     ("selective", "a"): _log_rates,
     ("selective", "d"): _ones,
     ("s4d", "a"): _log_rates,

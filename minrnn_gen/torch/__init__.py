@@ -9,6 +9,7 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
     from minrnn_gen.torch.layers.named import (
         GRU,
         HGRN,
+        LIF,
         LSTM,
         QRNN,
         RGLRU,
@@ -20,6 +21,8 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
         MinGRUTanh,
         MinLSTM,
         MinLSTMLog,
+        PeepholeLSTM,
+        RecurrentLIF,
     )
     from minrnn_gen.torch.layers.selective_scan import SelectiveScan
     from minrnn_gen.torch.operators.exported_program import export_operators
@@ -32,6 +35,7 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
 __all__ = [
     "GRU",
     "HGRN",
+    "LIF",
     "LSTM",
     "QRNN",
     "RGLRU",
@@ -45,6 +49,8 @@ __all__ = [
     "MinGRUTanh",
     "MinLSTM",
     "MinLSTMLog",
+    "PeepholeLSTM",
+    "RecurrentLIF",
     "SelectiveScan",
     "SequenceGroup",
     "export_operators",

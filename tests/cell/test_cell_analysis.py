@@ -22,8 +22,8 @@ KINDS = {
     **dict.fromkeys(
         ["min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru"], "affine-diagonal"
     ),
-    "ind_rnn": "diagonal",
-    **dict.fromkeys(["elman", "lstm", "gru", "slstm"], "dense"),
+    **dict.fromkeys(["ind_rnn", "lif"], "diagonal"),
+    **dict.fromkeys(["elman", "lstm", "gru", "slstm", "peephole_lstm", "recurrent_lif"], "dense"),
 }
 
 

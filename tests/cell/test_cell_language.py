@@ -41,6 +41,9 @@ ORDERS = {
     "lstm": "ifzo|ifzo|hc|",
     "gru": "rzn|rzn|h|",
     "slstm": "ifzo|ifzo|hcnm|",
+    "peephole_lstm": "ifzo|ifzo|hc|p_ip_fp_o",
+    "lif": "x||sm|decay",
+    "recurrent_lif": "x|x|sm|decay",
 }
 
 

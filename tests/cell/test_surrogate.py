@@ -20,15 +20,6 @@ from minrnn_gen.errors import BadInput
 
 LEAVES = ("W.x", "h[t-1]", "p")
 INPUTS = ("W_x", "previous_h", "parameter_p")
-# Leaky integrate and fire, with a soft reset and the gradient of an arctangent (Fang et al., SpikingJelly, 2023).
-LIF = {
-    "name": "lif",
-    "states": ["s", "m"],
-    "parameters": ["decay"],
-    "equations": "m[t] = sigmoid(decay) * m[t-1] + W.x - s[t-1]\nover = 3.141592653589793 * (m[t] - 1)\n"
-    "s[t] = surrogate(where(m[t] > 1, 1, 0), atan(over) / 3.141592653589793)\n",
-    "output": "s",
-}
 
 
 def cell_with(expression: str) -> Cell:
@@ -92,7 +83,7 @@ def fill(shape: tuple[int, ...], start: int) -> Any:
 @pytest.mark.parametrize("device", [None, "interpret"])
 def test_a_spiking_neuron(device: str | None) -> None:
     """Values of a step-by-step computation in PyTorch, in float64."""
-    kernel = minrnn_gen.compile({"model": LIF, "hidden_size": 4, "precision": "fp64", "gpu": "h200"}, device=device)
+    kernel = minrnn_gen.compile({"model": "lif", "hidden_size": 4, "precision": "fp64", "gpu": "h200"}, device=device)
     arrays = {
         "x": fill((2, 5, 1, 4), 1),
         "parameters": {"decay": fill((4,), 40) / 2},

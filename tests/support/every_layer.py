@@ -44,6 +44,7 @@ LAYERS = (
     Layer(wing.RNN, lambda **options: wing.RNN(OWN_CELL, INPUTS, HIDDEN, **options)),
     *map(_of_cell, (wing.LSTM, wing.GRU, wing.SLSTM, wing.Elman, wing.MinGRU, wing.MinGRULog, wing.MinGRUTanh)),
     *map(_of_cell, (wing.MinLSTM, wing.MinLSTMLog, wing.HGRN, wing.RGLRU, wing.QRNN, wing.IndRNN)),
+    *map(_of_cell, (wing.PeepholeLSTM, wing.LIF, wing.RecurrentLIF)),
     _of_n_values("selective", num_layers=2, state_size=3, groups=2),
     _of_n_values("gated_linear", state_size=3, bidirectional=True),
     _of_n_values("s4d", num_layers=2, state_size=2),

@@ -69,6 +69,28 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
         n = torch.where(n >= 1, n, 1.0)
         return sigmoid(o) * c / n, c, n, top
 
+    def peephole_lstm(W: Any, R: Any, s: Any, v: Any) -> tuple[Any, ...]:
+        i, f, z, o = (one + other for one, other in zip(W, R, strict=True))
+        c = sigmoid(f + v[1] * s[1]) * s[1] + sigmoid(i + v[0] * s[1]) * tanh(z)
+        return sigmoid(o + v[2] * c) * tanh(c), c
+
+    class Spike(torch.autograd.Function):
+        """1 above 0; the gradient of atan(pi u) / pi."""
+
+        @staticmethod
+        def forward(ctx: Any, u: Any) -> Any:
+            ctx.save_for_backward(u)
+            return (u > 0).to(u.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            (u,) = ctx.saved_tensors
+            return gradients[0] / (1 + (torch.pi * u) ** 2)
+
+    def lif(W: Any, R: Any, s: Any, v: Any) -> tuple[Any, ...]:
+        m = sigmoid(v[0]) * s[1] + W[0] + (0 if R is None else R[0]) - s[0]
+        return Spike.apply(m - 1), m
+
     def itself(v: Any) -> Any:
         return v
 
@@ -86,13 +108,20 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
         "lstm": lstm,
         "gru": gru,
         "slstm": slstm,
+        "peephole_lstm": peephole_lstm,
+        "lif": lif,
+        "recurrent_lif": lif,
     }
     return table[model]
 
 
 # How many states and how many vectors a cell has; the state of qrnn is not its output.
-STATES = {"lstm": 2, "slstm": 4}
-VECTORS = {"rg_lru": ("decay",), "ind_rnn": ("u",)}
+STATES = {"lstm": 2, "slstm": 4, "peephole_lstm": 2, "lif": 2, "recurrent_lif": 2}
+VECTORS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(["rg_lru", "lif", "recurrent_lif"], ("decay",)),
+    "ind_rnn": ("u",),
+    "peephole_lstm": ("p_i", "p_f", "p_o"),
+}
 
 
 def plain_layer(
@@ -114,7 +143,7 @@ def plain_layer(
     vectors = [parameters[name] for name in VECTORS.get(model, ())]
     hidden = (weight.shape[1] * heads) if weight is not None else None
     if hidden is None:
-        gates = {"min_gru": 2, "hgrn": 2, "ind_rnn": 1}.get(model.removesuffix("_log").removesuffix("_tanh"), 3)
+        gates = {"min_gru": 2, "hgrn": 2, "ind_rnn": 1, "lif": 1}.get(model.removesuffix("_log").removesuffix("_tanh"), 3)
         hidden = W.shape[-1] // gates
     states: tuple[Any, ...] = tuple(x.new_zeros(x.shape[0], hidden) for _ in range(STATES.get(model, 1)))
     outputs = []

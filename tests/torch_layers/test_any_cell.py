@@ -32,6 +32,9 @@ NAMED = {
     "lstm": wing.LSTM,
     "gru": wing.GRU,
     "slstm": wing.SLSTM,
+    "peephole_lstm": wing.PeepholeLSTM,
+    "lif": wing.LIF,
+    "recurrent_lif": wing.RecurrentLIF,
 }
 LEAKY = {"name": "leaky", "equations": "h[t] = keep * h[t-1] + (1 - keep) * tanh(W.h + R.h)", "parameters": ["keep"]}
 
@@ -160,6 +163,12 @@ def test_the_decay_of_rg_lru_starts_where_its_paper_has_it() -> None:
     decay = wing.RGLRU(INPUTS, 512).decay_l0.detach().double()
     coefficient = torch.exp(-8 * torch.nn.functional.softplus(decay))
     assert 0.9 <= coefficient.min() < 0.91 and 0.99 < coefficient.max() <= 0.999
+
+
+@pytest.mark.parametrize("kind", [wing.LIF, wing.RecurrentLIF])
+def test_membranes_start_with_time_constants_of_five_to_twenty_five_steps(kind: Any) -> None:
+    constants = -1 / torch.log(torch.sigmoid(kind(INPUTS, 512).decay_l0.detach().double()))
+    assert 5 <= constants.min() < 5.2 and 23 < constants.max() <= 25.001
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, "fp64"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")])

@@ -103,6 +103,24 @@ class SLSTM(_OfCell):
     cell = "slstm"
 
 
+class PeepholeLSTM(_OfCell):
+    """The LSTM of arXiv 1308.0850, with vectors `p_i`, `p_f` and `p_o`."""
+
+    cell = "peephole_lstm"
+
+
+class LIF(_OfCell):
+    """Spiking neurons, arXiv 1901.09948; the output is their spikes, 0 or 1, and the states are s, m."""
+
+    cell = "lif"
+
+
+class RecurrentLIF(_OfCell):
+    """`LIF` whose spikes are an input of the next step."""
+
+    cell = "recurrent_lif"
+
+
 # torch.nn.RNN has two cells; the built-in one is the first.
 ELMAN_RELU = {"name": "elman_relu", "equations": "h[t] = relu(W.h + R.h)"}
 
