@@ -13,8 +13,8 @@ Start = Callable[[Any, Any], Any]
 # arXiv 2402.19427 section 2.4.
 RG_LRU_RANGE = (0.9, 0.999)
 RG_LRU_SHARPNESS = 8
-# Of lif: a membrane keeps this part of itself in a step, uniform between time constants of 5 and of 25 steps: Bittar and Garner,
-# A surrogate gradient spiking baseline for speech command recognition, Frontiers in Neuroscience 16, 2022.
+# Of lif: a membrane keeps this part of itself in a step, uniform between time constants of 5 and of 25 steps: Bittar and
+# Garner, A surrogate gradient spiking baseline for speech command recognition, Frontiers in Neuroscience 16, 2022.
 LIF_RANGE = (math.exp(-1 / 5), math.exp(-1 / 25))
 # Steps of state spaces are between these, uniform as logarithms, so that channels remember from about ten steps to a thousand:
 # Gu and Dao, Mamba, arXiv 2312.00752, section 3.6, and Gu et al., S4D, arXiv 2206.11893.
