@@ -57,6 +57,8 @@ API = {
     "minrnn_gen.compat": (
         "flashrnn",
         "mamba_ssm",
+        "spikingjelly",
+        "snntorch",
         "accelerated_scan",
         "fla",
         "numpy_cells",

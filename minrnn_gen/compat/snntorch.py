@@ -118,10 +118,12 @@ class _Neuron(torch.nn.Module):
         fired = [] if self._reset_mechanism == "none" else ["fired = where(mem[t-1] - threshold > 0, 1, 0)"]
         own = self._equations()
         spikes = "spk[t]" if "spk" in self.states else "s"
-        last = {"subtract": "u - (now - fired) * threshold", "zero": "u - (now - fired) * u", "none": "u"}
-        delayed = self.reset_delay or self._reset_mechanism == "none"
-        after = ["mem[t] = u"] if delayed else [f"now = {spikes}", f"mem[t] = {last[self._reset_mechanism]}"]
-        equations = (*fired, *own, "over = u - threshold", f"{spikes} = {spike}", *after)
+        if self.reset_delay or self._reset_mechanism == "none":
+            fires = ("mem[t] = u", "over = mem[t] - threshold", f"{spikes} = {spike}")
+        else:
+            spent = "threshold" if self._reset_mechanism == "subtract" else "u"
+            fires = ("over = u - threshold", f"now = {spike}", f"mem[t] = u - (now - fired) * {spent}", f"{spikes} = now")
+        equations = (*fired, *own, *fires)
         names = [*self._vectors()]
         return cell("spikes", ["x"], [*self.states], equations, output=spikes.removesuffix("[t]"), parameters=names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_an_lstm_learns_parity_and_a_scan_does_not(tmp_path: Path) -> None:
     assert (lstm["length 8"], lstm["length 32"]) == (1, 1)
     # Of 256 random answers 128 are right, give or take 8; five times that.
     assert abs(scan["length 32"] - 0.5) < 5 * 8 / 256
+
+
+@pytest.mark.matrix_full
+def test_spiking_neurons_learn_to_tell_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = importlib.import_module("spiking_digits")
+    assert example.main(["--small", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    told, untrained, rate = map(float, re.findall(r"(?:told:|untrained|step) ([0-9.]+)", capsys.readouterr().out))
+    chance, deviation = 1 / example.SMALL.words, 0.5 / example.SMALL.tests**0.5
+    assert abs(untrained - chance) < 6 * deviation and told > chance + 12 * deviation
+    assert 0 < rate < 1
 
 
 def test_what_is_copied_is_what_was_there() -> None:

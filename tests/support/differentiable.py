@@ -23,7 +23,10 @@ from minrnn_gen.compat.installed import Exchange
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 4, 3, 4
 # A module of compat on NumPy arrays, and those without a front.
-_WITHOUT_GRADIENTS = ("numpy_cells", "installed", "flashrnn_kernel", "flashrnn_request", "flashrnn_states")
+_WITHOUT_GRADIENTS = (
+    *("numpy_cells", "installed", "flashrnn_kernel", "flashrnn_request", "flashrnn_states", "neurons"),
+    *("snntorch_surrogate", "spikingjelly_surrogate"),
+)
 # Exports that take no tensors, a single step, which has no gradients, and a block that is none.
 NO_FRONTS = {
     "HeadGroup", "SequenceGroup", "export_operators", "nn", "onnx_translations", "sum_gradients",
