@@ -1,7 +1,7 @@
 """Spiking digits: a network of two recurrent layers of spiking neurons learns to tell words by their spikes.
 
-The data have the shape of the Spiking Heidelberg Digits (arXiv 1910.07407): 700 channels of a cochlea over time, in which each of
-20 words raises rates along a few tracks. They are made here: each speaker says a word sooner or later, faster or slower, and
+The data have the shape of the Spiking Heidelberg Digits (arXiv 1910.07407): 700 channels of a cochlea over time, in which each
+of 20 words raises rates along a few tracks. They are made here: each speaker says a word sooner or later, faster or slower, and
 higher or lower, and spikes are drawn by the rates. Neurons emit 0 or 1, whose gradient is a surrogate (docs/how-to/spiking.md).
 """
 
@@ -84,7 +84,7 @@ class Network(torch.nn.Module):
 
 
 def accuracy(network: Network, words: Words, settings: Settings) -> tuple[float, float]:
-    """Return the accuracy on words that were not trained on, and how many spikes a neuron of the second layer emits in a step."""
+    """Return the accuracy on words not trained on, and how many spikes a neuron of the second layer emits in a step."""
     generator = torch.Generator().manual_seed(settings.seed + 2)
     right, fired, done = 0, 0.0, 0
     with torch.no_grad():
@@ -118,9 +118,8 @@ def example(command: Command[Settings]) -> None:
         run_spans(step, settings.steps, progress, "training")
     after, rate = accuracy(network, words, settings)
     print(f"Made by `{command.text}`.")
-    print(
-        f"words told: {after:.3f}; untrained {before:.3f}, chance {1 / settings.words:.3f}; spikes per neuron and step {rate:.3f}"
-    )
+    chance = 1 / settings.words
+    print(f"words told: {after:.3f}; untrained {before:.3f}, chance {chance:.3f}; spikes per neuron and step {rate:.3f}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

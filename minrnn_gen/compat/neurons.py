@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
 from minrnn_gen.api import compile_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
@@ -46,13 +48,14 @@ def cell(name: str, gates: Sequence[str], states: Sequence[str], equations: Sequ
 
 @dataclass(frozen=True)
 class Spikes:
-    """What neurons did: spikes of all steps, shaped like the input, and states after the last step, or after every one."""
+    """Spikes of all steps, shaped like the input, the states after the last step, and where asked for those after every step."""
 
     spikes: Any
     final: dict[str, Any]
     every: dict[str, Any] | None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def run(
     text: str,
     x: Any,
@@ -61,7 +64,7 @@ def run(
     every: bool = False,
     product: tuple[Any, Any] | None = None,
 ) -> Spikes:
-    """Run the neurons of a cell over x [T, ...], each on its own, or with `product`, (R [H, H], recurrent bias [H] or None).
+    """Run the neurons of a cell over x [T, B, ...]; `product`: (R [H, H], recurrent bias [H] or None) of a dense cell.
 
     state: {name: as one step of x}; parameters: {name: a tensor of one number, or one that broadcasts over a step of x without
     its first axis}. With `every`, states after every step, without gradients. Raises BadInput for tensors that do not fit.
@@ -69,9 +72,9 @@ def run(
     check_real(x, "the input")
     if x.dim() < 2:
         raise BadInput(f"the input has shape {list(x.shape)}; [time, batch, ...] is expected")
-    check_devices({"the input": x, **{f"the state {name}": one for name, one in state.items()}, **parameters})
+    check_devices({"the input": x, **{f"the state {name}": tensor for name, tensor in state.items()}, **parameters})
     steps, *one_step = x.shape
-    varied = any(one.dim() for one in parameters.values())
+    varied = any(tensor.dim() for tensor in parameters.values())
     own = tuple(one_step[1:])
     count = math.prod(one_step)
     width = math.prod(own) if varied or product is not None else row_width(count)
@@ -79,31 +82,31 @@ def run(
     kernel = kernel_of(text, width, precision, product is not None and product[1] is not None)
     wide = STATES[precision]
     rows = count // width if width else 0
-    vectors = {name: _vector(name, one, own if varied else (), width).to(wide) for name, one in parameters.items()}
-    given: dict[str, Any] = {}
+    vectors = {name: _vector(name, tensor, own if varied else (), width).to(wide) for name, tensor in parameters.items()}
+    arrays: dict[str, Any] = {}
     if product is not None:
         R, bias = product
-        given["R"] = R.to(x.dtype)[None, None]
+        arrays["R"] = R.to(x.dtype)[None, None]
         if bias is not None:
-            given["recurrent_bias"] = bias.to(wide)[None, None]
+            arrays["recurrent_bias"] = bias.to(wide)[None, None]
     y, final, *more = recurrence(
         kernel,
         x.reshape(steps, rows, 1, width),
-        **given,
+        **arrays,
         parameters=vectors or None,
-        state={name: one.to(wide).reshape(rows, width) for name, one in state.items()} or None,
+        state={name: tensor.to(wide).reshape(rows, width) for name, tensor in state.items()} or None,
         all_states=every,
     )
     return Spikes(
         y.reshape(x.shape),
-        {name: one.reshape(one_step) for name, one in final.items()},
-        {name: one.reshape(x.shape) for name, one in more[0].items()} if more else None,
+        {name: tensor.reshape(one_step) for name, tensor in final.items()},
+        {name: tensor.reshape(x.shape) for name, tensor in more[0].items()} if more else None,
     )
 
 
 @cache
 def row_width(count: int) -> int:
-    """Return in rows of which width so many neurons are arranged: the widest that divides them, where that is not a few."""
+    """Return the width of rows that hold `count` neurons: the widest divisor, or all in one row where divisors are small."""
     widest = next((width for width in range(min(_WIDEST_ROW, count), 0, -1) if count % width == 0), 1)
     return widest if widest >= 32 or count >= 2**20 else max(count, 1)
 

@@ -66,11 +66,11 @@ class _Neuron(torch.nn.Module):
 
     def reset_mem(self) -> Any:
         """Set the states to zeros and return them."""
-        found = []
+        states = []
         for name in self.states:
             setattr(self, name, torch.zeros_like(getattr(self, name)))
-            found.append(getattr(self, name))
-        return found[0] if len(found) == 1 else tuple(found)
+            states.append(getattr(self, name))
+        return states[0] if len(states) == 1 else tuple(states)
 
     def _own(self, name: str, value: Any, learns: bool) -> None:
         tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
@@ -79,16 +79,16 @@ class _Neuron(torch.nn.Module):
         else:
             self.register_buffer(name, tensor)
 
-    def _run(self, input_: Any, given: Sequence[Any]) -> Any:
-        """Run over a sequence from the states given, or those of the last call where their shape fits, else zeros."""
+    def _run(self, input_: Any, initial: Sequence[Any]) -> Any:
+        """Run over a sequence from the initial states, or from those of the last call where their shape fits, else zeros."""
         check_tensor(input_, "input_")
-        if self.init_hidden and any(one is not None for one in given):
+        if self.init_hidden and any(state is not None for state in initial):
             raise BadInput(
                 f"{self.states[0]} is given, but init_hidden=True keeps the states in the layer; give the input alone"
             )
         wide = torch.float64 if input_.dtype is torch.float64 else torch.float32
-        for name, one in zip(self.states, given, strict=True):
-            kept = getattr(self, name) if one is None else one
+        for name, start in zip(self.states, initial, strict=True):
+            kept = getattr(self, name) if start is None else start
             fits = kept.shape == input_.shape[1:]
             setattr(self, name, kept if fits else torch.zeros(input_.shape[1:], dtype=wide, device=input_.device))
         state = {name: getattr(self, name) for name in self.states}
@@ -116,14 +116,14 @@ class _Neuron(torch.nn.Module):
     def _cell(self) -> str:
         spike = "where(over > 0, 1, 0)" if self._spike_grad is None else self._spike_grad.spike(">")
         fired = [] if self._reset_mechanism == "none" else ["fired = where(mem[t-1] - threshold > 0, 1, 0)"]
-        own = self._equations()
         spikes = "spk[t]" if "spk" in self.states else "s"
+        rest: tuple[str, ...]
         if self.reset_delay or self._reset_mechanism == "none":
-            fires = ("mem[t] = u", "over = mem[t] - threshold", f"{spikes} = {spike}")
+            rest = ("mem[t] = u", "over = mem[t] - threshold", f"{spikes} = {spike}")
         else:
             spent = "threshold" if self._reset_mechanism == "subtract" else "u"
-            fires = ("over = u - threshold", f"now = {spike}", f"mem[t] = u - (now - fired) * {spent}", f"{spikes} = now")
-        equations = (*fired, *own, *fires)
+            rest = ("over = u - threshold", f"now = {spike}", f"mem[t] = u - (now - fired) * {spent}", f"{spikes} = now")
+        equations = (*fired, *self._equations(), *rest)
         names = [*self._vectors()]
         return cell("spikes", ["x"], [*self.states], equations, output=spikes.removesuffix("[t]"), parameters=names)
 

@@ -86,7 +86,7 @@ class _Node(torch.nn.Module):
 
     def detach(self) -> None:
         """Cut the graph of autograd between the last call and the next one."""
-        self.v, self.v_seq = (one.detach() if isinstance(one, torch.Tensor) else one for one in (self.v, self.v_seq))
+        self.v, self.v_seq = (value.detach() if isinstance(value, torch.Tensor) else value for value in (self.v, self.v_seq))
 
     def forward(self, x: Any) -> Any:
         """Return the spikes, 0 or 1 and shaped like x: [T, B, ...] in step_mode 'm', one step [B, ...] in 's'.

@@ -143,7 +143,7 @@ def _triangle(alpha: float) -> str:
     return f"where(abs(over) <= {1 / alpha}, {inside}, 0)"
 
 
-# The function of `over` that has the gradient of each; whose value nothing reads.
+# For each class a function of `over` with its gradient; nothing reads its value.
 _TEXTS: dict[str, Callable[..., str]] = {
     "ATan": lambda alpha: f"atan({math.pi / 2 * alpha} * over) / {math.pi}",
     "Sigmoid": lambda alpha: f"sigmoid({alpha} * over)",
@@ -165,7 +165,7 @@ _TEXTS: dict[str, Callable[..., str]] = {
 _ABOVE = {"w": 0.0, "QPseudoSpike.alpha": 1.0}
 _ALLOWED_ZERO = {"LogTailedReLU.alpha", "PiecewiseLeakyReLU.c", "LeakyKReLU.leak", "LeakyKReLU.k", "S2NN.beta"}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
-    kind.__name__: tuple(one.name for one in fields(kind) if one.name != "spiking")
+    kind.__name__: tuple(field.name for field in fields(kind) if field.name != "spiking")
     for kind in (
         *(ATan, Sigmoid, SoftSign, SuperSpike, PiecewiseQuadratic, PiecewiseExp, Erf, Rect, NonzeroSignLogAbs, QPseudoSpike),
         *(LogTailedReLU, S2NN, PiecewiseLeakyReLU, LeakyKReLU, DeterministicPass),
@@ -176,11 +176,11 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 def surrogate_of(function: Any) -> Surrogate:
     """Return the equations of a surrogate function, one of this module or the library's own; raises BadInput for others."""
     name = type(function).__name__
-    if name not in _TEXTS or not all(hasattr(function, one) for one in _ARGUMENTS[name]):
+    if name not in _TEXTS or not all(hasattr(function, argument) for argument in _ARGUMENTS[name]):
         raise BadInput(f"surrogate_function is {kind_of(function)}; one of {', '.join(_TEXTS)} is expected")
     if not getattr(function, "spiking", True):
         raise BadInput(f"surrogate_function is {name} with spiking=False, which emits no spikes; leave spiking True")
-    arguments = [getattr(function, one) for one in _ARGUMENTS[name]]
+    arguments = [getattr(function, argument) for argument in _ARGUMENTS[name]]
     for argument, value in zip(_ARGUMENTS[name], arguments, strict=True):
         where = f"{name}.{argument}"
         number(value, f"{argument} of {name}")

@@ -24,6 +24,9 @@ from minrnn_gen import compat  # noqa: E402
 
 MIGRATION = Path(__file__).parents[2] / "docs" / "migration.md"
 
+# What neurons of a library have in common.
+NODE = "v_threshold=1.0, v_reset=0.0, surrogate_function=Sigmoid(), detach_reset=False, step_mode='s', store_v_seq=False"
+SPIKES = "threshold=1.0, spike_grad=None, surrogate_disable=False, init_hidden=False, inhibition=False"
 # {module of theirs and function: (version, parameters)}; of a parameter with a default, the default in Python's words.
 RECORDED: dict[str, tuple[str, str]] = {
     "accelerated_scan.warp.scan": ("accelerated-scan 0.3.1", "gates, tokens"),
@@ -56,8 +59,41 @@ RECORDED: dict[str, tuple[str, str]] = {
         "mamba-ssm 2.3.2",
         "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None",
     ),
+    "spikingjelly.activation_based.functional.reset_net": ("spikingjelly 2.0.0", "net"),
+    "spikingjelly.activation_based.neuron.IFNode": ("spikingjelly 2.0.0", NODE),
+    "spikingjelly.activation_based.neuron.LIFNode": ("spikingjelly 2.0.0", f"tau=2.0, decay_input=True, {NODE}"),
+    "spikingjelly.activation_based.neuron.ParametricLIFNode": (
+        "spikingjelly 2.0.0",
+        f"init_tau=2.0, decay_input=True, {NODE}",
+    ),
+    "snntorch.Leaky": (
+        "snntorch 1.0.0",
+        f"beta, {SPIKES}, learn_beta=False, learn_threshold=False, reset_mechanism='subtract', state_quant=False, "
+        "output=False, graded_spikes_factor=1.0, learn_graded_spikes_factor=False, reset_delay=True",
+    ),
+    "snntorch.Synaptic": (
+        "snntorch 1.0.0",
+        f"alpha, beta, {SPIKES}, learn_alpha=False, learn_beta=False, learn_threshold=False, reset_mechanism='subtract', "
+        "state_quant=False, output=False, reset_delay=True",
+    ),
+    "snntorch.Alpha": (
+        "snntorch 1.0.0",
+        f"alpha, beta, {SPIKES}, learn_alpha=False, learn_beta=False, learn_threshold=False, reset_mechanism='zero', "
+        "state_quant=False, output=False",
+    ),
+    "snntorch.RLeaky": (
+        "snntorch 1.0.0",
+        f"beta, V=1.0, all_to_all=True, linear_features=None, conv2d_channels=None, kernel_size=None, {SPIKES}, "
+        "learn_beta=False, learn_threshold=False, learn_recurrent=True, reset_mechanism='subtract', state_quant=False, "
+        "output=False, reset_delay=True",
+    ),
 }
 OURS = {
+    "spikingjelly.activation_based.functional.reset_net": "spikingjelly.reset_net",
+    **{
+        f"spikingjelly.activation_based.neuron.{kind}": f"spikingjelly.{kind}"
+        for kind in ("IFNode", "LIFNode", "ParametricLIFNode")
+    },
     "flashrnn.flashrnn": "flashrnn.flashrnn",
     "fla.ops.hgrn.chunk_hgrn": "fla.chunk_hgrn",
     "fla.ops.hgrn.fused_recurrent_hgrn": "fla.fused_recurrent_hgrn",
@@ -93,7 +129,7 @@ def front(name: str) -> Any:
 def recorded(text: str) -> inspect.Signature:
     """Return a signature in words."""
     made: dict[str, Any] = {}
-    exec(f"def function({text}): pass", {"torch": torch}, made)
+    exec(f"def function({text}): pass", {"torch": torch, "Sigmoid": front("spikingjelly.Sigmoid")}, made)
     return inspect.signature(made["function"])
 
 
@@ -119,7 +155,7 @@ def check(theirs: inspect.Signature, ours: inspect.Signature, more: Sequence[str
     for one, other in zip(named, own, strict=False):
         assert one.kind is other.kind, one.name
         if one.default is not one.empty:
-            assert one.default is other.default or one.default == other.default, one.name
+            assert one.default is other.default or repr(one.default) == repr(other.default), one.name
     assert all(one.default is not one.empty for one in own[len(named) :])
 
 

@@ -35,6 +35,8 @@ def random(*shape: int, seed: int = 0, **options: Any) -> Any:
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("model", library_names())
 def test_every_cell_beside_autograd_of_the_plain_equations(model: str, precision: str) -> None:
+    if precision == "tf32" and "lif" in model:
+        pytest.skip("a product in tf32 moves membranes across the threshold, so that other neurons fire")
     torch.manual_seed(0)
     heads = 2 if model in ("slstm", "gru") else 1
     product = "tf32" if precision == "tf32" else "tf32x3"

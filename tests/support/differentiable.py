@@ -31,6 +31,7 @@ _WITHOUT_GRADIENTS = (
 NO_FRONTS = {
     "HeadGroup", "SequenceGroup", "export_operators", "nn", "onnx_translations", "sum_gradients",
     "mamba_ssm.selective_state_update", "accelerated_scan.channels.scan_channels", "transformers_mamba.mamba_inner_fn",
+    "spikingjelly.reset_net",
 }  # fmt: skip
 Tensors = Mapping[str, Any]
 
@@ -84,7 +85,7 @@ def loss_of(results: Sequence[Any]) -> Any:
 
 def fronts() -> dict[str, Callable[[], Front]]:
     """Return by name what makes each front; kernels and modules are made then."""
-    settled = {**_scans(), **_compat(), **_drop_ins()}
+    settled = {**_scans(), **_compat(), **_neurons(), **_drop_ins()}
     return {**_recurrences(), **_layers(), **{name: partial(_as_it_is, front) for name, front in settled.items()}}
 
 
@@ -109,9 +110,15 @@ def exports() -> set[str]:
             found |= {
                 f"{prefix}.{name}"
                 for name, value in vars(part).items()
-                if inspect.isfunction(value) and not name.startswith("_") and value.__module__ == part.__name__
+                if (inspect.isfunction(value) or _is_module(value))
+                and not name.startswith("_")
+                and value.__module__ == part.__name__
             }
     return found - NO_FRONTS
+
+
+def _is_module(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, torch.nn.Module)
 
 
 def submodules(package: Any) -> list[str]:
@@ -352,6 +359,41 @@ def _compat() -> dict[str, Front]:
     found["mamba_inner_fn"] = Front(
         ("mamba_ssm.mamba_inner_fn",), block, lambda tensors: mamba_ssm.mamba_inner_fn(**tensors), makes=_NEGATIVE
     )
+    return found
+
+
+# {neuron of compat: (arguments, states)}.
+_NEURONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "spikingjelly.IFNode": ({"v_reset": None}, ()),
+    "spikingjelly.LIFNode": ({"tau": 1.5}, ()),
+    "spikingjelly.ParametricLIFNode": ({"v_reset": -0.25}, ()),
+    "snntorch.Leaky": ({"beta": 0.8, "learn_beta": True, "learn_threshold": True}, ("mem",)),
+    "snntorch.Synaptic": ({"alpha": 0.7, "beta": 0.8, "learn_alpha": True}, ("syn", "mem")),
+    "snntorch.Alpha": ({"alpha": 0.8, "beta": 0.6, "learn_alpha": True, "learn_beta": True}, ("syn_exc", "syn_inh", "mem")),
+    "snntorch.RLeaky": ({"beta": 0.8, "linear_features": HIDDEN, "threshold": 0.3, "learn_threshold": True}, ("spk", "mem")),
+}
+
+
+def _neurons() -> dict[str, Front]:
+    found: dict[str, Front] = {}
+    for cover, (arguments, states) in _NEURONS.items():
+        library, _, kind = cover.partition(".")
+        front = importlib.import_module(f"minrnn_gen.compat.{library}")
+        made = arguments if states else {**arguments, "step_mode": "m"}
+        neuron = getattr(front, kind)(**made).double()
+        parameters = {f"its {name}": tuple(one.shape) for name, one in neuron.named_parameters()}
+
+        def call(tensors: Tensors, neuron: Any = neuron, states: Sequence[str] = states, parameters: Any = parameters) -> Any:
+            if not states:
+                neuron.reset()
+            own = {name.removeprefix("its "): tensors[name] for name in parameters}
+            given = (tensors["x"], *(tensors[name] for name in states))
+            done = torch.func.functional_call(neuron, own, given)
+            return done if states else (done, neuron.v)
+
+        shapes = {"x": (TIME, BATCH, HIDDEN), **dict.fromkeys(states, (BATCH, HIDDEN)), **parameters}
+        near = {"its alpha": lambda one: 0.8 + 0.1 * one.tanh(), "its beta": lambda one: 0.6 + 0.1 * one.tanh()}
+        found[cover] = Front((cover,), shapes, call, makes=near)
     return found
 
 
