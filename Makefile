@@ -186,9 +186,9 @@ endif
 $(UV): | $(BIN)/python
 	$(PIP) uv
 
-# Packages with cells that the drop-ins compute, with models whose layers are replaced, and what runs exported operators. What xlstm
-# and tirex name as needs would bring a compiler's packages, neuralforecast's a cluster's and speechbrain's a build of torch with CUDA,
-# which nothing of them here imports.
+# Packages with cells that the drop-ins and fronts compute, with models whose layers are replaced, and what runs exported operators.
+# What xlstm and tirex name as needs would bring a compiler's packages, neuralforecast's a cluster's, spikingjelly's those of images and
+# sound, and speechbrain's a build of torch with CUDA, which nothing of them here imports.
 $(DROP_INS): constraints.txt | $(TEST)
 	@echo "installing into $(VENV): transformers, scikit-learn, ONNX Runtime and others (installed 0.7 GB)"
 	@$(PIP) --no-deps xlstm tirex-ts minGRU-pytorch && $(PIP) transformers scikit-learn einops \
@@ -196,6 +196,8 @@ $(DROP_INS): constraints.txt | $(TEST)
 	@$(PIP) --no-deps pytorch-forecasting neuralforecast speechbrain coreforecast utilsforecast \
 		&& $(PIP) lightning pytorch-lightning pandas scikit-base scikit-learn narwhals hyperpyyaml tqdm huggingface_hub \
 		|| echo "the packages whose layers are replaced cannot be installed here: the tests that need them are skipped"
+	@$(PIP) --no-deps spikingjelly snntorch && $(PIP) loguru tqdm \
+		|| echo "the libraries of spiking neurons cannot be installed here: the tests that need them are skipped"
 	@$(PIP) onnxruntime onnxscript || echo "ONNX Runtime cannot be installed here: the tests that need it are skipped"
 	touch $@
 

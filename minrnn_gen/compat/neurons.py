@@ -48,7 +48,7 @@ def cell(name: str, gates: Sequence[str], states: Sequence[str], equations: Sequ
 
 @dataclass(frozen=True)
 class Spikes:
-    """Spikes of all steps, shaped like the input, the states after the last step, and where asked for those after every step."""
+    """Spikes of all steps, shaped like the input, and the states after the last step and, if asked for, after all."""
 
     spikes: Any
     final: dict[str, Any]

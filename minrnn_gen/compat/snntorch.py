@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ from minrnn_gen.torch.tensors import check_tensor
 __all__ = ["Alpha", "Leaky", "RLeaky", "Synaptic", "surrogate"]
 
 _MECHANISMS = ("subtract", "zero", "none")
+# Layers that exist, for the class methods that reset them all.
+_INSTANCES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Neuron(torch.nn.Module):
@@ -47,8 +50,7 @@ class _Neuron(torch.nn.Module):
             )
         if state_quant:
             raise BadInput("state_quant is given, but no kernel here quantises states; leave it False")
-        if reset_mechanism not in _MECHANISMS:
-            raise BadInput(f"reset_mechanism is {shown(reset_mechanism)}; one of {', '.join(_MECHANISMS)} is expected")
+        _check_mechanism(reset_mechanism)
         self._spike_grad = None if surrogate_disable else spike_grad_of(spike_grad or surrogate.atan())
         self.init_hidden, self.output, self.reset_delay = init_hidden, output, reset_delay
         self._reset_mechanism = reset_mechanism
@@ -58,11 +60,31 @@ class _Neuron(torch.nn.Module):
         self._own("beta", beta, learn_beta)
         for name in self.states:
             self.register_buffer(name, torch.zeros(0), persistent=False)
+        _INSTANCES.add(self)
 
     @property
     def reset_mechanism(self) -> str:
         """What a spike does to the membrane: subtract, zero or none."""
         return self._reset_mechanism
+
+    @reset_mechanism.setter
+    def reset_mechanism(self, mechanism: str) -> None:
+        _check_mechanism(mechanism)
+        self._reset_mechanism = mechanism
+        self.reset_mechanism_val = torch.as_tensor(_MECHANISMS.index(mechanism))
+
+    @classmethod
+    def reset_hidden(cls) -> None:
+        """Set the states of all layers of this class to zeros."""
+        for layer in _instances(cls):
+            layer.reset_mem()
+
+    @classmethod
+    def detach_hidden(cls) -> None:
+        """Cut the graph of autograd between the last and the next call of all layers of this class."""
+        for layer in _instances(cls):
+            for name in layer.states:
+                setattr(layer, name, getattr(layer, name).detach())
 
     def reset_mem(self) -> Any:
         """Set the states to zeros and return them."""
@@ -135,6 +157,15 @@ class _Neuron(torch.nn.Module):
         ]
 
 
+def _check_mechanism(mechanism: str) -> None:
+    if mechanism not in _MECHANISMS:
+        raise BadInput(f"reset_mechanism is {shown(mechanism)}; one of {', '.join(_MECHANISMS)} is expected")
+
+
+def _instances(kind: type) -> list[Any]:
+    return [layer for layer in _INSTANCES if isinstance(layer, kind)]
+
+
 class Leaky(_Neuron):
     """`snntorch.Leaky`: mem[t] = beta mem[t-1] + input, less what a spike resets; spikes above `threshold`."""
 
@@ -162,6 +193,8 @@ class Leaky(_Neuron):
             *(reset_mechanism, state_quant, output, graded_spikes_factor, learn_graded_spikes_factor, reset_delay),
         )
         self._grades = learn_graded_spikes_factor or isinstance(graded_spikes_factor, torch.Tensor) or graded_spikes_factor != 1
+
+    init_leaky = _Neuron.reset_mem
 
     def forward(self, input_: Any, mem: Any = None) -> Any:
         """Return (spikes [T, B, ...], mem after the last step [B, ...]) of input_ [T, B, ...].
@@ -209,6 +242,8 @@ class Synaptic(_Neuron):
         )
         self._own("alpha", alpha, learn_alpha)
 
+    init_synaptic = _Neuron.reset_mem
+
     def forward(self, input_: Any, syn: Any = None, mem: Any = None) -> Any:
         """Return (spikes [T, B, ...], syn and mem after the last step [B, ...]), as `Leaky` does."""
         return self._run(input_, (syn, mem))
@@ -251,6 +286,8 @@ class Alpha(_Neuron):
                 raise BadInput(
                     "alpha has to be greater than beta, and beta less than 1: the membrane divides by their logarithms"
                 )
+
+    init_alpha = _Neuron.reset_mem
 
     def forward(self, input_: Any, syn_exc: Any = None, syn_inh: Any = None, mem: Any = None) -> Any:
         """Return (spikes [T, B, ...], syn_exc, syn_inh and mem after the last step [B, ...]), as `Leaky` does."""
@@ -318,6 +355,8 @@ class RLeaky(_Neuron):
             # A learned V has a second name in a state_dict.
             self.recurrent = torch.nn.Module()
             self.recurrent.V = self.V
+
+    init_rleaky = _Neuron.reset_mem
 
     def forward(self, input_: Any, spk: Any = None, mem: Any = None) -> Any:
         """Return (spikes [T, B, ...], mem after the last step [B, ...]), as `Leaky` does.

@@ -184,6 +184,13 @@ def test_states_are_kept_where_nothing_is_given() -> None:
     assert torch.equal(torch.cat([hidden(x[:2]), hidden(x[2:])]), whole) and torch.equal(hidden.mem, last)
     hidden.reset_mem()
     assert torch.equal(hidden(x), whole)
+    hidden.mem.requires_grad_()
+    ours.Leaky.detach_hidden()
+    assert not hidden.mem.requires_grad and hidden.mem.any()
+    ours.Leaky.reset_hidden()
+    assert not hidden.mem.any()
+    hidden.reset_mechanism = "none"
+    assert int(hidden.reset_mechanism_val) == 2 and not torch.equal(hidden(x), whole)
     assert ours.Leaky(0.9, init_hidden=True, output=True)(x)[1].shape == last.shape
     with pytest.raises(BadInput, match="mem is given, but init_hidden=True keeps the states in the layer"):
         hidden(x, last)
