@@ -115,8 +115,9 @@ def _vector(name: str, value: Any, shape: tuple[int, ...], width: int) -> Any:
     """Return a parameter as [width], which is flat over the axes `shape`."""
     if value.dim() == 0:
         return value.expand(width)
+    own = value.squeeze(0) if value.dim() == len(shape) + 1 else value
     try:
-        return value.expand(shape).reshape(width) if value.dim() <= len(shape) else value.reshape(value.shape[1:]).expand(shape)
+        return own.expand(shape).reshape(width)
     except RuntimeError:
         raise BadInput(
             f"{name} has shape {list(value.shape)}; a number, or a shape that broadcasts over {list(shape)}, is expected"

@@ -196,12 +196,13 @@ def test_states_are_kept_where_nothing_is_given() -> None:
         hidden(x, last)
 
 
-def test_images_and_channels_of_their_own() -> None:
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 1, 1)])
+def test_images_and_channels_of_their_own(shape: tuple[int, ...]) -> None:
     x = torch.randn(4, 2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-    beta = torch.tensor([0.5, 0.7, 0.9]).view(3, 1, 1)
+    beta = torch.tensor([0.5, 0.7, 0.9]).view(shape)
     spikes, mem = ours.Leaky(beta)(x)
     for channel in range(3):
-        alone, its_mem = ours.Leaky(beta[channel].item())(x[:, :, channel])
+        alone, its_mem = ours.Leaky(beta.flatten()[channel].item())(x[:, :, channel])
         assert torch.equal(spikes[:, :, channel], alone)
         torch.testing.assert_close(mem[:, channel], its_mem)
 
