@@ -38,7 +38,7 @@ def has_compiler() -> bool:
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
 
-BATCH, TIME = 3, 7
+BATCH, TIME = 3, 37
 SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 40},
     {"model": "qrnn", "hidden_size": 17, "precision": "fp64", "direction": "reverse"},
@@ -46,6 +46,9 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "hidden_size": 48, "heads": 3, "precision": "bf16", "direction": "bidirectional", "input_size": 7},
     {"model": "slstm", "hidden_size": 32, "precision": "fp16", "layout": "BDT"},
     {"model": "ind_rnn", "hidden_size": 33, "layout": "TBD", "training": False},
+    {"model": "selective", "hidden_size": 34, "state_size": 5, "groups": 2, "precision": "bf16", "direction": "bidirectional"},
+    {"model": "s4d", "hidden_size": 20, "state_size": 17, "layout": "BDT", "direction": "reverse", "input_size": 6},
+    {"model": "gated_linear", "hidden_size": 32, "state_size": 8, "groups": 4, "layout": "TBD", "training": False},
 )
 
 
@@ -76,7 +79,7 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "rnn_cell") -> Fo
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at not in {3, 5} else ())
+        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at not in {3, 5, 6} else ())
         for at, spec in enumerate(SPECS)
     ],
 )
@@ -111,16 +114,18 @@ def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
     if interface.takes_recurrent_bias:
         arrays["recurrent_bias"] = draw("recurrent_bias", interface.recurrent_bias_shape, "real")
     for name in interface.parameters:
-        arrays[f"parameter_{name}"] = draw(name, interface.parameter_shape, "real")
+        arrays[f"parameter_{name}"] = draw(name, interface.shape_of_parameter(name), "real")
+    for name in interface.shared:
+        arrays[f"shared_{name}"] = draw(name, interface.shape(interface.shared_axes, BATCH, TIME), "storage")
     for name in interface.states:
-        arrays[f"initial_{name}"] = draw(name, interface.state_shape(BATCH), "real")
+        arrays[f"initial_{name}"] = draw(name, interface.shape_of_state(name, BATCH), "real")
     return arrays
 
 
-@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn"]))
+@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "selective"]))
 def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
     # Products outside of the recurrence are another library's, and so no part of this.
-    spec = {"model": model, "hidden_size": 40}
+    spec = {"model": model, "hidden_size": 40, **({"state_size": 5, "groups": 2} if model == "selective" else {})}
     kernel = exported(tmp_path, spec).kernel
     interface = kernel.interface
     source = cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True)
@@ -141,6 +146,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
             bias=arrays["bias"],
             recurrent_bias=arrays.get("recurrent_bias"),
             parameters=parameters or None,
+            shared={name: arrays[f"shared_{name}"] for name in interface.shared} or None,
             state={name: arrays[f"initial_{name}"] for name in interface.states},
             **extra,
         )
@@ -150,7 +156,9 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         results = {"y": np.full_like(y, np.nan), "dx": np.full_like(arrays["x"], np.nan)}
         results |= {f"final_{name}": np.full_like(final[name], np.nan) for name in interface.states}
         results |= {f"dinitial_{name}": np.full_like(final[name], np.nan) for name in interface.states}
-        results["dbias"] = np.full_like(arrays["bias"], np.nan)
+        named = ("bias", *(f"shared_{name}" for name in interface.shared))
+        named += tuple(f"parameter_{name}" for name in interface.vector_parameters)
+        results |= {f"d{name}": np.full_like(arrays[name], np.nan) for name in named}
         call = library.call(BATCH, TIME, {**arrays, **extra, **results, "dy": dy})
         memory = library.saved(call)
         call.saved = memory.ctypes.data
@@ -159,6 +167,8 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         expected = {"y": y, "dx": gradients["x"], "dbias": gradients["bias"]}
         expected |= {f"final_{name}": final[name] for name in interface.states}
         expected |= {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
+        expected |= {f"dshared_{name}": gradients["shared"][name] for name in interface.shared}
+        expected |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.vector_parameters}
         for name, values in expected.items():
             assert np.array_equal(results[name], values), name
 
