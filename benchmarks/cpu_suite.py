@@ -24,6 +24,7 @@ def measure(quick: bool, busy: int = 0) -> CpuRecord:
             rows_of_raw_scans,
             rows_of_scan_layers,
         )
+        from benchmarks.contenders.cpu_selective import rows_of_selective_scans
     c_compiler()
     versions = {"python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in ("minrnn-gen", "torch", "numpy")}
@@ -32,5 +33,11 @@ def measure(quick: bool, busy: int = 0) -> CpuRecord:
         cpu=cpu_name(),
         threads=thread_count(),
         versions=versions,
-        rows=(*rows_of_raw_scans(quick), *rows_of_scan_layers(quick), *rows_of_layers(quick), *rows_beside_processes(busy)),
+        rows=(
+            *rows_of_raw_scans(quick),
+            *rows_of_selective_scans(quick),
+            *rows_of_scan_layers(quick),
+            *rows_of_layers(quick),
+            *rows_beside_processes(busy),
+        ),
     )

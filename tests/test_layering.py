@@ -92,8 +92,9 @@ OWNERS = {
     "cuda": "build.nvrtc gpu.*",
     "torch": (
         "torch.* benchmarks.harness.gpu benchmarks.distributed_suite "
-        "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.layers "
-        "benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans benchmarks.contenders.selective_scans "
+        "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.cpu_selective "
+        "benchmarks.contenders.layers benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans "
+        "benchmarks.contenders.selective_scans "
         "benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "
         "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
         "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.transformers_mamba compat.xlstm"

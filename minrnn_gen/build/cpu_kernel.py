@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.build.store import Store, digest
-from minrnn_gen.codegen.cpu_source import CpuPlan, cpu_source, pool_source
+from minrnn_gen.codegen.cpu_source import NativePlan, cpu_source, pool_source
 from minrnn_gen.config.environment import runs_native_code
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 
@@ -32,14 +32,14 @@ class CpuKernel:
     what these let a signal raise. `workspace_bytes` says how much memory a call works in.
     """
 
-    plan: CpuPlan
+    plan: NativePlan
     text: str
     run: Callable[[bytes], None]
     workspace_bytes: Callable[[bytes], int]
     address: int
 
 
-def cpu_kernel(plan: CpuPlan, store: Store) -> CpuKernel:
+def cpu_kernel(plan: NativePlan, store: Store) -> CpuKernel:
     """Return a kernel, from the store where it is there; raises ToolchainMissing and CompileFailed."""
     text = cpu_source(plan)
     library = host_library(text, store, {"cpu": [plan.cell.name, plan.kernel_pass, plan.precision]})

@@ -58,12 +58,13 @@ def incoming_of_run(interface: Interface, incoming: IncomingGradient, run: int) 
 
 
 def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, run: int) -> Gradients:
-    """Return one run's part of what a backward writes, whose `sums` have the runs in front; `x_axes` are those of dx."""
-    sums = None if gradients.sums is None else gradients.sums.selected(0, run)
+    """Return one run's part of what a backward writes; `x_axes` are those of dx, sums and vectors have the runs in front."""
+    sums, vectors = None if gradients.sums is None else gradients.sums.selected(0, run), _selected(gradients.vectors, run)
     if not interface.directions:
-        return replace(gradients, sums=sums)
+        return replace(gradients, sums=sums, vectors=vectors)
     dshared = _shared_of_run(interface, gradients.dshared, run)
-    return Gradients(gradients.dx.selected(x_axes.index("d"), run), _selected(gradients.dinitial, run), sums, dshared)
+    dx = gradients.dx.selected(x_axes.index("d"), run)
+    return Gradients(dx, _selected(gradients.dinitial, run), sums, dshared, vectors)
 
 
 def channels_of_run(interface: Interface, y: Array, run: int) -> Array:

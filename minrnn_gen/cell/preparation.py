@@ -43,11 +43,12 @@ def cut(program: Program, late: Collection[str]) -> CutProgram:
 class PreparedParts:
     """The statements that read names of `free` alone, and the parts of others that do, as statements of their own.
 
-    `free` grows by the names of `statements`, which stand in the order of execution.
+    `free` grows by the names of `statements`, which stand in the order of execution. Parts get names that begin with `prefix`.
     """
 
-    def __init__(self, free: Iterable[str]) -> None:
+    def __init__(self, free: Iterable[str], prefix: str = "prepared") -> None:
         self.free = set(free)
+        self._prefix = prefix
         self.statements: list[Statement] = []
         self._parts: dict[Expr, Symbol] = {}
 
@@ -58,25 +59,26 @@ class PreparedParts:
             if self.free.issuperset(names_in(statement.expression)):
                 self._prepare(statement)
             else:
-                rest.append(Statement(statement.name, self._without_parts(statement.expression)))
+                rest.append(Statement(statement.name, self.without_parts(statement.expression)))
         return tuple(rest)
 
-    def _prepare(self, statement: Statement) -> None:
-        self.free.add(statement.name)
-        self.statements.append(statement)
-
-    def _without_parts(self, expression: Expr) -> Expr:
+    def without_parts(self, expression: Expr) -> Expr:
+        """Return `expression` with names for its largest parts that read names of `free` alone."""
         operands = ex.operation(expression)[1]
         if not operands:
             return expression
         if is_trivial(expression) or not self.free.issuperset(names_in(expression)):
-            return ex.rebuilt(expression, [self._without_parts(operand) for operand in operands])
+            return ex.rebuilt(expression, [self.without_parts(operand) for operand in operands])
         if not names_in(expression):
             return expression
         if expression not in self._parts:
-            self._parts[expression] = ex.named(f"prepared_{len(self._parts)}")
+            self._parts[expression] = ex.named(f"{self._prefix}_{len(self._parts)}")
             self._prepare(Statement(self._parts[expression].name, expression))
         return self._parts[expression]
+
+    def _prepare(self, statement: Statement) -> None:
+        self.free.add(statement.name)
+        self.statements.append(statement)
 
 
 def is_trivial(expression: Expr) -> bool:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.printing import complex_c_text
@@ -62,20 +62,90 @@ class StatementText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CpuPlan:
-    """A kernel for the CPU: a pass of a cell in a precision, whatever the sizes.
+class NativePlan:
+    """What every kernel for the CPU has: a pass of a cell in a precision, whatever the sizes.
 
-    `x_dtype` is that of the pre-activations and of their gradients. `saved_in_storage` is the state whose values a backward
-    reads from y, in the storage dtype; others are in the arithmetic dtype. A complex number is two elements of a vector, real
-    part first.
+    `x_dtype` is that of the pre-activations and of their gradients. A complex number is two elements of a vector, real part
+    first.
     """
 
     kernel_pass: CpuPass
-    cell: LoweredSteps | LoweredStepsBackward
+    cell: Any
     precision: str
     arithmetic_dtype: str
     storage_dtype: str
     x_dtype: str
+
+    @property
+    def real(self) -> str:
+        """The arithmetic type."""
+        return _STORAGE[self.arithmetic_dtype].ctype
+
+    @property
+    def storage(self) -> Storage:
+        """The type of R, inputs S.*, y and dy."""
+        return _STORAGE[self.storage_dtype]
+
+    @property
+    def x(self) -> Storage:
+        """The type of pre-activations and their gradients."""
+        return _STORAGE[self.x_dtype]
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The gates of x."""
+        return tuple(self.cell.gates)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the states."""
+        return tuple(self.cell.states)
+
+    @property
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values before a step a backward reads."""
+        return ()
+
+    @property
+    def kept_states(self) -> tuple[str, ...]:
+        """The saved states that a forward writes for a backward, since y has them not."""
+        return ()
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
+        return False
+
+    @property
+    def template(self) -> str:
+        """The template of the pass."""
+        raise NotImplementedError
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The arguments, in their order; the first three are the interpreter's."""
+        raise NotImplementedError
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The places of the arguments by name."""
+        return {field.name: place for place, field in enumerate(self.fields)}
+
+    @cached_property
+    def packer(self) -> struct.Struct:
+        """What packs the values of all arguments in their order."""
+        return struct.Struct("".join(field.format for field in self.fields))
+
+
+@dataclass(frozen=True)
+class CpuPlan(NativePlan):
+    """A kernel for the CPU of a cell without the axis n.
+
+    `saved_in_storage` is the state whose values a backward reads from y, in the storage dtype; others are in the arithmetic
+    dtype.
+    """
+
+    cell: LoweredSteps | LoweredStepsBackward
     saved_in_storage: str | None = None
 
     @property
@@ -108,39 +178,14 @@ class CpuPlan:
         return f"cell_{self._results[label]}"
 
     @property
-    def real(self) -> str:
-        """The arithmetic type."""
-        return _STORAGE[self.arithmetic_dtype].ctype
-
-    @property
-    def storage(self) -> Storage:
-        """The type of R, y and dy."""
-        return _STORAGE[self.storage_dtype]
-
-    @property
-    def x(self) -> Storage:
-        """The type of pre-activations and their gradients."""
-        return _STORAGE[self.x_dtype]
-
-    @property
     def is_dense(self) -> bool:
         """Whether there is a product with R."""
         return bool(self.cell.recurrent_gates)
 
     @property
-    def gates(self) -> tuple[str, ...]:
-        """The gates of x."""
-        return self.cell.gates
-
-    @property
     def recurrent_gates(self) -> tuple[str, ...]:
         """The gates of R."""
         return self.cell.recurrent_gates
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """The names of the states."""
-        return self.cell.states
 
     @property
     def logarithms(self) -> tuple[str, ...]:
@@ -167,6 +212,11 @@ class CpuPlan:
         """The states whose values before a step a backward reads."""
         read = self.cell.read_states if isinstance(self.cell, LoweredStepsBackward) else ()
         return tuple(name for name in self.states if name in read or (self.is_dense and name == self.output_state))
+
+    @property
+    def kept_states(self) -> tuple[str, ...]:
+        """The saved states that a forward writes for a backward, since y has them not."""
+        return tuple(state for state in self.saved_states if state != self.saved_in_storage)
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -202,16 +252,6 @@ class CpuPlan:
         """The arguments, in their order."""
         return tuple(_fields(self))
 
-    @cached_property
-    def places(self) -> Mapping[str, int]:
-        """The places of the arguments by name."""
-        return {field.name: place for place, field in enumerate(self.fields)}
-
-    @cached_property
-    def packer(self) -> struct.Struct:
-        """What packs the values of all arguments in their order."""
-        return struct.Struct("".join(field.format for field in self.fields))
-
     @property
     def template(self) -> str:
         """The template of the pass."""
@@ -222,32 +262,11 @@ def _fields(plan: CpuPlan) -> list[Field]:
     """Return the arguments of a kernel."""
     backward = plan.kernel_pass == "backward"
     fields = [
-        Field("void *(*{})(void)", "release", "lets go of the interpreter's lock; null: it is not held"),
-        Field("void (*{})(void *)", "acquire", "takes it back"),
-        Field("int (*{})(void)", "pending", "whether a signal ends the call; null: nobody asks"),
-        Field("long", "rows", "sequences: B"),
-        Field("long", "time", "T, the steps of x"),
-        Field("long", "steps", "those of the longest sequence"),
-        Field("long", "hidden", "H"),
+        *call_fields(),
         Field("long", "heads", "N"),
         Field("long", "head_dim", "D; H = N * D"),
-        Field("long", "reverse", "whether time runs from each sequence's end"),
-        Field("long", "fills", "whether what is behind a sequence is written, with zeros"),
-        Field("long", "threads", "how many are asked for"),
-        Field("long", "splits_units", "whether threads share units, else rows"),
         Field("long", "packs", "whether R is packed: 1 by this launch, 2 by the one before"),
-        *_strides("resets", "row", "time"),
-        *_strides("x", "row", "time", "channel"),
-        *_strides("y", "row", "time", "channel"),
-        *_strides("products", "row"),
-    ]
-    fields += [
-        Field("void (*{})(void (*)(void *), void *, unsigned, unsigned)", "parallel", "runs a function on threads"),
-        Field("int (*{})(void)", "team_size", "how many of them run it"),
-        Field("void *", "workspace", "bytes as workspace_bytes says"),
-        Field("const long *", "firsts", "first step of each sequence"),
-        Field("const long *", "counts", "steps of each sequence"),
-        Field("const unsigned char *", "resets", "[B, T]"),
+        *strides("products", "row"),
         *(Field("const x_t *", f"W_{gate}", "pre-activations") for gate in plan.gates),
         Field("const real *", "bias", "[G, H]"),
         *(Field("const real *", f"parameter_{name}", "[H]") for name in plan.cell.parameters),
@@ -266,7 +285,7 @@ def _fields(plan: CpuPlan) -> list[Field]:
             *(Field("real *", f"final_{state}", "[B, H]") for state in plan.states),
         ]
         return fields
-    fields += _strides("dx", "row", "time", "channel")
+    fields += strides("dx", "row", "time", "channel")
     fields += [
         Field("const storage_t *", "dy", "strides of y"),
         *(Field(f"const {_saved_type(plan, state)} *", f"state_{state}", "after every step") for state in plan.saved_states),
@@ -279,14 +298,41 @@ def _fields(plan: CpuPlan) -> list[Field]:
         fields += [
             Field("long", "clips", "whether gradients through time are bounded"),
             Field("double", "clip", "their bound"),
-            *_strides("outputs", "row", "time"),
+            *strides("outputs", "row", "time"),
             Field("real *", "outputs", "[B, T, H] or [T, B, H], before each step"),
             Field("real *", "dproducts", "[B, T, Gr, H], gradients of the products"),
         ]
     return fields
 
 
-def _strides(array: str, *axes: str) -> list[Field]:
+def call_fields() -> list[Field]:
+    """Return the arguments that every kernel has, those of the interpreter first."""
+    return [
+        Field("void *(*{})(void)", "release", "lets go of the interpreter's lock; null: it is not held"),
+        Field("void (*{})(void *)", "acquire", "takes it back"),
+        Field("int (*{})(void)", "pending", "whether a signal ends the call; null: nobody asks"),
+        Field("long", "rows", "sequences: B"),
+        Field("long", "time", "T, the steps of x"),
+        Field("long", "steps", "those of the longest sequence"),
+        Field("long", "hidden", "H"),
+        Field("long", "reverse", "whether time runs from each sequence's end"),
+        Field("long", "fills", "whether what is behind a sequence is written, with zeros"),
+        Field("long", "threads", "how many are asked for"),
+        Field("long", "splits_units", "whether threads share units, else rows"),
+        *strides("resets", "row", "time"),
+        *strides("x", "row", "time", "channel"),
+        *strides("y", "row", "time", "channel"),
+        Field("void (*{})(void (*)(void *), void *, unsigned, unsigned)", "parallel", "runs a function on threads"),
+        Field("int (*{})(void)", "team_size", "how many of them run it"),
+        Field("void *", "workspace", "bytes as workspace_bytes says"),
+        Field("const long *", "firsts", "first step of each sequence"),
+        Field("const long *", "counts", "steps of each sequence"),
+        Field("const unsigned char *", "resets", "[B, T]"),
+    ]
+
+
+def strides(array: str, *axes: str) -> list[Field]:
+    """Return the arguments of an array's strides along axes."""
     return [Field("long", f"{array}_{axis}", "stride") for axis in axes]
 
 
@@ -294,7 +340,7 @@ def _saved_type(plan: CpuPlan, state: str) -> str:
     return {"storage": "storage_t", "real": "real"}[plan.access_of(state)]
 
 
-def cpu_source(plan: CpuPlan) -> str:
+def cpu_source(plan: NativePlan) -> str:
     """Render a kernel for the CPU."""
     header = (
         f"{plan.cell.name}: {plan.kernel_pass}, {plan.precision}, for the CPU; from {plan.template} by minrnn-gen.",

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from minrnn_gen.errors import BadInput
+from minrnn_gen.codegen.cpu_vectors import CHUNK_STEPS
 from minrnn_gen.export.source import ExportSource, cpu_text
 from minrnn_gen.run.cpu import threads
 from minrnn_gen.run.cpu.native import NativeKernels
 
 
-def why_not_on_cpu(native: NativeKernels) -> str:
-    """Return why a spec cannot be exported for the CPU, as a part of a sentence; nothing where it can."""
-    if native.interface.has_vectors:
-        return "its cell has states of n values per channel, and native code has one"
-    return ""
-
-
 def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
-    """Return what is exported of a spec; raises BadInput where nothing can be."""
-    if reason := why_not_on_cpu(native):
-        raise BadInput(f"export: this spec cannot be exported for the CPU, since {reason}; change the spec, or export for cuda")
+    """Return what is exported of a spec."""
     interface = native.interface
     passes: tuple[str, ...] = ("forward",)
     kept: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     if training:
         plan = native.plan("backward")
-        passes, read = ("forward", "backward"), plan.saved_states
-        kept = tuple(state for state in read if state != plan.saved_in_storage)
+        passes, read, kept = ("forward", "backward"), plan.saved_states, plan.kept_states
     is_wide = interface.precision.storage_dtype == interface.precision.arithmetic_dtype
     reads_lines = interface.heads == 1 and interface.head_dim % threads.PANEL_UNITS == 0 and is_wide
     limits = {
@@ -38,6 +28,7 @@ def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource
         "rows_read_least_forward": threads.ROWS_READ_LEAST["forward"],
         "rows_read_least_backward": threads.ROWS_READ_LEAST["backward"],
         "backward_always_packs": not reads_lines,
+        "chunk_steps": CHUNK_STEPS,
     }
     left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     is_one_way = len(interface.runs_reversed) == 1

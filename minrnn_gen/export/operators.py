@@ -90,7 +90,7 @@ class ExportedOperator:
 
     @property
     def storage(self) -> str:
-        """The dtype of x, R, weight and y."""
+        """The dtype of x, R, weight, inputs S.* and y."""
         return SCALAR_TYPES[self.interface.precision.storage_dtype]
 
     @property
@@ -128,11 +128,19 @@ class ExportedOperator:
 
     def sizes_of(self, result: str) -> tuple[str, ...]:
         """Return the shape of a result or of a layer's output, as expressions of `rows`, `sequences` and `time`."""
-        if result.startswith("final_"):
+        interface = self.interface
+        kind, _, state = result.partition("_")
+        if kind == "final":
             layers = (str(self.states_axis),) if self.is_stack or self.runs > 1 else ()
-            return (*layers, "sequences", str(self.hidden))
-        sizes = {"b": "rows", "t": "time", "h": str(self.runs * self.hidden)}
-        return tuple(sizes[axis] for axis in Y_AXES[self.interface.layout])
+            values = (str(interface.state_size),) if state in interface.vector_states else ()
+            return (*layers, "sequences", str(self.hidden), *values)
+        sizes = {"b": "rows", "t": "time", "h": str(self.runs * self.hidden), "n": str(interface.state_size)}
+        return tuple(sizes[axis] for axis in (interface.states_axes(state) if kind == "states" else Y_AXES[interface.layout]))
+
+    def state_elements(self, state: str) -> int:
+        """Return how many elements a sequence's state of one layer has."""
+        values = self.interface.state_size if state in self.interface.vector_states else 1
+        return self.runs * self.hidden * values
 
     @property
     def onnx_inputs(self) -> tuple[int, ...]:
@@ -162,7 +170,7 @@ class ExportedOperator:
 
     def _initial(self, state: str) -> OperatorInput:
         name = f"initial_{state}"
-        return OperatorInput(name, name, self.real, f"{self.states_axis} * sequences * {self.hidden}")
+        return OperatorInput(name, name, self.real, f"{len(self.layers) * self.state_elements(state)} * sequences")
 
     def _beside(self, layer: int, array: str) -> OperatorInput:
         interface = self.layers[layer].interface
@@ -172,7 +180,11 @@ class ExportedOperator:
             "bias": interface.weight_rows,
             "recurrent_bias": math.prod(interface.recurrent_bias_shape),
         }
-        count = counts.get(array, math.prod(interface.parameter_shape))
+        kind, _, name = array.partition("_")
+        if kind == "shared":
+            elements = f"rows * time * {math.prod((*interface.directions, interface.groups, interface.state_size))}"
+            return OperatorInput(f"{array}_{layer}", array, self.storage, elements, layer)
+        count = counts[array] if array in counts else math.prod(interface.shape_of_parameter(name))
         dtype = self.storage if array in {"R", "weight"} else self.real
         return OperatorInput(f"{array}_{layer}", array, dtype, str(count), layer)
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.codegen.c_names import with_prefix
-from minrnn_gen.codegen.cpu_source import CpuPlan, cpu_source, pool_source
+from minrnn_gen.codegen.cpu_source import NativePlan, cpu_source, pool_source
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
@@ -191,14 +191,31 @@ class ExportSource:
     def axes(self, array: str) -> str:
         """Return the axes of x, of inputs S.*, or of y in the layout."""
         interface = self.interface
-        return {"x": interface.x_axes, "shared": interface.shared_axes}.get(array, Y_AXES[interface.layout])
+        axes = {"x": interface.x_axes, "shared": interface.shared_axes}
+        if interface.vector_states:
+            axes["states"] = interface.states_axes(interface.vector_states[0])
+        return axes.get(array, Y_AXES[interface.layout])
+
+    @property
+    def vector_arrays(self) -> tuple[str, ...]:
+        """The kinds of arrays with the axis n and that of time."""
+        interface = self.interface
+        return (*(("shared",) if interface.shared else ()), *(("states",) if interface.vector_states else ()))
+
+    def values_of(self, name: str) -> int:
+        """Return how many values a channel has of a state or a parameter."""
+        return self.interface.state_size if name in self._vectors else 1
+
+    def first_of_states(self, state: str) -> str:
+        """Return where a direction of a state after every step begins, in C."""
+        return "direction * HIDDEN * states_strides(call).channel" if state in self.interface.vector_states else "y_first"
 
     def contiguous(self, array: str) -> list[tuple[str, str]]:
         """Return the stride along each axis of an array without gaps, as expressions of `rows` and `time`."""
         interface, axes = self.interface, self.axes(array)
-        channels = interface.hidden_size * (self.runs if array == "y" else 1)
+        channels = interface.hidden_size * (self.runs if array in ("y", "states") else 1)
         sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
-        sizes["i"] = str(interface.input_size)
+        sizes |= {"i": str(interface.input_size), "k": str(interface.groups), "n": str(interface.state_size)}
         behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
         return [(AXIS_WORDS[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
 
@@ -339,7 +356,7 @@ def header_text(source: ExportSource, header: tuple[str, ...]) -> str:
     return _rendered("kernel.h.j2", header, plan=source)
 
 
-def cpu_text(source: ExportSource, header: tuple[str, ...], forward: CpuPlan, backward: CpuPlan | None) -> str:
+def cpu_text(source: ExportSource, header: tuple[str, ...], forward: NativePlan, backward: NativePlan | None) -> str:
     """Render NAME.c for the CPU: the threads, the passes, and the functions of NAME.h."""
     products = ""
     if source.interface.input_size or source.accumulates:

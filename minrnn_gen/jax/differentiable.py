@@ -74,7 +74,7 @@ def backward_reads_states(recipe: str) -> bool:
     """Say whether a forward writes states after every step for the backward, on a CPU or on a GPU.
 
     With n values per channel these are n times as much as y, so that a GPU's backward computes them again; a CPU's, which reads
-    them, runs the forward once more, as it does where a program has none because a compiler failed.
+    some or all of them, runs the forward once more, as it does where a program has none because a compiler failed.
     """
     kernel = kernel_by(recipe)
     platforms = (False,) if kernel.interface.has_vectors else (False, True)

@@ -23,6 +23,7 @@ SPECS = (
     {"model": "gru", "precision": "bf16", "heads": 2, "direction": "bidirectional", "input_size": 6},
     {"model": "min_gru", "precision": "fp64", "input_size": 5},
     {"model": "lstm", "precision": "fp32", "layout": "BDT", "input_size": 4},
+    {"model": "selective", "precision": "fp16", "direction": "bidirectional", "state_size": 3, "groups": 2, "input_size": 4},
 )
 
 
@@ -54,6 +55,8 @@ def test_every_call_with_a_key_is_replayed(spec: dict[str, Any]) -> None:
         "weight": drawn((interface.weight_rows, interface.input_size or 0), storage),
         "bias": drawn((*interface.directions, len(interface.gates), 8), "float32"),
         "R": drawn(interface.R_shape, storage) if interface.recurrent_gates else None,
+        "parameters": {name: drawn(interface.shape_of_parameter(name), storage) for name in interface.parameters} or None,
+        "shared": {name: drawn(interface.shape(interface.shared_axes, 3, 5), storage) for name in interface.shared} or None,
     }
     flat = CallArguments(**given).flat(interface)
     dy = drawn(interface.y_shape(3, 5), storage)

@@ -39,7 +39,7 @@ def has_compiler() -> bool:
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
 
-BATCH, TIME = 3, 7
+BATCH, TIME = 3, 37
 SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 40},
     {"model": "qrnn", "hidden_size": 17, "precision": "fp64", "direction": "reverse"},
@@ -49,6 +49,9 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "ind_rnn", "hidden_size": 33, "layout": "TBD", "training": False},
     {"model": "min_gru_log", "hidden_size": 40, "scan_arithmetic": "log", "precision": "bf16"},
     {"model": "min_lstm_log", "hidden_size": 17, "scan_arithmetic": "log", "precision": "fp64", "layout": "BDT"},
+    {"model": "selective", "hidden_size": 34, "state_size": 5, "groups": 2, "precision": "bf16", "direction": "bidirectional"},
+    {"model": "s4d", "hidden_size": 20, "state_size": 17, "layout": "BDT", "direction": "reverse", "input_size": 6},
+    {"model": "gated_linear", "hidden_size": 32, "state_size": 8, "groups": 4, "layout": "TBD", "training": False},
 )
 
 
@@ -114,17 +117,19 @@ def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
     if interface.takes_recurrent_bias:
         arrays["recurrent_bias"] = draw("recurrent_bias", interface.recurrent_bias_shape, "real")
     for name in interface.parameters:
-        arrays[f"parameter_{name}"] = draw(name, interface.parameter_shape, "real")
+        arrays[f"parameter_{name}"] = draw(name, interface.shape_of_parameter(name), "real")
+    for name in interface.shared:
+        arrays[f"shared_{name}"] = draw(name, interface.shape(interface.shared_axes, BATCH, TIME), "storage")
     for name in interface.states:
-        arrays[f"initial_{name}"] = draw(name, interface.state_shape(BATCH), "real")
+        arrays[f"initial_{name}"] = draw(name, interface.shape_of_state(name, BATCH), "real")
     return arrays
 
 
-@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log"]))
+@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log", "selective"]))
 def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
     # Products outside of the recurrence are another library's, and so no part of this.
-    is_log = model == "min_gru_log"
-    spec = {"model": model, "hidden_size": 40, "scan_arithmetic": "log" if is_log else "linear"}
+    more = {"min_gru_log": {"scan_arithmetic": "log"}, "selective": {"state_size": 5, "groups": 2}}
+    spec = {"model": model, "hidden_size": 40, **more.get(model, {})}
     kernel = exported(tmp_path, spec).kernel
     interface = kernel.interface
     source = cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True)
@@ -136,7 +141,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
 
     arrays = inputs_of(kernel, draw)
     arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
-    if is_log:
+    if model == "min_gru_log":
         arrays["initial_h"] = abs(arrays["initial_h"])
     lengths, resets = np.array([TIME, 0, 3], np.int64), generator.random((BATCH, TIME)) < 0.3
     for extra in ({}, {"lengths": lengths}, {"resets": resets}):
@@ -147,6 +152,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
             bias=arrays["bias"],
             recurrent_bias=arrays.get("recurrent_bias"),
             parameters=parameters or None,
+            shared={name: arrays[f"shared_{name}"] for name in interface.shared} or None,
             state={name: arrays[f"initial_{name}"] for name in interface.states},
             **extra,
         )
@@ -156,7 +162,9 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         results = {"y": np.full_like(y, np.nan), "dx": np.full_like(arrays["x"], np.nan)}
         results |= {f"final_{name}": np.full_like(final[name], np.nan) for name in interface.states}
         results |= {f"dinitial_{name}": np.full_like(final[name], np.nan) for name in interface.states}
-        results["dbias"] = np.full_like(arrays["bias"], np.nan)
+        named = ("bias", *(f"shared_{name}" for name in interface.shared))
+        named += tuple(f"parameter_{name}" for name in interface.vector_parameters)
+        results |= {f"d{name}": np.full_like(arrays[name], np.nan) for name in named}
         call = library.call(BATCH, TIME, {**arrays, **extra, **results, "dy": dy})
         memory = library.saved(call)
         call.saved = memory.ctypes.data
@@ -165,6 +173,8 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         expected = {"y": y, "dx": gradients["x"], "dbias": gradients["bias"]}
         expected |= {f"final_{name}": final[name] for name in interface.states}
         expected |= {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
+        expected |= {f"dshared_{name}": gradients["shared"][name] for name in interface.shared}
+        expected |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.vector_parameters}
         for name, values in expected.items():
             assert np.array_equal(results[name], values), name
 

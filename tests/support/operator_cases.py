@@ -107,9 +107,26 @@ def with_boundaries() -> Case:
     return Case(Sequences(wing.LSTM(5, 8, bidirectional=True), "cu_seqlens"), draw, ({1: torch.export.Dim("steps")}, None))
 
 
-CASES = (stacked, in_bfloat16, with_strides, in_log_space, with_states, with_lengths, with_resets, with_boundaries)
-# Of every day: layers, 16 bits, and what comes with strides or boundaries; a kernel takes the compiler a second.
-EVERYDAY = (stacked, in_bfloat16, with_strides, with_boundaries)
+def with_shared() -> Case:
+    layer = wing.RNN("selective", 5, 8, state_size=3, groups=2, bidirectional=True)
+    return Case(layer, lambda batch, time: (torch.randn(batch, time, 5),), ({0: B, 1: T},))
+
+
+def with_values() -> Case:
+    layer = wing.RNN("s4d", 5, 8, num_layers=2, state_size=3)
+    return Case(
+        layer,
+        lambda batch, time: (torch.randn(batch, time, 5), torch.randn(2, batch, 8, 3)),
+        ({0: B, 1: T}, {1: B}),
+    )
+
+
+CASES = (
+    stacked, in_bfloat16, with_strides, in_log_space, with_states, with_lengths, with_resets, with_boundaries, with_shared,
+    with_values,
+)  # fmt: skip
+# Of every day: layers, 16 bits, inputs S.*, and what comes with strides or boundaries; a kernel takes the compiler a second.
+EVERYDAY = (stacked, in_bfloat16, with_strides, with_boundaries, with_shared)
 
 
 class All(torch.nn.Module):

@@ -58,7 +58,8 @@ class CpuRun:
         """
         precision = self.interface.precision
         writes_states = self.states_dtype(states_out, saves) is not None
-        if kernel := self.native.kernels.forward:
+        kernel = self.native.kernels.forward
+        if kernel and (self._native_serves_backward or not saves):
             return self.native.forward(kernel, call, writes_states, saves)
         return self._forward(call, call.x, precision.arithmetic_dtype, precision.storage_dtype, writes_states)
 
@@ -79,6 +80,8 @@ class CpuRun:
 
     def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
         """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
+        if self.interface.has_vectors and states_out == "storage" and self._native_serves_backward:
+            return None  # a backward computes them again
         writes_states = states_out != "none" or (saves and self._keeps_states)
         return self.interface.precision.arithmetic_dtype if writes_states else None
 
@@ -87,7 +90,14 @@ class CpuRun:
         """Whether a forward that saves writes states whatever is asked for."""
         if self.builder.cell_shape.is_scan:
             return False
+        if self.interface.has_vectors:
+            return not self._native_serves_backward
         return self.native.kernels.keeps_states if self.native.kernels.forward else True
+
+    @property
+    def _native_serves_backward(self) -> bool:
+        """Whether native code goes back, where a forward keeps other states for it than for NumPy."""
+        return self.native.kernels.writes_checkpoints or not self.interface.has_vectors
 
     @property
     def expects_states(self) -> bool:
@@ -185,7 +195,8 @@ class CpuRun:
 
     def _native_backward(self, forward: Forward) -> CpuKernel | None:
         """Return the native backward of a forward; products with R are there where that was native."""
-        has_products = forward.call.R is None or forward.outputs.products is not None
+        keeps_products = forward.call.R is not None or self.interface.has_vectors
+        has_products = not keeps_products or forward.outputs.products is not None
         return self.native.kernels.backward if has_products else None
 
     @staticmethod

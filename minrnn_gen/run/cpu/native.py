@@ -24,16 +24,19 @@ from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.lowering_logarithms import lower_steps_in_logarithms
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
-from minrnn_gen.codegen.cpu_source import CpuPass, CpuPlan
+from minrnn_gen.codegen.cpu_source import CpuPass, CpuPlan, NativePlan
+from minrnn_gen.codegen.cpu_vectors import CpuVectorsPlan
 from minrnn_gen.config.environment import thread_count
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 from minrnn_gen.precision import Precision, precision_of
-from minrnn_gen.run.cpu.threads import Schedule, schedule
+from minrnn_gen.run.cpu.native_vectors import vectors_of_backward, vectors_of_forward
+from minrnn_gen.run.cpu.threads import Schedule, pointwise_schedule, schedule
 from minrnn_gen.run.cpu.trace import NativeRecorder
 
 Values = numpy.typing.NDArray[Any]
 LOG = logging.getLogger("minrnn_gen")
+_PASSES: tuple[CpuPass, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,21 @@ class NativeKernels:
         """Whether a forward that saves keeps the products with R."""
         return self.forward is not None and bool(self.interface.recurrent_gates)
 
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether a forward that saves keeps states of n values per channel, a few of all steps."""
+        return self.interface.has_vectors and self.backward is not None
+
     def in_words(self) -> str:
         """Return what host arrays run, for people; nothing is compiled for it."""
         if self._refusal:
             return f"host arrays\n  in NumPy, since {self._refusal}"
         shared = "units" if self.interface.recurrent_gates else "channels"
+        forward, backward = (f"cpu/{'vectors_' if self.interface.has_vectors else ''}{name}.c.j2" for name in _PASSES)
         return "\n".join(
             (
                 "host arrays",
-                f"  native code of templates cpu/forward.c.j2 and cpu/backward.c.j2, compiled by {c_compiler().program}",
+                f"  native code of templates {forward} and {backward}, compiled by {c_compiler().program}",
                 f"  at most {thread_count()} threads, which share rows or {shared}",
             )
         )
@@ -86,8 +95,6 @@ class NativeKernels:
         """Why no native code is generated; nothing where it is."""
         if reason := why_no_native_code():
             return reason
-        if self.interface.has_vectors:
-            return "the cell has states of n values per channel, which only NumPy computes on the CPU"
         return ""
 
     @cached_property
@@ -98,10 +105,14 @@ class NativeKernels:
     def _backward(self) -> CpuKernel | str:
         return self._compiled("backward")
 
-    def plan(self, kernel_pass: CpuPass) -> CpuPlan:
+    def plan(self, kernel_pass: CpuPass) -> NativePlan:
         """Return what is generated for a pass."""
         precision = self.interface.precision
         x_dtype = precision.arithmetic_dtype if self.interface.input_size else precision.storage_dtype
+        if self.interface.has_vectors:
+            lowered = self.builder.programs.vectors_backward if kernel_pass == "backward" else self.builder.programs.vectors
+            dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
+            return CpuVectorsPlan(kernel_pass, lowered, precision.name, *dtypes)
         recurrence = self.builder.recurrence if self.builder.spec.scan_arithmetic == "log" else None
         return _plan(self.builder.cell, kernel_pass, precision, x_dtype, self.reads_y, recurrence)
 
@@ -114,6 +125,8 @@ class NativeKernels:
     @cached_property
     def keeps_states(self) -> bool:
         """Whether a forward that saves writes states, since its backward reads those that y is not."""
+        if self.interface.has_vectors:
+            return False  # a backward computes them again
         if self.builder.cell_shape.is_scan:
             return False  # said by the call
         lowered = self.builder.lowered_backward
@@ -132,6 +145,8 @@ class NativeKernels:
     def schedule(self, kernel: CpuKernel, call: Call) -> Schedule:
         """Return how the threads share a call."""
         _, _, steps = _sequences(call)
+        if self.interface.has_vectors:
+            return pointwise_schedule(call.batch, self.interface.hidden_size * self.interface.state_size, steps)
         has_initial = any(state is not None for state in call.initial)
         return schedule(self.interface, kernel.plan.kernel_pass, call.batch, steps, has_initial)
 
@@ -148,6 +163,8 @@ class NativeKernels:
         if call.R is not None:
             values["recurrent_bias"] = _place(call.recurrent_bias)
             values |= _products(interface, call, outputs.products)
+        if interface.has_vectors:
+            values |= vectors_of_forward(interface, call, outputs)
         recorder.run_kernel(kernel, values)
 
     def run_backward(
@@ -165,8 +182,11 @@ class NativeKernels:
         values = _of_call(recorder, interface, call, self.schedule(kernel, call))
         values |= _strides("y", outputs.y, Y_AXES[interface.layout])
         kept = dict(zip(interface.states, outputs.kept, strict=False))
-        for state in kernel.plan.saved_states:
-            values[f"state_{state}"] = (outputs.y if state == kernel.plan.saved_in_storage else kept[state]).pointer
+        if isinstance(kernel.plan, CpuPlan):
+            for state in kernel.plan.saved_states:
+                values[f"state_{state}"] = (outputs.y if state == kernel.plan.saved_in_storage else kept[state]).pointer
+        else:
+            values |= vectors_of_backward(interface, call, outputs, gradients)
         values["dy"] = incoming.dy.pointer
         values |= _named("dfinal", interface.states, incoming.dfinal)
         values |= _strides("dx", gradients.dx, call.x_axes)
@@ -186,7 +206,7 @@ class NativeKernels:
 def prepared(recorder: NativeRecorder, interface: Interface, call: Call) -> Call:
     """Return a call as kernels take it: vectors in the arithmetic dtype, all elements where their types may lie."""
     dtype = interface.precision.arithmetic_dtype
-    arrays = {name: plain(recorder, getattr(call, name)) for name in ("x", "R")}
+    arrays = {name: plain(recorder, getattr(call, name)) for name in ("x", "R", "shared")}
     arrays |= {
         name: plain(recorder, getattr(call, name), dtype) for name in ("bias", "recurrent_bias", "parameters", "initial")
     }

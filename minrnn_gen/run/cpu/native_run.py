@@ -17,6 +17,7 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.run.cpu import products as library
 from minrnn_gen.run.cpu.native import NativeKernels, ProductGradients, plain, prepared
+from minrnn_gen.run.cpu.native_vectors import checkpoints_shape
 from minrnn_gen.run.cpu.threads import IS_PACKED
 from minrnn_gen.run.cpu.trace import NativeRecorder
 from minrnn_gen.run.recording.replay import TraceCache
@@ -39,8 +40,10 @@ class NativeRun:
         self.backwards = TraceCache[BackwardResult, None]()
 
     def products_shape(self, rows: int, time: int) -> tuple[int, ...]:
-        """The shape of the products with R that a forward saves for a backward; nothing where it saves none."""
+        """The shape of what a forward saves for a backward besides: products with R, or some states of n values; or nothing."""
         interface = self._interface
+        if self.kernels.writes_checkpoints:
+            return checkpoints_shape(interface, rows, time)
         if not self.kernels.writes_products:
             return ()
         return (len(interface.runs_reversed), rows, time, len(interface.recurrent_gates), interface.hidden_size)
@@ -49,13 +52,13 @@ class NativeRun:
         """Run over time."""
         interface, precision = self._interface, self._interface.precision
         arithmetic = precision.arithmetic_dtype
-        shape, state_shape = interface.y_shape(call.rows, call.time), interface.state_shape(call.batch)
         products_shape = self.products_shape(call.rows, call.time) if saves else ()
         recorder = NativeRecorder(self._store, call.x, call.keyed)
+        kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states] if writes_states else []
         outputs = Outputs(
-            y=recorder.new_array(shape, precision.storage_dtype),
-            kept=tuple(recorder.new_array(shape, arithmetic) for _ in (interface.states if writes_states else ())),
-            final=tuple(recorder.new_array(state_shape, arithmetic) for _ in interface.states),
+            y=recorder.new_array(interface.y_shape(call.rows, call.time), precision.storage_dtype),
+            kept=tuple(recorder.new_array(shape, arithmetic) for shape in kept),
+            final=self._new_states(recorder, call.batch),
             products=recorder.new_array(products_shape, arithmetic) if products_shape else None,
         )
         projected = call
@@ -68,9 +71,14 @@ class NativeRun:
         replay = recorder.run(self.forwards, Forward(call, projected, outputs).written)
         if projected is not call:
             projected = replace(projected, x=replay.bound(projected.x))
-        kept, final = (tuple(map(replay.bound, arrays)) for arrays in (outputs.kept, outputs.final))
+        kept_arrays, final = (tuple(map(replay.bound, arrays)) for arrays in (outputs.kept, outputs.final))
         products = None if outputs.products is None else replay.bound(outputs.products)
-        return Forward(call, projected, Outputs(replay.bound(outputs.y), kept, final, products))
+        return Forward(call, projected, Outputs(replay.bound(outputs.y), kept_arrays, final, products))
+
+    def _new_states(self, recorder: NativeRecorder, sequences: int) -> tuple[Array, ...]:
+        """Allocate states of sequences, or their gradients."""
+        shapes = (self._interface.shape_of_state(name, sequences) for name in self._interface.states)
+        return tuple(recorder.new_array(shape, self._interface.precision.arithmetic_dtype) for shape in shapes)
 
     def _steps_at_once(self, recorder: NativeRecorder, call: Call) -> int:
         """Return how many steps are projected at once where nobody keeps pre-activations; 0 for all of a call."""
@@ -102,7 +110,10 @@ class NativeRun:
             shape = interface.shape(axes, call.rows, steps)
             part = replace(part, x=replace(room, shape=shape, strides=contiguous_strides(shape)), time=steps)
             y = outputs.y.narrowed(y_axis, first, steps)
-            kept = tuple(states.narrowed(y_axis, first, steps) for states in outputs.kept)
+            pairs = zip(interface.states, outputs.kept, strict=False)
+            kept = tuple(states.narrowed(interface.states_axes(name).index("t"), first, steps) for name, states in pairs)
+            shared_axis = interface.shared_axes.index("t")
+            part = replace(part, shared=tuple(array.narrowed(shared_axis, first, steps) for array in call.shared))
             self.kernels.run_forward(recorder, kernel, part, replace(outputs, y=y, kept=kept), plan)
             part = replace(part, initial=outputs.final)
             plan = plan._replace(packs=IS_PACKED if plan.packs else 0)
@@ -111,9 +122,8 @@ class NativeRun:
         """Run one step, as a sequence of one."""
         interface, precision = self._interface, self._interface.precision
         recorder = NativeRecorder(self._store, call.x, call.keyed)
-        shape = interface.state_shape(call.batch)
-        y = recorder.new_array(shape, precision.storage_dtype)
-        final = tuple(recorder.new_array(shape, precision.arithmetic_dtype) for _ in interface.states)
+        y = recorder.new_array(interface.state_shape(call.batch), precision.storage_dtype)
+        final = self._new_states(recorder, call.batch)
         y_shape = interface.y_shape(call.batch, 1)
         sequence = replace(y, shape=y_shape, strides=contiguous_strides(y_shape))
         part = prepared(recorder, interface, self._projected(recorder, call))
@@ -135,13 +145,16 @@ class NativeRun:
         interface, call, projected = self._interface, forward.call, forward.projected
         arithmetic = interface.precision.arithmetic_dtype
         recorder = NativeRecorder(self._store, call.x, incoming.keyed)
-        state_shape = interface.state_shape(call.batch)
         dx = recorder.new_array(projected.x.shape, projected.x.dtype)
-        dinitial = tuple(recorder.new_array(state_shape, arithmetic) for _ in interface.states) if reads_initial else ()
+        dinitial = self._new_states(recorder, call.batch) if reads_initial else ()
         has_sums = bool(call.bias is not None or call.recurrent_bias is not None or call.parameters)
-        shape = (len(interface.runs_reversed), interface.summed_count, interface.hidden_size)
-        sums = recorder.new_array(shape, "float64" if interface.precision.parts == 1 else "complex128") if has_sums else None
-        gradients = Gradients(dx, dinitial, sums)
+        runs, hidden = len(interface.runs_reversed), interface.hidden_size
+        summed_dtype = "float64" if interface.precision.parts == 1 else "complex128"
+        sums = recorder.new_array((runs, interface.summed_count, hidden), summed_dtype) if has_sums else None
+        dshared = tuple(recorder.new_array(array.shape, array.dtype) for array in call.shared)
+        of_vectors = (runs, hidden, interface.state_size)
+        vectors = tuple(recorder.new_array(of_vectors, "float64") for _ in interface.vector_parameters)
+        gradients = Gradients(dx, dinitial, sums, dshared, vectors)
         incoming = replace(incoming, dfinal=plain(recorder, incoming.dfinal))
         dR: list[Array] = []
         for run, part in runs_of(interface, prepared(recorder, interface, projected)):
@@ -159,7 +172,7 @@ class NativeRun:
         if len(dR) > 1:
             of_R = recorder.computed(library.stacked, dR, interface.R_shape, arithmetic)
         dx_of_input, dweight = self._through_projection(recorder, call, dx, reads_x)
-        replay = recorder.run(self.backwards, BackwardResult(dx_of_input, dinitial, sums, dweight, of_R))
+        replay = recorder.run(self.backwards, BackwardResult(dx_of_input, dinitial, sums, dweight, of_R, vectors, dshared))
         return self.raw_gradients(replay.result)
 
     def _product_gradients(self, recorder: NativeRecorder, kernel: CpuKernel, part: Call) -> ProductGradients:
@@ -225,7 +238,8 @@ class NativeRun:
     def raw_gradients(self, result: BackwardResult) -> RawGradients:
         """Return the gradients of a backward, whose sums are added up."""
         initial = result.initial or (None,) * len(self._interface.states)
-        return RawGradients(result.x, result.weight, initial, result.sums, result.R)
+        vectors = dict(zip(self._interface.vector_parameters, result.vectors, strict=True))
+        return RawGradients(result.x, result.weight, initial, result.sums, result.R, vectors, result.shared)
 
 
 def _multiplies_rows(call: Call, dtype: str) -> bool:

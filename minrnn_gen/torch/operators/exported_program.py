@@ -119,11 +119,10 @@ def _call_of(node: torch.fx.Node) -> _Call | None:
         firsts = range(0, len(parameters), len(names))
         layers = [dict(zip(names, parameters[first : first + len(names)], strict=True)) for first in firsts]
     elif node.target is kernel_operator.OPERATOR:
-        if arguments["shared"]:
-            raise BadInput("program has a cell with n values per channel, which is not exported for the CPU; leave it out")
         recipes, is_stack = (arguments["recipe"],), False
-        beside = (*(arguments[name] for name in _OF_EVERY_CELL), *arguments["parameters"])
-        layers = [dict(zip(_array_names(kernel_by(recipes[0])), beside, strict=True))]
+        beside = (*(arguments[name] for name in _OF_EVERY_CELL), *arguments["parameters"], *arguments["shared"])
+        kernel = kernel_by(recipes[0])
+        layers = [dict(zip((*_array_names(kernel), *_shared_names(kernel)), beside, strict=True))]
     else:
         raise BadInput(f"program has {node.target}, which is not exported; allowed: layers and minrnn_gen.torch.recurrence")
     x = arguments["x"]
@@ -142,6 +141,11 @@ def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
 def _array_names(kernel: Kernel) -> tuple[str, ...]:
     """Return the arrays of a layer beside x and states, in the order of the operators here."""
     return (*_OF_EVERY_CELL, *(f"parameter_{name}" for name in kernel.parameters))
+
+
+def _shared_names(kernel: Kernel) -> tuple[str, ...]:
+    """Return the arrays of a layer that are its inputs S.*."""
+    return tuple(f"shared_{name}" for name in kernel.shared)
 
 
 def _operator_of(library: str, call: _Call, kernels: dict[str, str]) -> ExportedOperator:
@@ -257,8 +261,9 @@ class _Run:
         if operator.is_stack:
             parameters = [tensor for tensors in of_layers for tensor in tensors]
             return stack_operator.infer(self.recipes, len(state), (x, *sequences, *parameters, *state))
-        R, weight, bias, recurrent_bias, *own = of_layers[0]
-        call = (x, R, weight, bias, recurrent_bias, *sequences, *own, *state)
+        R, weight, bias, recurrent_bias, *parameters = of_layers[0]
+        shared = [named.get(f"{array}_0") for array in _shared_names(kernel_by(self.recipes[0]))]
+        call = (x, R, weight, bias, recurrent_bias, *sequences, *parameters, *state, *shared)
         return kernel_operator.infer(self.recipes[0], call, operator.all_states)
 
 
