@@ -38,7 +38,7 @@ from minrnn_gen.plan.problem import (
 )
 from minrnn_gen.precision import precision_of
 
-if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has no answer
+if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.build.tuned_choice import Preferred
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
