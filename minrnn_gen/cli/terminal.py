@@ -39,10 +39,13 @@ class Commands(TyperGroup):
             )
 
 
-def command_line(help_text: str, *, completes: bool = False) -> typer.Typer:
-    """Return an empty command line or group of commands; `completes`: shells can be taught to complete the program."""
+def command_line(help_text: str, *, completes: bool = False, cls: type[Commands] = Commands) -> typer.Typer:
+    """Return an empty command line or group of commands; `completes`: shells can be taught to complete the program.
+
+    `cls` is its class, which finds the commands.
+    """
     return typer.Typer(
-        cls=Commands,
+        cls=cls,
         help=help_text,
         add_completion=completes,
         pretty_exceptions_enable=False,
@@ -119,6 +122,13 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, flo
     with Progress(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
         task = bar.add_task(title, total=1.0, note="")
         yield lambda doing, share, note: bar.update(task, description=doing, completed=share, note=note)
+
+
+@contextmanager
+def counting(doing: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Give what shows how many of how many are done, as `progress_bar` does."""
+    with progress_bar(doing, quiet) as show:
+        yield lambda done, of: show(doing, done / of, f"{done} of {of}")
 
 
 def size_text(size_bytes: int) -> str:
