@@ -60,6 +60,9 @@ class Symbol(Expr):
     def _more(self) -> str:
         return self.name
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class Number(Expr):
     """An exact rational number."""
@@ -74,6 +77,9 @@ class Number(Expr):
     @property
     def _more(self) -> Fraction:
         return self.value
+
+    def __str__(self) -> str:
+        return str(self.value)
 
     def __float__(self) -> float:
         return float(self.value)
