@@ -31,10 +31,10 @@ class Table:
     styles: dict[int, str] = field(default_factory=dict)
 
     def add_row(self, *texts: str, style: str | None = None) -> None:
-        """Add a row, with a text for each column; a terminal shows it in a `style` of rich."""
+        """Add a row, with a text for each column, the last ones empty where there are fewer; a terminal has it in a `style`."""
         if style:
             self.styles[len(self.rows)] = style
-        self.rows.append(texts)
+        self.rows.append((*texts, *[""] * (len(self.headings) - len(texts))))
 
     def plain(self) -> list[str]:
         """Return the lines, each as wide as the table."""

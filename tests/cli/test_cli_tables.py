@@ -23,7 +23,7 @@ def tables(draw: st.DrawFn) -> Table:
         return facts(draw(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4)))
     headings = draw(st.lists(TEXTS, min_size=1, max_size=4, unique=True))
     table = new_table(*headings, right=draw(st.sets(st.sampled_from(headings))))
-    for row in draw(st.lists(st.tuples(*[TEXTS] * len(headings)), max_size=4)):
+    for row in draw(st.lists(st.lists(TEXTS, min_size=1, max_size=len(headings)), max_size=4)):
         table.add_row(*row)
     return table
 
