@@ -15,6 +15,7 @@ from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, p
 from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
+from minrnn_gen.build.compiled_once import CompiledOnce
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_without_paths
@@ -182,6 +183,10 @@ class Builder:
         return self.preferred() if self.preferred else None
 
     @cached_property
+    def _compiled(self) -> CompiledOnce:
+        return CompiledOnce()
+
+    @cached_property
     def _classes(self) -> dict[tuple[KernelPass, Specialization], CellClasses]:
         return {}
 
@@ -229,7 +234,8 @@ class Builder:
         text = render(plan, self.lowered_for(solution.problem.kernel_pass), header)
         cubin, resources = None, None
         try:
-            compiled = compile_source(text, plan)
+            how = plan.problem.arch, plan.budget.shared_bytes
+            compiled = self._compiled.get(text, how, lambda: compile_source(text, plan))
         except ToolchainMissing:
             pass  # a kernel without a cubin still serves host arrays
         else:

@@ -10,6 +10,9 @@ import pytest
 from support.patience import within
 
 from minrnn_gen.build.at_once import made_at_once
+from minrnn_gen.build.compiled_once import CompiledOnce
+from minrnn_gen.build.nvrtc import CompiledSource
+from minrnn_gen.errors import CompileFailed
 
 
 def test_results_come_in_order_and_each_is_counted() -> None:
@@ -51,3 +54,34 @@ def test_after_a_failure_no_other_is_begun() -> None:
     with pytest.raises(ValueError, match="the first"):
         made_at_once(make, range(1000))
     assert len(begun) < 1000
+
+
+def test_texts_that_differ_in_their_header_are_compiled_once() -> None:
+    once, compiled = CompiledOnce(), list[str]()
+
+    def get(text: str, how: str = "sm_90") -> CompiledSource:
+        def compile_it() -> CompiledSource:
+            compiled.append(text)
+            time.sleep(0.05)  # so that others ask for it meanwhile
+            return CompiledSource(text.encode(), ())
+
+        return once.get(text, how, compile_it)
+
+    texts = [f"// for {n}\n\n// and\nint a;  // {n % 2}\n" for n in range(8)]
+    found = made_at_once(get, texts)
+    assert len(compiled) == len({made.cubin for made in found}) == 2
+    assert get(texts[0]) == found[0] and len(compiled) == 2
+    assert get(texts[0], "sm_80") and len(compiled) == 3
+
+
+def test_what_failed_to_compile_is_tried_again() -> None:
+    once = CompiledOnce()
+
+    def fails() -> CompiledSource:
+        raise CompileFailed("no")
+
+    for _ in range(2):
+        with pytest.raises(CompileFailed):
+            once.get("int a;", "sm_90", fails)
+    made = CompiledSource(b"", ())
+    assert once.get("int a;", "sm_90", lambda: made) is made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Company:
     "spec",
     [
         {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16"},
-        {"model": "min_gru", "hidden_size": 64, "precision": "bf16", "training": False},
+        {"model": "min_gru", "hidden_size": 64, "precision": "fp32", "training": False},
     ],
     ids=["dense", "scan"],
 )
@@ -50,6 +51,7 @@ def test_kernels_of_an_export_are_compiled_at_once(
     for module in ("build.builder", "export.cuda"):
         monkeypatch.setattr(f"minrnn_gen.{module}.compile_source", company)
     kernel.export(tmp_path, target="cuda", sizes=[(4, 16), (64, 256)], watch=lambda done, of: seen.append((done, of)))
-    assert len(company.compiled) == len(set(company.compiled)) > 4
+    bodies = {re.sub(r"\A(//[^\n]*\n|\n)*", "", text) for text in company.compiled}
+    assert len(company.compiled) == len(bodies) > 4
     assert company.alone <= len(company.compiled) // 2
     assert seen and seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
