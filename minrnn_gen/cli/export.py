@@ -70,7 +70,7 @@ def export(
     absent = without.split(",") if without is not None else []
     asked = [sizes_of(text) for text in sizes or ()]
     kernel = read_request(spec, next(iter(gpus), None), assignments).kernel()
-    with counting("compiling", quiet=as_json) as watch:
+    with counting("compiling", quiet=as_json or target is Target.CPU) as watch:
         exported = kernel.export(
             out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked, without=absent, watch=watch
         )
