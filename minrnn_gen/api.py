@@ -11,11 +11,11 @@ from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.spec import Spec, SpecKeys, load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.kernel import Kernel, kernel_from
 from minrnn_gen.run.target import target_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line compiles without what runs kernels
     from minrnn_gen.build.tuned_choice import Preferred
+    from minrnn_gen.kernel import Kernel
 
 
 def compile(
@@ -50,6 +50,7 @@ def compile(
 
         return interpreted(loaded, target, allow_long=allow_long)
     if tune:
+        from minrnn_gen.kernel import kernel_from
         from minrnn_gen.tune.lookup import Winners, remembered
         from minrnn_gen.tune.session import tune_here
 
@@ -69,6 +70,8 @@ def compile_arguments(keys: Mapping[str, Any], caller: str) -> Kernel:
 
 def kernel_of(spec: Spec, target: Target) -> Kernel:
     """Compile `spec` for `target`, with what was measured before."""
+    from minrnn_gen.kernel import kernel_from
+
     return kernel_from(builder_for(spec, target))
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
-from minrnn_gen.build.projected import projected_at
-from minrnn_gen.build.recipe import check_sizes_of_vectors, recipe_of, spec_from
+from minrnn_gen.build.recipe import recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
-from minrnn_gen.call.interface import RUNS_REVERSED, Interface
+from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
@@ -24,7 +23,7 @@ from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.summary import html_table
-from minrnn_gen.run.ahead import Watch, build_plain, prepare, sizes_from
+from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
@@ -146,7 +145,7 @@ class Kernel:
         beside = self.executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
         return f"{beside.in_words}\n\n{text}" if beside else text
 
-    def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = lambda _done, _of: None) -> None:
+    def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = unwatched) -> None:
         """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
 
         That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
@@ -170,6 +169,7 @@ class Kernel:
         gpus: Sequence[str] = (),
         sizes: Iterable[Sequence[int]] = (),
         without: Sequence[str] = (),
+        watch: Watch = unwatched,
     ) -> Exported:
         """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
 
@@ -178,12 +178,13 @@ class Kernel:
         with rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to compile for, profiles
         by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the kernels that calls of
         these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states" (those after every step)
-        have none, and no kernels are compiled for them. Raises BadInput where a part of the spec cannot be exported; with
-        `partial` the rest is written, and the result's `left_out` says what is missing.
+        have none, and no kernels are compiled for them. `watch(done, of)` is called as kernels are ready. Raises BadInput where
+        a part of the spec cannot be exported; with `partial` the rest is written, and the result's `left_out` says what is
+        missing.
         """
         from minrnn_gen.export.folder import export
 
-        return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without)
+        return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:
         return self
@@ -318,18 +319,7 @@ class Kernel:
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    check_sizes_of_vectors(builder.spec, builder.cell_source)  # before anything is compiled
-    spec, specialization, sizes = builder.spec, builder.hinted_specialization, builder.hinted_sizes
-    if builder.cell_shape.has_matrix:
-        # One kernel runs in either direction, and a single step too.
-        return Kernel(builder, builder.build_all([builder.choose("forward", specialization, sizes)]))
-    runs = [replace(specialization, reverse=reverse) for reverse in RUNS_REVERSED[spec.direction]]
-    if projected := projected_at(builder, sizes):
-        runs = [projected]
-    wanted = [builder.choose("forward", run, sizes) for run in runs]
-    if len(wanted) == 1:
-        wanted.append(builder.choose("step", specialization, sizes))
-    return Kernel(builder, builder.build_all(wanted))
+    return Kernel(builder, build_ahead(builder))
 
 
 def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:

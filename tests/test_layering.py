@@ -110,7 +110,7 @@ OWNERS = {
     "mamba_ssm": "benchmarks.contenders.selective_scans",
     "minGRU_pytorch": "compat.mingru_pytorch",
     "matplotlib": "benchmarks.report.plot",
-    "sympy": "cell.* !cell.files",
+    "sympy": "cell.zeros",
     "jinja2": "codegen.render",
     "constraint": "plan.solver",
     "yaml": "config.documents",

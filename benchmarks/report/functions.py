@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from minrnn_gen.cell.functions import FUNCTIONS, Comparison, Detach, Surrogate, Where, argument_count
+from minrnn_gen.cell.functions import FUNCTIONS, Comparison, Detach, Surrogate, Where
 from minrnn_gen.cell.value_numbering import COMPOSED
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.precision import FunctionAccuracy
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Every function that templates define for equations, with its number of arguments.
 ARGUMENT_COUNTS: Mapping[str, int] = {
     **{
-        name: argument_count(node)
+        name: node.argument_count
         for name, node in FUNCTIONS.items()
         if not issubclass(node, Comparison | Detach | Surrogate | Where) and node not in COMPOSED
     },

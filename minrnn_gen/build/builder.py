@@ -6,15 +6,16 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from minrnn_gen.build.artifact import BuiltKernel, find_kernel, kernel_digest, put_kernel
+from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
+from minrnn_gen.build.compiled_once import CompiledOnce
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_without_paths
@@ -38,7 +39,7 @@ from minrnn_gen.plan.problem import (
 )
 from minrnn_gen.precision import precision_of
 
-if TYPE_CHECKING:  # sympy and the solver are imported only where the cache has no answer
+if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.build.tuned_choice import Preferred
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
@@ -182,6 +183,10 @@ class Builder:
         return self.preferred() if self.preferred else None
 
     @cached_property
+    def _compiled(self) -> CompiledOnce:
+        return CompiledOnce()
+
+    @cached_property
     def _classes(self) -> dict[tuple[KernelPass, Specialization], CellClasses]:
         return {}
 
@@ -195,14 +200,9 @@ class Builder:
         """List and rank every candidate of the preferred family; raises Infeasible where there is none."""
         return next(self.solutions(key))
 
-    def build_all(self, wanted: Sequence[KernelKey]) -> tuple[BuiltKernel, ...]:
-        """Build several kernels, compiling in parallel (NVRTC releases the interpreter's lock)."""
-        cached = [built for key in wanted if (built := self.find(key))]
-        if len(cached) == len(wanted):
-            return tuple(map(_said, cached))
-        _ = [self.lowered_for(key.kernel_pass) for key in wanted]  # before the threads, so that each is made once
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            return tuple(pool.map(self.build, wanted))
+    def build_all(self, wanted: Iterable[KernelKey], watch: Watch = unwatched) -> tuple[BuiltKernel, ...]:
+        """Build several kernels at once, each from when it is known: `wanted` may choose them meanwhile."""
+        return made_at_once(self.build, wanted, watch)
 
     def build(self, key: KernelKey) -> BuiltKernel:
         """Return a kernel, from the cache where it is there.
@@ -234,7 +234,8 @@ class Builder:
         text = render(plan, self.lowered_for(solution.problem.kernel_pass), header)
         cubin, resources = None, None
         try:
-            compiled = compile_source(text, plan)
+            how = plan.problem.arch, plan.budget.shared_bytes
+            compiled = self._compiled.get(text, how, lambda: compile_source(text, plan))
         except ToolchainMissing:
             pass  # a kernel without a cubin still serves host arrays
         else:
@@ -322,10 +323,7 @@ class Builder:
             except PromiseBroken as broken:
                 return broken
 
-        if len(ranks) == 1:
-            return [attempt(*ranks)]
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            return list(pool.map(attempt, ranks))
+        return [attempt(*ranks)] if len(ranks) == 1 else made_at_once(attempt, ranks)
 
     def request_key(self, key: KernelKey) -> str:
         """Return the key of a kernel in the cache; a builder that chooses otherwise gives its own."""

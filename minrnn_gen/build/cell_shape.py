@@ -9,7 +9,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import CellShape
 from minrnn_gen.precision import Precision
 
-if TYPE_CHECKING:  # of types alone: sympy is imported only where the cache has no answer
+if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-from sympy import Add, expand_mul  # type: ignore[import-untyped]
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Detach, Where
+from minrnn_gen.cell.functions import CellFunction, Comparison, Detach, Where
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.printing import equation_text
+
+if TYPE_CHECKING:  # sympy is imported only where something has to be proved zero
+    from minrnn_gen.cell.zeros import Zeros
 
 Kind = Literal[
     "affine-diagonal",
@@ -22,9 +24,6 @@ Kind = Literal[
 # Degrees above the first must cancel in an affine cell; a cell in which a fourth power cancels is already contrived.
 DEGREE_LIMIT = 4
 MONOMIAL_LIMIT = 64
-# What one proof that a coefficient is zero may multiply out, so that no cell takes longer than a fraction of a second.
-EXPANDED_TERM_LIMIT = 256
-EXPANSION_BUDGET_TERMS = 20_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,6 @@ class _Polynomials:
         self._previous = {ex.previous(state): position for position, state in enumerate(cell.states)}
         self._free: dict[Symbol, Expr] = {}
         self._values: dict[Symbol, Polynomial | _NotAffine] = {symbol: {(symbol,): ex.ONE} for symbol in self._previous}
-        self._zeros = _Zeros(self._free)
         for symbol, expression in cell.definitions:
             if self._reaches_state(expression):
                 try:
@@ -115,13 +113,33 @@ class _Polynomials:
         if isinstance(value, _NotAffine):
             raise _NotAffine(f"{state}[t] is not affine in {own}, because {value}")
         for monomial, coefficient in value.items():
-            if monomial in ((), (own,)) or self._zeros.is_zero(coefficient):
+            if monomial in ((), (own,)) or self._is_zero(coefficient):
                 continue
             if len(monomial) > 1:
                 shown = " * ".join(symbol.name for symbol in monomial)
                 raise _NotAffine(f"{state}[t] is not affine in {own}, because it contains the product {shown}")
-            raise _NotAffine(f"{state}[t] depends on {monomial[0]}, another state's previous value")
+            raise _NotAffine(f"{state}[t] depends on {monomial[0].name}, another state's previous value")
         return value.get((own,), ex.ZERO), value.get((), ex.ZERO)
+
+    @cached_property
+    def _zeros(self) -> Zeros:
+        from minrnn_gen.cell.zeros import Zeros
+
+        return Zeros(self._free)
+
+    def _is_zero(self, coefficient: Expr) -> bool:
+        if ex.is_number(coefficient):
+            return coefficient == ex.ZERO
+        return not self._is_product_of_inputs(coefficient) and self._zeros.is_zero(coefficient)
+
+    def _is_product_of_inputs(self, coefficient: Expr) -> bool:
+        """Whether `coefficient` is a product of inputs and numbers, which plainly is not zero: that takes no algebra."""
+        if isinstance(coefficient, Symbol):
+            return coefficient not in self._free
+        name, factors = ex.operation(coefficient)
+        if name in ("negate", "multiply", "divide", "power"):
+            return all(map(self._is_product_of_inputs, factors))
+        return name == "number" and coefficient != ex.ZERO
 
     def _reaches_state(self, expression: Expr) -> bool:
         return any(symbol in self._values for symbol in ex.symbols_of(expression))
@@ -130,12 +148,12 @@ class _Polynomials:
         if not self._reaches_state(expression):
             return {(): expression}
         name, operands = ex.operation(expression)
-        if name == "symbol":
+        if isinstance(expression, Symbol):
             value = self._values[expression]
             if isinstance(value, _NotAffine):
                 raise _NotAffine(str(value))
             return value
-        if name == "call":
+        if isinstance(expression, CellFunction):
             return self._call(expression, operands)
         values = [self._polynomial(operand) for operand in operands]
         if name == "add":
@@ -156,16 +174,18 @@ class _Polynomials:
             result = self._product(result, values[0])
         return result
 
-    def _call(self, expression: Expr, operands: tuple[Expr, ...]) -> Polynomial:
+    def _call(self, expression: CellFunction, operands: tuple[Expr, ...]) -> Polynomial:
         if isinstance(expression, Where):
-            condition = self._comparison(operands[0])
+            asked = operands[0]
+            condition = self._comparison(asked) if isinstance(asked, Comparison) else None
             if condition is None:
-                raise _NotAffine(f"the condition {shown_equation(operands[0])} depends on the previous step")
+                raise _NotAffine(f"the condition {shown_equation(asked)} depends on the previous step")
             yes, no = self._polynomial(operands[1]), self._polynomial(operands[2])
             monomials = dict.fromkeys((*yes, *no))
             return {monomial: Where(condition, yes.get(monomial, ex.ZERO), no.get(monomial, ex.ZERO)) for monomial in monomials}
-        free = [self._state_free(self._polynomial(operand)) for operand in operands]
-        if any(operand is None for operand in free):
+        values = [self._state_free(self._polynomial(operand)) for operand in operands]
+        free = [value for value in values if value is not None]
+        if len(free) < len(values):
             if isinstance(expression, Detach):
                 raise _NotAffine(
                     f"{shown_equation(expression)} hides from the gradient how the value depends on the previous step, so that "
@@ -174,15 +194,15 @@ class _Polynomials:
             raise _NotAffine(
                 f"{shown_equation(expression)} applies {expression.cell_name} to a value that depends on the previous step"
             )
-        return {(): expression.func(*free)}
+        return {(): type(expression)(*free)}
 
     def _comparison(self, condition: Comparison) -> Comparison | None:
         left, right = (self._state_free(self._polynomial(operand)) for operand in condition.args)
-        return None if left is None or right is None else condition.func(left, right)
+        return None if left is None or right is None else type(condition)(left, right)
 
     def _state_free(self, value: Polynomial) -> Expr | None:
         """Return the constant term if every other coefficient is zero, else None."""
-        if all(monomial == () or self._zeros.is_zero(coefficient) for monomial, coefficient in value.items()):
+        if all(monomial == () or self._is_zero(coefficient) for monomial, coefficient in value.items()):
             return value.get((), ex.ZERO)
         return None
 
@@ -197,75 +217,11 @@ class _Polynomials:
         return result
 
 
-class _Zeros:
-    """Proofs, within a budget, that an expression is zero for all real values of its symbols."""
-
-    def __init__(self, lets: dict[Symbol, Expr]) -> None:
-        self._lets = lets
-        self._expanded_lets: dict[Symbol, Expr] = {}
-        self._budget_terms = EXPANSION_BUDGET_TERMS
-
-    def is_zero(self, expression: Expr) -> bool:
-        """Whether `expression` was proved zero."""
-        if ex.is_number(expression):
-            return bool(expression == 0)
-        try:
-            return bool(self._expanded(expression) == 0)
-        except _TooLarge:
-            return False
-
-    def _expanded(self, expression: Expr) -> Expr:
-        """Return SymPy's own canonical form: a sum of products of symbols and of calls, equal terms collected."""
-        self._spend(1)
-        name, operands = ex.operation(expression)
-        if name == "symbol":
-            if expression in self._lets and expression not in self._expanded_lets:
-                self._expanded_lets[expression] = self._expanded(self._lets[expression])
-            return self._expanded_lets.get(expression, expression)
-        if name == "number":
-            return expression
-        values = [self._expanded(operand) for operand in operands]
-        if name == "call":
-            return expression.func(*values)
-        if name == "add":
-            return values[0] + values[1]
-        if name == "subtract":
-            return values[0] - values[1]
-        if name == "negate":
-            return -values[0]
-        if name == "multiply":
-            return self._multiplied(values[0], values[1])
-        if name == "divide":
-            if values[1] == 0:
-                raise _TooLarge
-            return self._multiplied(values[0], values[1] ** -1)
-        result = values[0]
-        for _ in range(ex.power_exponent(expression) - 1):
-            result = self._multiplied(result, values[0])
-        return result
-
-    def _multiplied(self, left: Expr, right: Expr) -> Expr:
-        terms = len(Add.make_args(left)) * len(Add.make_args(right))
-        self._spend(terms)
-        if terms > EXPANDED_TERM_LIMIT:
-            raise _TooLarge
-        return expand_mul(left * right, deep=False)
-
-    def _spend(self, terms: int) -> None:
-        self._budget_terms -= terms
-        if self._budget_terms < 0:
-            raise _TooLarge
-
-
-class _TooLarge(Exception):
-    """The proof would take longer than it is worth."""
-
-
 def _sum(left: Polynomial, right: Polynomial) -> Polynomial:
     result = dict(left)
     for monomial, coefficient in right.items():
         result[monomial] = _plus(result.get(monomial, ex.ZERO), coefficient)
-    return {monomial: coefficient for monomial, coefficient in result.items() if coefficient != 0}
+    return {monomial: coefficient for monomial, coefficient in result.items() if coefficient != ex.ZERO}
 
 
 def _scaled(value: Polynomial, factor: Expr) -> Polynomial:
@@ -273,9 +229,9 @@ def _scaled(value: Polynomial, factor: Expr) -> Polynomial:
 
 
 def _plus(left: Expr, right: Expr) -> Expr:
-    if left == 0:
+    if left == ex.ZERO:
         return right
-    return left if right == 0 else ex.add(left, right)
+    return left if right == ex.ZERO else ex.add(left, right)
 
 
 def _times(left: Expr, right: Expr) -> Expr:
@@ -289,4 +245,4 @@ def _times(left: Expr, right: Expr) -> Expr:
 
 
 def _quotient(left: Expr, right: Expr) -> Expr:
-    return left if left == 0 or right == 1 else ex.divide(left, right)
+    return left if left == ex.ZERO or right == ex.ONE else ex.divide(left, right)

@@ -1,4 +1,4 @@
-"""Expressions in the author's own form: SymPy trees built without evaluation, and the one way to look at them.
+"""Expressions in the author's own form, and the one way to build them and to look at them.
 
 Every sum and product here is binary and keeps its operands' order, so that a tree prints and computes as it was written, under
 any hash seed. Only operations between two numbers are carried out, exactly.
@@ -7,17 +7,18 @@ any hash seed. Only operations between two numbers are carried out, exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
-
-from sympy import Add, Expr, Integer, Mul, Number, Pow, Symbol  # type: ignore[import-untyped]
+from fractions import Fraction
+from typing import TypeGuard
 
 from minrnn_gen.cell.functions import CellFunction
+from minrnn_gen.cell.tree import Add, Divide, Expr, Multiply, Negate, Number, OperationName, Power, Subtract, Symbol
 
 __all__ = [
     "MINUS_ONE",
     "ONE",
     "ZERO",
     "Expr",
+    "Number",
     "OperationName",
     "Symbol",
     "add",
@@ -28,6 +29,7 @@ __all__ = [
     "multiply",
     "named",
     "negate",
+    "number",
     "operation",
     "power",
     "power_exponent",
@@ -39,14 +41,18 @@ __all__ = [
     "symbols_of",
 ]
 
-ZERO, ONE, MINUS_ONE = Integer(0), Integer(1), Integer(-1)
 
-OperationName = Literal["number", "symbol", "add", "subtract", "multiply", "divide", "negate", "power", "call"]
+def number(value: int | float | str | Fraction) -> Number:
+    """Return a number, exactly as it is or as a text spells it; raises ValueError for a text that spells none."""
+    return Number(Fraction(value))
+
+
+ZERO, ONE, MINUS_ONE = number(0), number(1), number(-1)
 
 
 def named(text: str) -> Symbol:
-    """Return the real symbol spelled `text`."""
-    return Symbol(text, real=True)
+    """Return the symbol spelled `text`."""
+    return Symbol(text)
 
 
 def gate(name: str) -> Symbol:
@@ -74,16 +80,18 @@ def current(state: str) -> Symbol:
     return named(f"{state}[t]")
 
 
-def is_number(expression: Expr) -> bool:
+def is_number(expression: Expr) -> TypeGuard[Number]:
     """Whether `expression` is an exact rational number."""
     return isinstance(expression, Number)
 
 
 def add(left: Expr, right: Expr) -> Expr:
     """left + right."""
-    if is_number(left) and is_number(right):
-        return left + right
-    return Add(left, right, evaluate=False)
+    if isinstance(right, Number):
+        if isinstance(left, Number):
+            return Number(left.value + right.value)
+        return Subtract(left, Number(-right.value)) if right.value < 0 else Add(left, right)
+    return Subtract(left, right.args[0]) if isinstance(right, Negate) else Add(left, right)
 
 
 def subtract(left: Expr, right: Expr) -> Expr:
@@ -93,72 +101,57 @@ def subtract(left: Expr, right: Expr) -> Expr:
 
 def negate(operand: Expr) -> Expr:
     """-operand."""
-    return -operand if is_number(operand) else Mul(MINUS_ONE, operand, evaluate=False)
+    return Number(-operand.value) if isinstance(operand, Number) else Negate(operand)
 
 
 def multiply(left: Expr, right: Expr) -> Expr:
     """left * right."""
-    if is_number(left) and is_number(right):
-        return left * right
-    return Mul(left, right, evaluate=False)
+    if isinstance(left, Number) and isinstance(right, Number):
+        return Number(left.value * right.value)
+    return Negate(right) if left == MINUS_ONE else Multiply(left, right)
 
 
 def divide(left: Expr, right: Expr) -> Expr:
     """left / right."""
-    if is_number(left) and is_number(right) and right != 0:
-        return left / right
-    return Mul(left, Pow(right, MINUS_ONE, evaluate=False), evaluate=False)
+    if isinstance(left, Number) and isinstance(right, Number) and right != ZERO:
+        return Number(left.value / right.value)
+    return Divide(left, right)
 
 
 def power(base: Expr, exponent: int) -> Expr:
     """base ** exponent; a negative exponent divides 1 by the positive power, and `base` is then not the number 0."""
     if exponent < 0:
         return divide(ONE, power(base, -exponent))
-    if is_number(base) or exponent < 2:
-        return base**exponent
-    return Pow(base, Integer(exponent), evaluate=False)
+    if isinstance(base, Number):
+        return Number(base.value**exponent)
+    if exponent < 2:
+        return base if exponent else ONE
+    return Power(base, exponent)
 
 
 def operation(expression: Expr) -> tuple[OperationName, tuple[Expr, ...]]:
     """Return what `expression` does and to which operands, in the author's order.
 
-    A difference, a quotient and a negation, which SymPy stores as sums and products, come back as themselves. The operands of
-    "power" are the base alone: `power_exponent` has the rest. A "call" is a `CellFunction`.
+    The operands of "power" are the base alone: `power_exponent` has the rest. A "call" is a `CellFunction`.
     """
-    if isinstance(expression, Symbol):
-        return "symbol", ()
-    if isinstance(expression, Number):
-        return "number", ()
-    if isinstance(expression, CellFunction):
-        return "call", expression.args
-    if isinstance(expression, Pow):
-        return "power", (expression.args[0],)
-    left, right = expression.args
-    if isinstance(expression, Add):
-        if isinstance(right, Number) and right.is_negative:
-            return "subtract", (left, -right)
-        name, operands = operation(right)
-        return ("subtract", (left, *operands)) if name == "negate" else ("add", (left, right))
-    if isinstance(right, Pow) and right.args[1] == MINUS_ONE:
-        return "divide", (left, right.args[0])
-    return ("negate", (right,)) if left == MINUS_ONE else ("multiply", (left, right))
+    return expression.operation, expression.args
 
 
 def power_exponent(expression: Expr) -> int:
     """Return the exponent, at least 2, of a "power"."""
-    return int(expression.args[1])
+    assert isinstance(expression, Power)
+    return expression.exponent
 
 
 def rebuilt(expression: Expr, operands: Sequence[Expr]) -> Expr:
     """Return `expression` with other operands, in the order of `operation`."""
-    name, own_operands = operation(expression)
-    if not own_operands:
+    if not expression.args:
         return expression
-    if name == "call":
-        return expression.func(*operands)
-    if name == "power":
-        return power(operands[0], power_exponent(expression))
-    return _BUILDERS[name](*operands)
+    if isinstance(expression, CellFunction):
+        return type(expression)(*operands)
+    if isinstance(expression, Power):
+        return power(operands[0], expression.exponent)
+    return _BUILDERS[expression.operation](*operands)
 
 
 _BUILDERS: dict[OperationName, Callable[..., Expr]] = {

@@ -1,224 +1,232 @@
-"""The functions of the equation language, as SymPy classes that never evaluate themselves.
+"""The functions of the equation language, as classes of expressions.
 
-SymPy knows functions of the same names and rewrites them (exp(a)*exp(b) merges, sqrt(x**2) becomes |x|). An author who wrote a
-stable form keeps it, so none of SymPy's own functions is used. Each docstring is the formula every target computes; with it NaN
-travels through, and nothing overflows for arguments up to 1e4 unless the true value does.
+Nothing rewrites them: an author who wrote a stable form keeps it. Each docstring is the formula every target computes; with it
+NaN travels through, and nothing overflows for arguments up to 1e4 unless the true value does.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from sympy import Function  # type: ignore[import-untyped]
+from minrnn_gen.cell.tree import Expr
 
 
-class CellFunction(Function):  # type: ignore[misc]
+class CellFunction(Expr):
     """An operation of the language that is not +, -, *, / or a power.
 
-    `cell_name` is its spelling in equations and, behind `fn_`, in CUDA; `transcendental_count` is how many results of a GPU's
-    special-function unit (exponentials, logarithms, roots, reciprocals) one evaluation takes.
+    `cell_name` is its spelling in equations and, behind `fn_`, in CUDA; `argument_count` is how many arguments it takes;
+    `transcendental_count` is how many results of a GPU's special-function unit (exponentials, logarithms, roots, reciprocals)
+    one evaluation takes.
     """
 
+    __slots__ = ()
+    operation = "call"
     cell_name: ClassVar[str]
+    argument_count: ClassVar[int]
     transcendental_count: ClassVar[int] = 0
+
+    @property
+    def spelling(self) -> str:
+        """The function's name."""
+        return self.cell_name
 
 
 class Sigmoid(CellFunction):
     """1 / (1 + exp(-x)) for x >= 0, exp(x) / (1 + exp(x)) below."""
 
-    cell_name, nargs, transcendental_count = "sigmoid", 1, 2
+    cell_name, argument_count, transcendental_count = "sigmoid", 1, 2
 
 
 class Tanh(CellFunction):
     """The hyperbolic tangent."""
 
-    cell_name, nargs, transcendental_count = "tanh", 1, 2
+    cell_name, argument_count, transcendental_count = "tanh", 1, 2
 
 
 class Exp(CellFunction):
     """e**x."""
 
-    cell_name, nargs, transcendental_count = "exp", 1, 1
+    cell_name, argument_count, transcendental_count = "exp", 1, 1
 
 
 class Expm1(CellFunction):
     """e**x - 1, accurate near 0."""
 
-    cell_name, nargs, transcendental_count = "expm1", 1, 1
+    cell_name, argument_count, transcendental_count = "expm1", 1, 1
 
 
 class Log(CellFunction):
     """The natural logarithm."""
 
-    cell_name, nargs, transcendental_count = "log", 1, 1
+    cell_name, argument_count, transcendental_count = "log", 1, 1
 
 
 class Log1p(CellFunction):
     """log(1 + x), accurate near 0."""
 
-    cell_name, nargs, transcendental_count = "log1p", 1, 1
+    cell_name, argument_count, transcendental_count = "log1p", 1, 1
 
 
 class LogSigmoid(CellFunction):
     """min(x, 0) - log1p(exp(-|x|))."""
 
-    cell_name, nargs, transcendental_count = "logsigmoid", 1, 2
+    cell_name, argument_count, transcendental_count = "logsigmoid", 1, 2
 
 
 class Softplus(CellFunction):
     """max(x, 0) + log1p(exp(-|x|))."""
 
-    cell_name, nargs, transcendental_count = "softplus", 1, 2
+    cell_name, argument_count, transcendental_count = "softplus", 1, 2
 
 
 class Silu(CellFunction):
     """x * sigmoid(x)."""
 
-    cell_name, nargs, transcendental_count = "silu", 1, 2
+    cell_name, argument_count, transcendental_count = "silu", 1, 2
 
 
 class Relu(CellFunction):
     """0 if x < 0 else x."""
 
-    cell_name, nargs = "relu", 1
+    cell_name, argument_count = "relu", 1
 
 
 class Absolute(CellFunction):
     """|x|."""
 
-    cell_name, nargs = "abs", 1
+    cell_name, argument_count = "abs", 1
 
 
 class SquareRoot(CellFunction):
     """The square root; NaN below 0."""
 
-    cell_name, nargs, transcendental_count = "sqrt", 1, 1
+    cell_name, argument_count, transcendental_count = "sqrt", 1, 1
 
 
 class Arctangent(CellFunction):
     """The arctangent, between -pi/2 and pi/2."""
 
-    cell_name, nargs, transcendental_count = "atan", 1, 2
+    cell_name, argument_count, transcendental_count = "atan", 1, 2
 
 
 class ErrorFunction(CellFunction):
     """2 / sqrt(pi) times the integral of exp(-t**2) from 0 to x."""
 
-    cell_name, nargs, transcendental_count = "erf", 1, 2
+    cell_name, argument_count, transcendental_count = "erf", 1, 2
 
 
 class Sine(CellFunction):
     """The sine of an angle in radians."""
 
-    cell_name, nargs, transcendental_count = "sin", 1, 1
+    cell_name, argument_count, transcendental_count = "sin", 1, 1
 
 
 class Cosine(CellFunction):
     """The cosine of an angle in radians."""
 
-    cell_name, nargs, transcendental_count = "cos", 1, 1
+    cell_name, argument_count, transcendental_count = "cos", 1, 1
 
 
 class Softsign(CellFunction):
     """x / (1 + |x|)."""
 
-    cell_name, nargs = "softsign", 1
+    cell_name, argument_count = "softsign", 1
 
 
 class HardSigmoid(CellFunction):
     """x / 6 + 1/2, not below 0 nor above 1; at both kinks the gradient is 0."""
 
-    cell_name, nargs = "hard_sigmoid", 1
+    cell_name, argument_count = "hard_sigmoid", 1
 
 
 class Gelu(CellFunction):
     """x / 2 * (1 + erf(x / sqrt(2)))."""
 
-    cell_name, nargs = "gelu", 1
+    cell_name, argument_count = "gelu", 1
 
 
 class Minimum(CellFunction):
     """a if a <= b or a is NaN else b: a tie takes the first argument."""
 
-    cell_name, nargs = "min", 2
+    cell_name, argument_count = "min", 2
 
 
 class Maximum(CellFunction):
     """a if a >= b or a is NaN else b: a tie takes the first argument."""
 
-    cell_name, nargs = "max", 2
+    cell_name, argument_count = "max", 2
 
 
 class Where(CellFunction):
     """The second argument where the first, a comparison, holds, else the third."""
 
-    cell_name, nargs = "where", 3
+    cell_name, argument_count = "where", 3
 
 
 class Detach(CellFunction):
     """x, with no gradient."""
 
-    cell_name, nargs = "detach", 1
+    cell_name, argument_count = "detach", 1
 
 
 class Surrogate(CellFunction):
     """The first argument, with the gradient of the second."""
 
-    cell_name, nargs = "surrogate", 2
+    cell_name, argument_count = "surrogate", 2
 
 
 class Quotient(CellFunction):
     """a / b where b was proved to have a reciprocal, so that a GPU may multiply by it; equations just divide."""
 
-    cell_name, nargs = "quotient", 2
+    cell_name, argument_count = "quotient", 2
 
 
 class Sum(CellFunction):
     """The sum over the axis n: of n values per channel one."""
 
-    cell_name, nargs = "sum", 1
+    cell_name, argument_count = "sum", 1
 
 
 class Spread(CellFunction):
     """The first argument, one value per channel, n times, as the second has values; equations just mix the two."""
 
-    cell_name, nargs = "spread", 2
+    cell_name, argument_count = "spread", 2
 
 
 class Exp2(CellFunction):
     """2**x; equations say exp, whose argument is scaled where that takes no time."""
 
-    cell_name, nargs, transcendental_count = "exp2", 1, 1
+    cell_name, argument_count, transcendental_count = "exp2", 1, 1
 
 
 class SigmoidPart(CellFunction):
     """What of x the function `SigmoidOfSum` reads."""
 
-    cell_name, nargs = "sigmoid_part", 1
+    cell_name, argument_count = "sigmoid_part", 1
 
 
 class SigmoidOfSum(CellFunction):
     """sigmoid(x + y), of a `SigmoidPart` of x and of y, with the shortest chain from y."""
 
-    cell_name, nargs, transcendental_count = "sigmoid_of_sum", 2, 2
+    cell_name, argument_count, transcendental_count = "sigmoid_of_sum", 2, 2
 
 
 class LogOfSum(CellFunction):
     """log(exp(x) + exp(y)), of which -infinity is the logarithm of 0."""
 
-    cell_name, nargs, transcendental_count = "log_of_sum", 2, 2
+    cell_name, argument_count, transcendental_count = "log_of_sum", 2, 2
 
 
 class Times(CellFunction):
     """The product of two complex numbers, which C has no operator for on vectors."""
 
-    cell_name, nargs = "times", 2
+    cell_name, argument_count = "times", 2
 
 
 class Conjugate(CellFunction):
     """The conjugate of a complex number."""
 
-    cell_name, nargs = "conjugate", 1
+    cell_name, argument_count = "conjugate", 1
 
 
 class Comparison(CellFunction):
@@ -228,40 +236,43 @@ class Comparison(CellFunction):
 class Less(Comparison):
     """a < b."""
 
-    cell_name, nargs = "<", 2
+    cell_name, argument_count = "<", 2
 
 
 class LessOrEqual(Comparison):
     """a <= b."""
 
-    cell_name, nargs = "<=", 2
+    cell_name, argument_count = "<=", 2
 
 
 class Greater(Comparison):
     """a > b."""
 
-    cell_name, nargs = ">", 2
+    cell_name, argument_count = ">", 2
 
 
 class GreaterOrEqual(Comparison):
     """a >= b."""
 
-    cell_name, nargs = ">=", 2
+    cell_name, argument_count = ">=", 2
 
 
 class Equal(Comparison):
     """a == b."""
 
-    cell_name, nargs = "==", 2
+    cell_name, argument_count = "==", 2
 
 
 class NotEqual(Comparison):
     """a != b."""
 
-    cell_name, nargs = "!=", 2
+    cell_name, argument_count = "!=", 2
 
 
-def _by_cell_name(*classes: type[CellFunction]) -> dict[str, type[CellFunction]]:
+_Function = TypeVar("_Function", bound=CellFunction)
+
+
+def _by_cell_name(*classes: type[_Function]) -> dict[str, type[_Function]]:
     return {function.cell_name: function for function in classes}
 
 
@@ -280,8 +291,3 @@ FUNCTIONS = {
 
 # A name of a value may be theirs in cells without the axis n.
 REDUCTIONS = _by_cell_name(Sum)
-
-
-def argument_count(function: type[CellFunction]) -> int:
-    """Return how many arguments `function` takes."""
-    return next(iter(function.nargs))  # type: ignore[no-any-return]

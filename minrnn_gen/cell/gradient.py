@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-from sympy import Rational  # type: ignore[import-untyped]
-
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
@@ -50,7 +48,7 @@ def vector_jacobian_product(
         name = builder.name_of(value)
         adjoint = builder.value(total, None if name is None else f"adjoint_{name}")
         for operand, (condition, gradient) in _pulled_back(builder, expression, value, adjoint):
-            if operand in varying:
+            if isinstance(operand, Symbol) and operand in varying:
                 inner = ((builder.value(operand), outcome) for operand, outcome in condition)
                 passed = (tuple(dict.fromkeys((*guard, *inner))), gradient)
                 arrived.setdefault(operand, []).append(_added_over_n(builder, operand, value, passed))
@@ -113,7 +111,7 @@ def _pulled_back_through_call(
     builder: ProgramBuilder, expression: Expr, value: Symbol, gradient: Expr
 ) -> Iterator[tuple[Expr, Guarded]]:
     x, *others = expression.args
-    function = expression.func
+    function = type(expression)
     if function in _SLOPES:
         yield x, ((), ex.multiply(gradient, _SLOPES[function](x, value)))
     elif function in _INVERSE_SLOPES:
@@ -146,15 +144,19 @@ def _first_is_taken(builder: ProgramBuilder, function: type[fn.CellFunction], fi
     It is one condition, however many comparisons it takes: what is selected by several cannot be selected last.
     """
     no_worse, better = (fn.LessOrEqual, fn.Less) if function is fn.Minimum else (fn.GreaterOrEqual, fn.Greater)
-    if builder.is_number(first):
+    if _is_number(builder, first):
         return no_worse(first, second), True
-    if builder.is_number(second):  # only the first may be NaN, of which every comparison is false
+    if _is_number(builder, second):  # only the first may be NaN, of which every comparison is false
         return better(second, first), False
     first_chosen = fn.Where(fn.NotEqual(first, first), ONE, fn.Where(no_worse(first, second), ONE, ZERO))
     return fn.NotEqual(first_chosen, ZERO), True
 
 
-TWO_OVER_ROOT_PI = Rational("1.1283791670955125738961589031215451716881012586580")
+def _is_number(builder: ProgramBuilder, value: Expr) -> bool:
+    return isinstance(value, Symbol) and builder.is_number(value)
+
+
+TWO_OVER_ROOT_PI = ex.number("1.1283791670955125738961589031215451716881012586580")
 _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
     fn.Sigmoid: lambda _, value: ex.multiply(value, ex.subtract(ONE, value)),
     fn.Tanh: lambda _, value: ex.subtract(ONE, ex.multiply(value, value)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.expressions import Expr
+from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Quotient
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps_backward
@@ -51,8 +51,7 @@ def _shown(name: str) -> str:
 
 
 def _renamed(expression: Expr) -> Expr:
-    name, operands = ex.operation(expression)
-    if name == "symbol":
+    if isinstance(expression, Symbol):
         return ex.named(_shown(expression.name))
-    inner = [_renamed(operand) for operand in operands]
+    inner = [_renamed(operand) for operand in expression.args]
     return ex.divide(*inner) if isinstance(expression, Quotient) else ex.rebuilt(expression, inner)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-
-from sympy import Rational  # type: ignore[import-untyped]
+from fractions import Fraction
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Axes, Vectors, check_no_product, names_with_axes
@@ -17,11 +16,9 @@ from minrnn_gen.cell.functions import (
     FREE_NAMES,
     FUNCTIONS,
     REDUCTIONS,
-    CellFunction,
     Comparison,
     Surrogate,
     Where,
-    argument_count,
 )
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.syntax import (
@@ -42,13 +39,13 @@ from minrnn_gen.config.documents import validated
 from minrnn_gen.errors import BadInput, nearest_name
 
 # Beyond these the arithmetic of fp32 has only infinity and denormals (IEEE 754-2019, table 3.5: 1.2e-38 to 3.4e38).
-NUMBER_RANGE = (Rational("1e-37"), Rational("1e38"))
+NUMBER_RANGE = (Fraction("1e-37"), Fraction("1e38"))
 POWER_LIMIT = 16  # a power is written out as products
 # With every name replaced by its expression: bounds on what the proof of a recurrence may have to look at.
 SUBSTITUTED_OPERATION_LIMIT, SUBSTITUTED_DEPTH_LIMIT = 10_000, 150
 
 _ARITHMETIC = {ast.Add: ex.add, ast.Sub: ex.subtract, ast.Mult: ex.multiply, ast.Div: ex.divide}
-_COMPARISONS: dict[type[ast.cmpop], type[CellFunction]] = {
+_COMPARISONS: dict[type[ast.cmpop], type[Comparison]] = {
     ast.Lt: COMPARISONS["<"],
     ast.LtE: COMPARISONS["<="],
     ast.Gt: COMPARISONS[">"],
@@ -171,10 +168,9 @@ class _Reader:
         self.measures[symbol] = (operations, depth)
 
     def measured(self, expression: Expr) -> tuple[int, int]:
-        name, operands = ex.operation(expression)
-        if name == "symbol":
+        if isinstance(expression, Symbol):
             return self.measures.get(expression, (0, 0))
-        below = [self.measured(operand) for operand in operands]
+        below = [self.measured(operand) for operand in expression.args]
         return 1 + sum(operations for operations, _ in below), 1 + max((depth for _, depth in below), default=0)
 
     def expression(self, node: ast.expr, depth: int) -> Expr:
@@ -207,10 +203,10 @@ class _Reader:
         exponent = re.search(r"[eE]([+-]?\d+)$", text)
         if text.endswith("...") or (exponent and abs(int(exponent[1])) > 99):
             raise self.out_of_range(node, text)
-        return self.in_range(node, Rational(text))
+        return self.in_range(node, ex.number(text))
 
     def in_range(self, node: ast.expr, value: Expr) -> Expr:
-        if ex.is_number(value) and value != 0 and not NUMBER_RANGE[0] <= abs(value) <= NUMBER_RANGE[1]:
+        if ex.is_number(value) and value != ex.ZERO and not NUMBER_RANGE[0] <= abs(value.value) <= NUMBER_RANGE[1]:
             raise self.out_of_range(node, node_text(self.source, node))
         return value
 
@@ -296,19 +292,20 @@ class _Reader:
         if build is None:
             shown = node_text(self.source, node)
             raise self.source.error_at(node, f"the operator in '{shown}' is not part of the language; use + - * / **")
-        if build is ex.divide and right == 0:
+        if build is ex.divide and right == ex.ZERO:
             raise self.source.error_at(node, "this divides by zero")
         return self.in_range(node, build(left, right))
 
     def power(self, node: ast.BinOp, base: Expr, depth: int) -> Expr:
         exponent = self.expression(node.right, max(depth + 1, DEPTH_LIMIT - 2))  # a number, perhaps with a sign
-        if not (ex.is_number(exponent) and exponent.is_integer and abs(exponent) <= POWER_LIMIT):
+        whole = exponent.value if ex.is_number(exponent) else None
+        if whole is None or whole.denominator != 1 or abs(whole) > POWER_LIMIT:
             raise self.source.error_at(
                 node.right, f"an exponent is a whole number from -{POWER_LIMIT} to {POWER_LIMIT}; for others use exp and log"
             )
-        if base == 0 and exponent < 0:
+        if base == ex.ZERO and whole < 0:
             raise self.source.error_at(node, "this divides by zero")
-        return self.in_range(node, ex.power(base, int(exponent)))
+        return self.in_range(node, ex.power(base, int(whole)))
 
     def call(self, node: ast.Call, depth: int) -> Expr:
         name = node.func.id if isinstance(node.func, ast.Name) else node_text(self.source, node.func)
@@ -322,7 +319,7 @@ class _Reader:
             raise self.source.error_at(node, f"'{name}' is a value of this cell, which cannot be called; give it another name")
         if function is None:
             raise self.source.error_at(node, why_no_function(node, name, FUNCTIONS))
-        wanted = argument_count(function)
+        wanted = function.argument_count
         if node.keywords or len(node.args) != wanted or any(isinstance(argument, ast.Starred) for argument in node.args):
             plural = "argument" if wanted == 1 else "arguments"
             raise self.source.error_at(node, f"{name} takes {wanted} {plural}, separated by commas")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.expressions import Expr
+from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Sigmoid, SigmoidOfSum, SigmoidPart
 from minrnn_gen.cell.preparation import CutProgram, cut, names_in
 from minrnn_gen.cell.program import Program, Statement
@@ -54,7 +54,7 @@ class _Rewriting:
 
     def _rewritten(self, expression: Expr) -> Expr:
         name, operands = ex.operation(expression)
-        if name == "symbol" and expression.name in self._products:
+        if isinstance(expression, Symbol) and expression.name in self._products:
             gate = self._products[expression.name]
             return ex.add(ex.named(bias_name(gate)), ex.named(sum_name(gate)))
         if not operands:

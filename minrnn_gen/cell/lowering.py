@@ -210,16 +210,16 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
 
     adjoint = _backward_builder(cell)
     current, previous = _looking_back(cell), previous_of(cell)
-    from_y = dict.fromkeys(current_of(cell), ex.ZERO)
+    from_y: dict[Symbol, Expr] = dict.fromkeys(current_of(cell), ex.ZERO)
     from_y |= vector_jacobian_product(adjoint, [(cell.output, INCOMING_Y)], [*current, *previous])
-    looks_back = tuple(state for state in cell.states if from_y[ex.previous(state)] != 0)
+    looks_back = tuple(state for state in cell.states if from_y[ex.previous(state)] != ex.ZERO)
     results: dict[str, Expr] = {}
     for state, a, _ in coefficients:
         results |= {f"a_{state}": a, f"e_{state}": from_y[ex.current(state)]}
     results |= {f"f_{state}": from_y[ex.previous(state)] for state in looks_back}
 
     builder = _backward_builder(cell)
-    incoming = [(cell.output, INCOMING_Y)]
+    incoming: list[tuple[Expr, Expr]] = [(cell.output, INCOMING_Y)]
     for state, a, b in coefficients:
         incoming += [(a, ex.multiply(incoming_gradient(state), ex.previous(state))), (b, incoming_gradient(state))]
     inputs = constant_inputs(cell)
@@ -294,11 +294,13 @@ class _Output:
         if used & self._stateful or isinstance(expression, Comparison):  # a condition is no number that could be carried
             return ex.rebuilt(expression, [self._with_carried(operand) for operand in ex.operation(expression)[1]])
         if expression not in self._carried_symbols:
-            anonymous = not isinstance(expression, Symbol)
-            name = f"carried_{len(self.carried)}" if anonymous else program_name(self._cell, expression)
-            self.carried[name] = expression
-            # With a space, which no name of the language has: a cell may have a value called carried_0.
-            self._carried_symbols[expression] = ex.named(f"carried {name}") if anonymous else expression
+            if isinstance(expression, Symbol):
+                name, symbol = program_name(self._cell, expression), expression
+            else:
+                name = f"carried_{len(self.carried)}"
+                # With a space, which no name of the language has: a cell may have a value called carried_0.
+                symbol = ex.named(f"carried {name}")
+            self.carried[name], self._carried_symbols[expression] = expression, symbol
         return self._carried_symbols[expression]
 
     def _built(self, lets: Mapping[Symbol, Expr], output: Expr) -> Program:

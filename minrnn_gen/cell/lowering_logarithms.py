@@ -32,7 +32,7 @@ def lower_steps_in_logarithms(cell: Cell, recurrence: Recurrence) -> LoweredStep
         after[state] = builder.value(LogOfSum(ex.add(a, before[state]), b), f"log_state_{state}")
         value = Where(Equal(after[state], before[state]), ex.previous(state), Exp(after[state]))
         builder.define(symbol, value, program_name(cell, symbol))
-    results = {f"state_{state}": ex.current(state) for state in cell.states}
+    results: dict[str, Expr] = {f"state_{state}": ex.current(state) for state in cell.states}
     results |= {f"log_state_{state}": value for state, value in after.items()}
     return LoweredSteps(
         name=cell.name,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-
-from sympy import Rational  # type: ignore[import-untyped]
+from fractions import Fraction
 
 from minrnn_gen.cell.cuda_names import cuda_name
-from minrnn_gen.cell.expressions import Expr, is_number, operation, power_exponent, rebuilt
+from minrnn_gen.cell.expressions import Expr, Number, Symbol, operation, power_exponent, rebuilt
 from minrnn_gen.cell.functions import Comparison, Conjugate, Detach, Quotient, Times, Where
 
 _INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2)}
@@ -45,9 +44,9 @@ def complex_c_text(expression: Expr, conjugated: Collection[str] = ()) -> str:
 
 
 def _over_complex(expression: Expr, conjugated: Collection[str]) -> Expr:
-    name, operands = operation(expression)
-    if name == "symbol":
+    if isinstance(expression, Symbol):
         return Conjugate(expression) if expression.name in conjugated else expression
+    name, operands = operation(expression)
     if name not in (*_INFIX, "negate"):
         raise ValueError(f"{equation_text(expression)} is no sum and no product of complex numbers")
     parts = [_over_complex(operand, conjugated) for operand in operands]
@@ -76,11 +75,11 @@ def _bound(expression: Expr, level: int, special: Callable[[Expr], Part]) -> str
 
 
 def _equation_part(expression: Expr) -> Part:
-    if is_number(expression):
+    if isinstance(expression, Number):
         return _exact_number(expression)
+    if isinstance(expression, Symbol):
+        return expression.name, _ATOM
     name, operands = operation(expression)
-    if name == "symbol":
-        return str(expression.name), _ATOM
     if name == "power":
         return f"{_bound(operands[0], _ATOM, _equation_part)} ** {power_exponent(expression)}", _POWER
     if name == "divide":
@@ -88,23 +87,24 @@ def _equation_part(expression: Expr) -> Part:
     if isinstance(expression, Comparison):
         left, right = (_bound(operand, 1, _equation_part) for operand in operands)
         return f"{left} {expression.cell_name} {right}", 0
-    return f"{expression.cell_name}({', '.join(equation_text(operand) for operand in operands)})", _ATOM
+    return f"{expression.spelling}({', '.join(equation_text(operand) for operand in operands)})", _ATOM
 
 
-def _exact_number(value: Rational) -> Part:
+def _exact_number(number: Number) -> Part:
+    value = number.value
     short = repr(float(value)).removesuffix(".0")
-    if Rational(short) == value:
+    if Fraction(short) == value:
         return short, _ATOM if value >= 0 else _PREFIX
-    return f"{value.p} / {value.q}", _QUOTIENT
+    return f"{value.numerator} / {value.denominator}", _QUOTIENT
 
 
 def _cuda_part(expression: Expr) -> Part:
-    if is_number(expression):
+    if isinstance(expression, Number):
         # The decimal is the shortest that reads back as the nearest double, so no digit is lost before the conversion to real.
         return f"compute_t({float(expression)!r})", _ATOM
-    name, operands = operation(expression)
-    if name == "symbol":
+    if isinstance(expression, Symbol):
         return cuda_name(expression.name), _ATOM
+    operands = expression.args
     if isinstance(expression, Detach):
         return _part(operands[0], _cuda_part)
     if isinstance(expression, Where):
@@ -113,16 +113,15 @@ def _cuda_part(expression: Expr) -> Part:
     if isinstance(expression, Comparison):
         left, right = (_bound(operand, 1, _cuda_part) for operand in operands)
         return f"{left} {expression.cell_name} {right}", 0
-    called = expression.cell_name if name == "call" else name
-    return f"fn_{called}({', '.join(cuda_text(operand) for operand in operands)})", _ATOM
+    return f"fn_{expression.spelling}({', '.join(cuda_text(operand) for operand in operands)})", _ATOM
 
 
 def _c_part(expression: Expr) -> Part:
-    if is_number(expression):
+    if isinstance(expression, Number):
         return f"number({float(expression)!r})", _ATOM
-    name, operands = operation(expression)
-    if name == "symbol":
+    if isinstance(expression, Symbol):
         return cuda_name(expression.name), _ATOM
+    name, operands = operation(expression)
     if name == "divide" or isinstance(expression, Quotient):
         return _infix("/", _QUOTIENT, operands, _c_part)
     if isinstance(expression, Detach):
@@ -130,5 +129,5 @@ def _c_part(expression: Expr) -> Part:
     if isinstance(expression, Comparison):
         left, right = (_bound(operand, 1, _c_part) for operand in operands)
         return f"{left} {expression.cell_name} {right}", 0
-    called = "choose" if isinstance(expression, Where) else f"fn_{expression.cell_name if name == 'call' else name}"
+    called = "choose" if isinstance(expression, Where) else f"fn_{expression.spelling}"
     return f"{called}({', '.join(c_text(operand) for operand in operands)})", _ATOM

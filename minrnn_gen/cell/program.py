@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minrnn_gen.cell.expressions import Expr, is_number, operation
+from minrnn_gen.cell.expressions import Expr, Number, Symbol, operation
 from minrnn_gen.cell.functions import CellFunction, Quotient
 from minrnn_gen.cell.printing import c_text, cuda_text
 
@@ -99,15 +99,14 @@ _Evaluation = Callable[[Mapping[str, Array], np.dtype[Any]], Array]
 
 def _evaluation(expression: Expr) -> _Evaluation:
     """Return what computes `expression` from the values held so far, in their dtype."""
-    if is_number(expression):
+    if isinstance(expression, Number):
         number = float(expression)
         return lambda _, dtype: np.asarray(number, dtype)
-    name, operands = operation(expression)
-    if name == "symbol":
+    if isinstance(expression, Symbol):
         symbol = expression.name
         return lambda held, _: held[symbol]
-    function = _NUMPY[expression.cell_name if name == "call" else name]
-    inner = tuple(_evaluation(operand) for operand in operands)
+    function = _NUMPY[expression.spelling]
+    inner = tuple(_evaluation(operand) for operand in expression.args)
     return lambda held, dtype: function(*[evaluate(held, dtype) for evaluate in inner])
 
 

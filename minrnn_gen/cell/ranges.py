@@ -72,14 +72,12 @@ class Ranges:
         if isinstance(sample, fn.Where):
             condition, yes, no = operands
             return _hull(self._branch(condition, True, yes, assumed, depth), self._branch(condition, False, no, assumed, depth))
-        name, _ = ex.operation(sample)
-        spelling = sample.cell_name if name == "call" else name
-        return _RULES[spelling](*map(of, operands)).within(self._related(spelling, operands, of))
+        return _RULES[sample.spelling](*map(of, operands)).within(self._related(sample.spelling, operands, of))
 
     def _branch(self, condition: int, outcome: bool, branch: int, assumed: Mapping[int, Range], depth: int) -> Range:
         """Return the range of `branch` where `condition` has the `outcome`."""
         left, right = self._operands[condition]
-        relation = _RELATIONS[type(self._samples[condition]), outcome]
+        relation = _RELATIONS[self._samples[condition].spelling, outcome]
         before_left, before_right = self._again(left, assumed, depth + 1), self._again(right, assumed, depth + 1)
         after_left, after_right = relation(before_left, before_right)
         return self._again(branch, {**assumed, left: after_left, right: after_right}, depth + 1)
@@ -143,7 +141,7 @@ class Ranges:
     def _identity(self, number: int | None) -> str:
         """Return what is the same for equal values; None is zero."""
         sample = ex.ZERO if number is None else self._samples[number]
-        return f"number {sample}" if ex.is_number(sample) else f"value {number}"
+        return f"number {sample.value}" if ex.is_number(sample) else f"value {number}"
 
     def _chosen(self, number: int, choice: type[fn.CellFunction]) -> set[int]:
         """Return the values of which `number` is the least, or the greatest, itself if it is no such choice."""
@@ -288,18 +286,18 @@ def _unrelated(left: Range, right: Range) -> tuple[Range, Range]:
     return left, right
 
 
-_RELATIONS: dict[tuple[type[fn.Comparison], bool], Callable[[Range, Range], tuple[Range, Range]]] = {
-    (fn.Less, True): _ordered,
-    (fn.Less, False): _reverse_ordered,
-    (fn.LessOrEqual, True): _ordered,
-    (fn.LessOrEqual, False): _reverse_ordered,
-    (fn.Greater, True): _reverse_ordered,
-    (fn.Greater, False): _ordered,
-    (fn.GreaterOrEqual, True): _reverse_ordered,
-    (fn.GreaterOrEqual, False): _ordered,
-    (fn.Equal, True): _equal,
-    (fn.Equal, False): _unrelated,
-    (fn.NotEqual, True): _unrelated,
-    (fn.NotEqual, False): _equal,
+_RELATIONS: dict[tuple[str, bool], Callable[[Range, Range], tuple[Range, Range]]] = {
+    ("<", True): _ordered,
+    ("<", False): _reverse_ordered,
+    ("<=", True): _ordered,
+    ("<=", False): _reverse_ordered,
+    (">", True): _reverse_ordered,
+    (">", False): _ordered,
+    (">=", True): _reverse_ordered,
+    (">=", False): _ordered,
+    ("==", True): _equal,
+    ("==", False): _unrelated,
+    ("!=", True): _unrelated,
+    ("!=", False): _equal,
 }
 """What a comparison's outcome says of its two sides; NaN aside, which no bound holds."""

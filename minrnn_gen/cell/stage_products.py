@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.expressions import Expr
+from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Exp2
 from minrnn_gen.cell.preparation import names_in
 from minrnn_gen.cell.program import Statement
@@ -58,9 +58,9 @@ def _with_shared_products(stage: Stage) -> Stage:
 
 def _factors(expression: Expr) -> tuple[str, ...]:
     """Return the names whose product `expression` is, each once; nothing where it is something else."""
-    operation, operands = ex.operation(expression)
-    if operation == "symbol":
+    if isinstance(expression, Symbol):
         return (expression.name,)
+    operation, operands = ex.operation(expression)
     if operation != "multiply":
         return ()
     left, right = map(_factors, operands)

@@ -6,15 +6,13 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from sympy import Rational  # type: ignore[import-untyped]
-
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Exp, Exp2, Spread, Sum
 from minrnn_gen.cell.preparation import PreparedParts, is_trivial, names_in
 from minrnn_gen.cell.program import Program, Statement
 
-LOG2_E = Rational(math.log2(math.e))
+LOG2_E = ex.number(math.log2(math.e))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-
-from sympy import Rational  # type: ignore[import-untyped]
+from fractions import Fraction
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
@@ -20,7 +19,7 @@ NESTING_LIMIT = 32
 # A divisor proved to lie between these has a reciprocal without overflow or denormals in every arithmetic (fp32: 2^-126 and
 # 2^127, IEEE 754-2019, table 3.5), rounding of the divisor included.
 RECIPROCAL_DIVISORS = (2.0**-120, 2.0**120)
-ONE_OVER_ROOT_TWO = Rational("0.70710678118654752440084436210484903928483593768847")
+ONE_OVER_ROOT_TWO = ex.number("0.70710678118654752440084436210484903928483593768847")
 
 
 class ProgramBuilder:
@@ -65,10 +64,9 @@ class ProgramBuilder:
 
     def is_wide(self, expression: Expr) -> bool:
         """Whether `expression`, over symbols of this builder, has the axis n: n values per channel."""
-        name, operands = ex.operation(expression)
-        if name == "symbol":
+        if isinstance(expression, Symbol):
             return self._wide[self._symbols[expression]]
-        return not isinstance(expression, Sum) and any(map(self.is_wide, operands))
+        return not isinstance(expression, Sum) and any(map(self.is_wide, expression.args))
 
     @property
     def operations(self) -> tuple[tuple[Symbol, Expr], ...]:
@@ -119,19 +117,19 @@ class ProgramBuilder:
         return symbol
 
     def _number(self, expression: Expr) -> int:
-        name, operands = ex.operation(expression)
-        if name == "symbol":
+        if isinstance(expression, Symbol):
             return self._symbols[expression]
+        name, operands = ex.operation(expression)
         if name == "number":
             return self._value(("number", expression), expression, ())
-        if name == "call" and expression.func in COMPOSED:
-            return self._number(COMPOSED[expression.func](*operands))
+        if isinstance(expression, fn.CellFunction) and type(expression) in COMPOSED:
+            return self._number(COMPOSED[type(expression)](*operands))
         numbers = tuple(self._number(operand) for operand in operands)
         if name == "power":
             return self._powered(numbers[0], ex.power_exponent(expression))
         if name == "divide" and self._ranges.of(numbers[1]).lies_in(*RECIPROCAL_DIVISORS):
             return self._value((name, *numbers), _QUOTIENT, numbers)
-        return self._value((expression.func if name == "call" else name, *numbers), expression, numbers)
+        return self._value((type(expression) if name == "call" else name, *numbers), expression, numbers)
 
     def _powered(self, base: int, exponent: int) -> int:
         """Return base ** exponent by squaring."""
@@ -147,7 +145,7 @@ class ProgramBuilder:
             self._samples.append(sample)
             self._operands.append(operands)
             of_operands = any(self._wide[operand] for operand in operands) and not isinstance(sample, Sum)
-            self._wide.append(of_operands or (not operands and sample.is_Symbol and sample.name in self._wide_inputs))
+            self._wide.append(of_operands or (isinstance(sample, Symbol) and sample.name in self._wide_inputs))
         return number
 
     def _uses(self, results: Sequence[int]) -> list[int]:
@@ -184,14 +182,14 @@ def _softsign(x: Expr) -> Expr:
 
 
 def _hard_sigmoid(x: Expr) -> Expr:
-    line = ex.add(ex.multiply(Rational(1, 6), x), Rational(1, 2))
+    line = ex.add(ex.multiply(ex.number(Fraction(1, 6)), x), ex.number(Fraction(1, 2)))
     below_one = fn.Where(fn.GreaterOrEqual(line, ex.ONE), ex.ONE, line)
     return fn.Where(fn.LessOrEqual(line, ex.ZERO), ex.ZERO, below_one)
 
 
 def _gelu(x: Expr) -> Expr:
     share = ex.add(ex.ONE, fn.ErrorFunction(ex.multiply(ONE_OVER_ROOT_TWO, x)))
-    return ex.multiply(ex.multiply(Rational(1, 2), x), share)
+    return ex.multiply(ex.multiply(ex.number(Fraction(1, 2)), x), share)
 
 
 # Functions that programs compute by others: no target has one of their names.

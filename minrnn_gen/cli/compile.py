@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minrnn_gen.cli.request import AsJson, Assignments, GpuName, Request, SpecPath, read_request
-from minrnn_gen.cli.terminal import console, facts, print_json, progress, progress_bar
+from minrnn_gen.cli.terminal import console, counting, facts, print_json
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
 
 if TYPE_CHECKING:
     from minrnn_gen.build.artifact import BuiltKernel
+    from minrnn_gen.build.builder import Builder
     from minrnn_gen.config.spec import Spec
-    from minrnn_gen.kernel import Kernel
 
 OutFolder = Annotated[
     str | None,
@@ -45,8 +45,8 @@ def compile(
     """Plan, render, compile and check the kernels of a spec."""
     started = time.perf_counter()
     request = read_request(spec, gpu, assignments)
-    kernel = request.compile(quiet=as_json)
-    if kernel.resources is None:
+    built = request.build(quiet=as_json)
+    if built[0].resources is None:
         from minrnn_gen.build.nvrtc import why_no_nvrtc
 
         raise ToolchainMissing(
@@ -54,17 +54,19 @@ def compile(
             "'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
         )
     if sizes:
-        wanted = [sizes_of(text) for text in sizes]
-        with progress_bar("compiling", quiet=as_json) as show:
-            kernel.prepare(wanted, lambda done, of: show("compiling", done / of, f"{done} of {of}"))
-    built = kernel.built if out is None else _with_gradients(kernel, quiet=as_json)
-    files = _written(kernel.spec, built, out)
+        kernel = request.kernel(built)
+        with counting("compiling", quiet=as_json) as watch:
+            kernel.prepare([sizes_of(text) for text in sizes], watch)
+        built = kernel.built
+    if out is not None and request.spec.training:
+        built = _with_gradients(request.builder, built, quiet=as_json)
+    files = _written(request.spec, built, out)
     seconds = time.perf_counter() - started
     if as_json:
         print_json(_report(request, built, files, seconds))
     else:
         request.say_default()
-        _print(kernel, built, files if out else [], seconds)
+        _print(request, built, files if out else [], seconds)
 
 
 def sizes_of(text: str) -> tuple[int, int]:
@@ -75,18 +77,15 @@ def sizes_of(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _with_gradients(kernel: Kernel, quiet: bool) -> tuple[BuiltKernel, ...]:
-    """Return the kernels, and where the spec says `training` those of its gradients: compiled here, run on a GPU."""
+def _with_gradients(builder: Builder, built: tuple[BuiltKernel, ...], quiet: bool) -> tuple[BuiltKernel, ...]:
+    """Return the kernels that are `built`, and those of gradients: compiled here, run on a GPU."""
     from minrnn_gen.run.ahead import passes_of
 
-    builder, sizes = kernel.builder, kernel.builder.hinted_sizes
-    if not kernel.spec.training:
-        return kernel.built
-    keys = [builder.choose(kernel_pass, specialization, sizes) for kernel_pass, specialization in passes_of(builder, sizes)]
-    with progress("compiling the gradients", quiet):
-        gradients = builder.build_all(keys)
-    known = {built.digest for built in kernel.built}
-    return (*kernel.built, *(built for built in gradients if built.digest not in known))
+    sizes = builder.hinted_sizes
+    with counting("compiling the gradients", quiet) as watch:
+        gradients = builder.build_all((builder.choose(*one, sizes) for one in passes_of(builder, sizes)), watch)
+    known = {kernel.digest for kernel in built}
+    return (*built, *(kernel for kernel in gradients if kernel.digest not in known))
 
 
 def _written(spec: Spec, built: tuple[BuiltKernel, ...], out: str | None) -> list[str]:
@@ -122,13 +121,13 @@ def _report(request: Request, built: tuple[BuiltKernel, ...], files: list[str], 
     }
 
 
-def _print(kernel: Kernel, built: tuple[BuiltKernel, ...], files: list[str], seconds: float) -> None:
+def _print(request: Request, built: tuple[BuiltKernel, ...], files: list[str], seconds: float) -> None:
     from minrnn_gen.cli.report import decision, origin, resources, title
 
     screen = console()
     screen.print(title(built[0]))
     screen.print()
-    screen.print(facts([*decision(built[0], kernel.builder.target.profile), ("kernels", origin(built, seconds))]))
+    screen.print(facts([*decision(built[0], request.target.profile), ("kernels", origin(built, seconds))]))
     screen.print()
     screen.print(resources(built))
     for path in files:

@@ -10,7 +10,7 @@ import typer
 from minrnn_gen.cli import completion
 from minrnn_gen.cli.compile import sizes_of
 from minrnn_gen.cli.request import AsJson, Assignments, SpecPath, read_request
-from minrnn_gen.cli.terminal import print_json, print_note
+from minrnn_gen.cli.terminal import counting, print_json, print_note
 
 
 class Target(StrEnum):
@@ -69,8 +69,11 @@ def export(
     gpus = gpu.split(",") if gpu is not None else []
     absent = without.split(",") if without is not None else []
     asked = [sizes_of(text) for text in sizes or ()]
-    kernel = read_request(spec, next(iter(gpus), None), assignments).compile(quiet=as_json)
-    exported = kernel.export(out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked, without=absent)
+    kernel = read_request(spec, next(iter(gpus), None), assignments).kernel()
+    with counting("compiling", quiet=as_json or target is Target.CPU) as watch:
+        exported = kernel.export(
+            out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked, without=absent, watch=watch
+        )
     if as_json:
         print_json({"files": [str(path) for path in exported.files], "left_out": list(exported.left_out)})
         return

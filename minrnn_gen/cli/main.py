@@ -8,30 +8,15 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
 from minrnn_gen import __version__
-from minrnn_gen.cli import (
-    cache,
-    calibrate,
-    cells,
-    compare,
-    compile,
-    doctor,
-    explain,
-    export,
-    gpus,
-    new,
-    render,
-    run,
-    schema,
-    tune,
-    verify,
-)
-from minrnn_gen.cli.terminal import command_line, print_json, print_note
+from minrnn_gen.cli.terminal import Commands, command_line, print_json, print_note
 from minrnn_gen.errors import MinrnnError, nearest_name
 
 PROGRAM = "minrnn-gen"
@@ -42,26 +27,55 @@ INTERRUPTED = 130
 # The library carries its own copy of Click, or uses the one installed; either way this is its usage error.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-app = command_line("A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.", completes=True)
-COMMANDS = (
-    compile.compile,
-    explain.explain,
-    render.render,
-    run.run,
-    compare.compare,
-    export.export,
-    verify.verify,
-    tune.tune,
-    calibrate.calibrate,
-    gpus.gpus,
-    schema.schema,
-    doctor.doctor,
+# Each command's module, imported when the command is run or its help is asked for.
+_MODULES: Mapping[str, Callable[[], ModuleType]] = {
+    "compile": lambda: import_module("minrnn_gen.cli.compile"),
+    "explain": lambda: import_module("minrnn_gen.cli.explain"),
+    "render": lambda: import_module("minrnn_gen.cli.render"),
+    "run": lambda: import_module("minrnn_gen.cli.run"),
+    "compare": lambda: import_module("minrnn_gen.cli.compare"),
+    "export": lambda: import_module("minrnn_gen.cli.export"),
+    "verify": lambda: import_module("minrnn_gen.cli.verify"),
+    "tune": lambda: import_module("minrnn_gen.cli.tune"),
+    "calibrate": lambda: import_module("minrnn_gen.cli.calibrate"),
+    "gpus": lambda: import_module("minrnn_gen.cli.gpus"),
+    "schema": lambda: import_module("minrnn_gen.cli.schema"),
+    "doctor": lambda: import_module("minrnn_gen.cli.doctor"),
+    "new": lambda: import_module("minrnn_gen.cli.new"),
+    "cells": lambda: import_module("minrnn_gen.cli.cells"),
+    "cache": lambda: import_module("minrnn_gen.cli.cache"),
+}
+
+
+class _LazyCommands(Commands):
+    """The commands of the program, each imported when it is asked for: a process runs one of them."""
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """Return the names of all commands, as help lists them."""
+        return list(_MODULES)
+
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name, None where there is none."""
+        if cmd_name not in self.commands and cmd_name in _MODULES:
+            self.commands[cmd_name] = _loaded(cmd_name)
+        return self.commands.get(cmd_name)
+
+
+def _loaded(name: str) -> Any:
+    """Return a command as the library runs it: a function of its module, or the group of commands `app` there."""
+    module = _MODULES[name]()
+    of = getattr(module, "app", None)
+    if of is None:
+        of = command_line("")
+        of.command(name)(getattr(module, name))
+    command = typer.main.get_command(of)
+    command.name = name
+    return command
+
+
+app = command_line(
+    "A recurrent-kernel compiler: a few lines of spec in, a specialised CUDA kernel out.", completes=True, cls=_LazyCommands
 )
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(new.app, name="new")
-app.add_typer(cells.app, name="cells")
-app.add_typer(cache.app, name="cache")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.explain import strategy_in_words, variables_in_words
 from minrnn_gen.build.overview import memory_warning, overview
+from minrnn_gen.cli.tables import Table, Title
 from minrnn_gen.cli.terminal import new_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from minrnn_gen.config.gpu_profile import GpuProfile
 
 
@@ -45,17 +43,11 @@ def facts_of(built: BuiltKernel, profile: GpuProfile) -> dict[str, Any]:
     }
 
 
-def title(built: BuiltKernel) -> Text:
+def title(built: BuiltKernel) -> Title:
     """Return the line that says what was compiled for what."""
-    from rich.text import Text
-
-    plan = built.plan
-    return Text.assemble(
-        (plan.problem.model, "bold"),
-        f", hidden_size {plan.problem.hidden_size}, {plan.problem.precision}, layout {plan.problem.layout}, for ",
-        (plan.problem.gpu, "bold"),
-        f" ({plan.problem.arch})",
-    )
+    problem = built.plan.problem
+    sizes = f", hidden_size {problem.hidden_size}, {problem.precision}, layout {problem.layout}, for "
+    return Title(((problem.model, True), (sizes, False), (problem.gpu, True), (f" ({problem.arch})", False)))
 
 
 def decision(built: BuiltKernel, profile: GpuProfile) -> list[tuple[str, str]]:

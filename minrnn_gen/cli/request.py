@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from minrnn_gen.errors import BadInput, shown
 
 if TYPE_CHECKING:  # imported where a request is answered: other commands do without
     from minrnn_gen.build.artifact import BuiltKernel
+    from minrnn_gen.build.builder import Builder
     from minrnn_gen.build.target import Target
     from minrnn_gen.config.spec import Spec
     from minrnn_gen.kernel import Kernel
@@ -81,20 +83,38 @@ class Request:
                 f"{why_no_gpu()} and none named with --gpu: compiled for the default profile, {self.target.profile.name}"
             )
 
-    def compile(self, quiet: bool = False) -> Kernel:
-        """Compile, or find in the cache; unless `quiet`, a terminal shows that it is under way."""
-        from minrnn_gen.api import kernel_of
+    @cached_property
+    def builder(self) -> Builder:
+        """What builds the kernels, with what was measured before."""
+        from minrnn_gen.api import builder_for
+
+        return builder_for(self.spec, self.target)
+
+    def build(self, quiet: bool = False) -> tuple[BuiltKernel, ...]:
+        """Compile the kernels of plain calls, or find them in the cache; a terminal shows it, unless `quiet`."""
+        from minrnn_gen.run.ahead import build_ahead
 
         with progress(f"compiling for {self.target.profile.name}", quiet):
-            return kernel_of(self.spec, self.target)
+            return build_ahead(self.builder)
+
+    def compile(self, quiet: bool = False) -> Kernel:
+        """Compile the callable, or find its kernels in the cache, as `build` does."""
+        return self.kernel(self.build(quiet))
+
+    def kernel(self, built: tuple[BuiltKernel, ...] = ()) -> Kernel:
+        """Return the callable, with the kernels that are `built` already."""
+        from minrnn_gen.build.recipe import check_sizes_of_vectors
+        from minrnn_gen.kernel import Kernel
+
+        check_sizes_of_vectors(self.spec, self.builder.cell_source)
+        return Kernel(self.builder, built)
 
     def compile_pass(self, which: Pass) -> BuiltKernel:
         """Compile the kernel of one pass, or find it in the cache; raises BadInput for a pass that the spec has not."""
-        from minrnn_gen.api import builder_for
         from minrnn_gen.run.ahead import build_plain
 
         with progress(f"compiling for {self.target.profile.name}"):
-            return build_plain(builder_for(self.spec, self.target), which.value)
+            return build_plain(self.builder, which.value)
 
 
 def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:

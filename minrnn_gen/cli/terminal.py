@@ -7,14 +7,12 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-if TYPE_CHECKING:  # rich is imported only where something is drawn
-    from rich.console import Console
-    from rich.table import Table
+from minrnn_gen.cli.tables import Screen, Table
 
 # A pipe has no width of its own: nothing that is printed here is wider, so that no line is broken in a log.
 PIPE_COLUMNS = 160
@@ -39,10 +37,13 @@ class Commands(TyperGroup):
             )
 
 
-def command_line(help_text: str, *, completes: bool = False) -> typer.Typer:
-    """Return an empty command line or group of commands; `completes`: shells can be taught to complete the program."""
+def command_line(help_text: str, *, completes: bool = False, cls: type[Commands] = Commands) -> typer.Typer:
+    """Return an empty command line or group of commands; `completes`: shells can be taught to complete the program.
+
+    `cls` is its class, which finds the commands.
+    """
     return typer.Typer(
-        cls=Commands,
+        cls=cls,
         help=help_text,
         add_completion=completes,
         pretty_exceptions_enable=False,
@@ -61,37 +62,22 @@ def print_note(sentence: str) -> None:
     sys.stderr.write(sentence + "\n")
 
 
-def console() -> Console:
-    """Return a console on stdout that takes every text as it is: what users named may look like markup."""
-    from rich.console import Console
-
-    # Where colours are forced on a pipe it passes for a terminal, and for one of 80 columns unless both sizes are given.
+def console() -> Screen:
+    """Return stdout for people; where colours are forced on a pipe it passes for a terminal of the width of a pipe."""
     width, height = (PIPE_COLUMNS, _LINES)
     if sys.stdout.isatty():
         width, height = shutil.get_terminal_size((PIPE_COLUMNS, _LINES))
-    return Console(markup=False, highlight=False, emoji=False, width=width, height=height)
+    return Screen(width, height)
 
 
 def new_table(*headings: str, right: Collection[str] = ()) -> Table:
     """Return an empty table without lines; the columns in `right` are numbers, set flush right."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left")
-    return table
+    return Table(headings, right)
 
 
 def facts(rows: list[tuple[str, str]]) -> Table:
     """Return labelled sentences, one below the other."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True, min_width=_LABEL_COLUMNS)
-    table.add_column()
-    for label, text in rows:
-        table.add_row(label, text)
-    return table
+    return Table(label_columns=_LABEL_COLUMNS, rows=list(rows))
 
 
 @contextmanager
@@ -119,6 +105,13 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, flo
     with Progress(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
         task = bar.add_task(title, total=1.0, note="")
         yield lambda doing, share, note: bar.update(task, description=doing, completed=share, note=note)
+
+
+@contextmanager
+def counting(doing: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Give what shows how many of how many are done, as `progress_bar` does."""
+    with progress_bar(doing, quiet) as show:
+        yield lambda done, of: show(doing, done / of, f"{done} of {of}")
 
 
 def size_text(size_bytes: int) -> str:

@@ -123,6 +123,11 @@ def thread_count() -> int:
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         return int(first)
+    return core_count()
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -178,11 +179,17 @@ class GpuProfile(pydantic.BaseModel):
 
     @property
     def _capability(self) -> tuple[int, int]:
-        major, minor = self.compute_capability.split(".")
-        return int(major), int(minor)
+        return _two_numbers(self.compute_capability)
 
     def _numbers(self) -> dict[str, int | float]:
         return {field: value for field in type(self).model_fields if isinstance(value := getattr(self, field), int | float)}
+
+
+@cache
+def _two_numbers(capability: str) -> tuple[int, int]:
+    # Kept, since planning asks for it thousands of times.
+    major, minor = capability.split(".")
+    return int(major), int(minor)
 
 
 def _refused(message: str) -> BadInput:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.build.target import Target
@@ -51,14 +54,16 @@ def cuda_export(
     sizes: Sequence[Sizes],
     partial: bool,
     without: Sequence[str] = (),
+    watch: Watch = unwatched,
 ) -> tuple[ExportSource, CudaCode]:
     """Compile the kernels of a spec for each GPU, and return what NAME.c is made of; raises BadInput where there is none.
 
     With `sizes`, only the kernels that calls of these sizes run; with `partial` something may be left out. Calls go `without`
-    some of `OPTIONAL`.
+    some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready.
     """
     absent = checked_absent(without)
     collected = _Collected(interface, [replace(builder, target=target) for target in targets], tuple(sizes), absent)
+    collected.compile(watch)
     left_out = []
     is_one_way = len(interface.runs_reversed) == 1
     if not is_one_way:
@@ -109,6 +114,44 @@ class _Collected:
         self._interface, self._builders, self._sizes, self._absent = interface, builders, sizes, absent
         self._images: list[bytes] = []
         self._kernels: list[ExportedKernel] = []
+        self._built: dict[str, BuiltKernel] = {}
+        self._chosen: dict[tuple[int, KernelPass, Specialization], list[KernelKey]] = {}
+        self._cubins_of_gradients: dict[Gradients, bytes] = {}
+
+    def compile(self, watch: Watch) -> None:
+        """Compile at once what calls of every variant are expected to run, on every GPU."""
+        made_at_once(lambda make: make(), self._expected(), watch)
+
+    def _expected(self) -> Iterator[Callable[[], object]]:
+        """Yield what compiles a kernel, for each that is expected: those of backwards first, which take the longest."""
+        requests = set[str]()
+        variants = self._variants(has_step=len(self._interface.runs_reversed) == 1)
+        variants.sort(key=lambda variant: variant.kernel_pass != "backward")
+        for builder in self._builders:
+            if self.has_backward:
+                yield partial(self._expect_gradients, builder.target)
+            for variant in variants:
+                for key in dict.fromkeys(self._expected_keys(builder, variant)):
+                    if (request := builder.request_key(key)) not in requests:
+                        requests.add(request)
+                        yield partial(self._kernel, builder, key)
+
+    def _expected_keys(self, builder: Builder, variant: _Variant) -> Iterator[KernelKey]:
+        for specialization in self._specializations(builder, variant).values():
+            if self._interface.recurrent_gates:  # which of these serve is known when they are compiled
+                yield from self._candidates(builder, variant.kernel_pass, specialization)
+            else:
+                yield from self._at_places(builder, variant.kernel_pass, specialization)
+
+    def _expect_gradients(self, target: Target) -> None:
+        with suppress(ToolchainMissing):  # which is said of the kernels
+            self._cubin_of_gradients(target)
+
+    def _kernel(self, builder: Builder, key: KernelKey) -> BuiltKernel:
+        request = builder.request_key(key)
+        if request not in self._built:
+            self._built[request] = builder.build(key)
+        return self._built[request]
 
     @cached_property
     def has_step(self) -> bool:
@@ -121,8 +164,8 @@ class _Collected:
         return self._builders[0].spec.training
 
     def code(self, source: ExportSource) -> CudaCode:
-        """Compile all, and print the calls that run them."""
-        variants = self._variants()
+        """Compile what is left, and print the calls that run all."""
+        variants = self._variants(has_step=len(self._interface.runs_reversed) == 1 and self.has_step)
         described: list[list[Paths]] = [[] for _ in variants]
         gpus = [self._gpu(builder, source, variants, described) for builder in self._builders]
         functions, programs = Functions(source), dict[tuple[int, tuple[int, ...]], int]()
@@ -175,8 +218,10 @@ class _Collected:
 
     def _build(self, builder: Builder, keys: Sequence[KernelKey], first: int, numbers: dict[KernelKey, int]) -> None:
         """Compile kernels, and number them: many that are chosen apart are compiled to the same, which is loaded once."""
-        new = [key for key in dict.fromkeys(keys) if key not in numbers]
-        for key, built in zip(new, builder.build_all(new), strict=True):
+        for key in dict.fromkeys(keys):
+            if key in numbers:
+                continue
+            built = self._kernel(builder, key)
             if built.cubin is None:
                 raise ToolchainMissing(
                     "export: kernels cannot be compiled, since NVRTC is not installed; install its package, or export for cpu"
@@ -186,37 +231,47 @@ class _Collected:
             numbers[key] = next(alike, len(self._kernels))
             self._kernels += [ExportedKernel(built, image)] if numbers[key] == len(self._kernels) else []
 
-    def _variants(self) -> list[_Variant]:
+    def _variants(self, has_step: bool) -> list[_Variant]:
         """Return the variants of calls in the order in which NAME.c finds them."""
         forwards = product(self._packed, self._resets, self._states_out)
         variants = [_Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
             variants += [_Variant("backward", *choices) for choices in product(self._packed, self._resets)]
-        if len(self._interface.runs_reversed) == 1 and self.has_step:
+        if has_step:
             variants.append(_Variant("step"))
         return variants
 
     def _by_place(self, builder: Builder, variant: _Variant) -> list[dict[tuple[KernelPass, bool], KernelKey]]:
         """Return the kernels of a variant by pass and direction, for each place of the grid of sizes."""
+        specializations = self._specializations(builder, variant)
         if variant.kernel_pass == "step":
-            steps = self._at_places(builder, "step", step_specialization(builder))
+            steps = self._at_places(builder, "step", specializations[False])
             if not self._interface.recurrent_gates:
                 return [{("step", False): key} for key in steps]
             # More sequences than a step has kernels for are a forward of one step.
             forwards = self._by_place(builder, _Variant("forward"))[:: len(TIMES)]
             return [{("step", False): key, **forward} for key, forward in zip(steps, forwards, strict=True)]
-        hinted, names = self._hinted(builder), variant._asdict()
-        kernel_pass = names.pop("kernel_pass")
         directions = {
-            (kernel_pass, reverse): self._at_places(builder, kernel_pass, replace(hinted, **names, reverse=reverse))
-            for reverse in RUNS_REVERSED[builder.spec.direction]
+            (variant.kernel_pass, reverse): self._at_places(builder, variant.kernel_pass, specialization)
+            for reverse, specialization in specializations.items()
         }
         return [dict(zip(directions, keys, strict=True)) for keys in zip(*directions.values(), strict=True)]
 
+    def _specializations(self, builder: Builder, variant: _Variant) -> dict[bool, Specialization]:
+        """Return the specialization of each run of a variant, by whether it is in reverse."""
+        if variant.kernel_pass == "step":
+            return {False: step_specialization(builder)}
+        hinted, names = self._hinted(builder), variant._asdict()
+        del names["kernel_pass"]
+        return {reverse: replace(hinted, **names, reverse=reverse) for reverse in RUNS_REVERSED[builder.spec.direction]}
+
     def _at_places(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> list[KernelKey]:
-        keys = self._keys(builder, kernel_pass, specialization)
-        places = self._places(builder, keys) or (0,) * (len(BATCHES) * (1 if kernel_pass == "step" else len(TIMES)))
-        return [keys[place] for place in places]
+        asked = (id(builder), kernel_pass, specialization)
+        if asked not in self._chosen:
+            keys = self._keys(builder, kernel_pass, specialization)
+            places = self._places(builder, keys) or (0,) * (len(BATCHES) * (1 if kernel_pass == "step" else len(TIMES)))
+            self._chosen[asked] = [keys[place] for place in places]
+        return self._chosen[asked]
 
     @property
     def _packed(self) -> tuple[bool, ...]:
@@ -268,16 +323,26 @@ class _Collected:
     def _served(
         self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization, strategies: set[str]
     ) -> tuple[KernelKey, ...]:
-        classes = builder.classes(kernel_pass, specialization).sizes.kernels
-        keys = tuple(dict.fromkeys(builder.key_of(kernel_pass, specialization, kernel.sizes) for kernel in classes))
-        asked = {builder.choose(kernel_pass, specialization, sizes) for sizes in self._sizes}
-
         def serving(wanted: Sequence[KernelKey]) -> tuple[KernelKey, ...]:
             if not self._interface.recurrent_gates:
                 return tuple(wanted)
-            return tuple(key for key in wanted if builder.build(key).plan.strategy in strategies)
+            return tuple(key for key in wanted if self._kernel(builder, key).plan.strategy in strategies)
 
-        return serving([key for key in keys if key in asked]) or serving(keys[:KERNELS_OF_ALL_SIZES])
+        candidates = self._candidates(builder, kernel_pass, specialization)
+        first = self._keys_of_classes(builder, kernel_pass, specialization)[:KERNELS_OF_ALL_SIZES]
+        return serving(candidates) or serving(first)
+
+    def _candidates(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
+        """Return the kernels of the sizes that are asked for, else the first of all sizes, whether or not they serve."""
+        asked = dict.fromkeys(builder.choose(kernel_pass, specialization, sizes) for sizes in self._sizes)
+        keys = self._keys_of_classes(builder, kernel_pass, specialization)
+        return tuple(key for key in keys if key in asked) or keys[:KERNELS_OF_ALL_SIZES]
+
+    def _keys_of_classes(
+        self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization
+    ) -> tuple[KernelKey, ...]:
+        kernels = builder.classes(kernel_pass, specialization).sizes.kernels
+        return tuple(dict.fromkeys(builder.key_of(kernel_pass, specialization, kernel.sizes) for kernel in kernels))
 
     def _places(self, builder: Builder, keys: tuple[KernelKey, ...]) -> tuple[int, ...]:
         """Return which of `keys` serves each place of the grid of sizes, times within batches; nothing where there is one."""
@@ -298,11 +363,16 @@ class _Collected:
         return tuple(places)
 
     def _gradients(self, target: Target) -> int:
-        """Compile the kernels of gradients outside the recurrence, and return the number of their cubin."""
+        """Return the number of the cubin that has the kernels of gradients outside the recurrence."""
+        return self._image(self._cubin_of_gradients(target))
+
+    def _cubin_of_gradients(self, target: Target) -> bytes:
         profile, precision = target.profile, self._interface.precision
         arch = f"sm_{profile.compute_capability.replace('.', '')}"
         plan = Gradients(Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic))
-        return self._image(compile_source(render_gradients(plan), plan).cubin)
+        if plan not in self._cubins_of_gradients:
+            self._cubins_of_gradients[plan] = compile_source(render_gradients(plan), plan).cubin
+        return self._cubins_of_gradients[plan]
 
     def _image(self, cubin: bytes) -> int:
         if cubin not in self._images:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minrnn_gen import __version__
+from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.build.recipe import recipe_of
@@ -49,11 +50,13 @@ def export(
     gpus: Sequence[str] = (),
     sizes: Iterable[Sequence[int]] = (),
     without: Sequence[str] = (),
+    watch: Watch = unwatched,
 ) -> Exported:
     """Write rnn_NAME.h, .c and .json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
 
     With `partial` what can be is, and the rest is said. `gpus` are profiles by name or path, `sizes` pairs (batch, time) whose
-    kernels alone are compiled, and `without` what no call has; all three of the target cuda.
+    kernels alone are compiled, and `without` what no call has; all three of the target cuda, as is `watch(done, of)`, which is
+    called as kernels are ready.
     """
     if target not in TARGETS:
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
@@ -72,7 +75,7 @@ def export(
         code = cpu_code(source, _header(source, recipe, builder), native)
     else:
         targets = targets_of(builder, gpus)
-        source, compiled = cuda_export(chosen, executor.interface, builder, targets, asked, partial, without)
+        source, compiled = cuda_export(chosen, executor.interface, builder, targets, asked, partial, without, watch)
         code, kernels = cuda_text(source, _header(source, recipe, builder), compiled), manifest_of(compiled)
     header = _header(source, recipe, builder)
     files: dict[str, str] = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import digest
@@ -47,7 +48,7 @@ class EmulatedBuilder(Builder):
         """Return the kernel that a call of the typical sizes runs on a GPU."""
         return super().choose(kernel_pass, specialization, self.sizes or self.hinted_sizes)
 
-    def build_all(self, wanted: Sequence[KernelKey]) -> tuple[BuiltKernel, ...]:
+    def build_all(self, wanted: Iterable[KernelKey], _watch: Watch = unwatched) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""
         return tuple(map(self.build, wanted))
 

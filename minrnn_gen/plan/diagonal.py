@@ -138,19 +138,22 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         if is_by_time
         else problem.batch * -(-problem.hidden_size // block.channels_per_block)
     )
+    at_once = problem.gpu.sm_count * block.blocks_per_sm
+    in_flight_bytes = threads * elements * cell.read_count * problem.precision.storage_bytes
     return cost.predicted_us(
         problem,
         cost.TiledWork(
             blocks=blocks,
-            at_once=problem.gpu.sm_count * block.blocks_per_sm,
+            at_once=at_once,
             warps=threads // limits.WARP_LANES,
             tile_steps=steps,
-            in_flight_bytes=threads * elements * cell.read_count * problem.precision.storage_bytes,
+            in_flight_bytes=in_flight_bytes,
             instructions=instructions,
             latency_cycles=max(tile_cycles, memory_cycles),
             elements_per_lane=elements,
             memory=MEMORY,
             row_bytes=(steps if is_by_time else limits.WARP_LANES * channels_per_lane) * problem.precision.storage_bytes,
+            full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes),
         ),
     )
 

@@ -8,10 +8,20 @@ there: a single size, asked for thousands of candidates, is arithmetic of Python
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 # A number, or an array of them: what is annotated as a number in a cost model may be one.
 Amount = Any
+# Of as many candidates the arrays over a grid of sizes fit a core's own cache.
+CANDIDATES_AT_ONCE = 64
+
+
+def column_of(numbers: Sequence[Amount]) -> Amount:
+    """Return a number of several candidates as an array with a row for each, to be broadcast along the sizes of a grid."""
+    import numpy as np
+
+    return np.array(numbers)[:, np.newaxis]
 
 
 def _is_number(value: Amount) -> bool:

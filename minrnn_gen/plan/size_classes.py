@@ -127,8 +127,9 @@ def grid_of(problem: Problem) -> Grid:
     places = tuple(Sizes(batch, time) for batch in BATCHES for time in times if batch * time <= rows_most)
     # Floating-point numbers: products of sizes exceed 64 bits.
     batch, time = np.array(places, dtype=np.float64).T
-    everywhere, shape = problem.at(batch, time), (len(places),)
+    everywhere = problem.at(batch, time)
     candidates: list[tuple[Family, Candidate]] = []
+    rows: list[np.ndarray[Any, Any]] = []
     refusal = ""  # in words: an error that is kept keeps the arrays of the call that met it
     for family in families_of(problem):
         try:
@@ -137,10 +138,24 @@ def grid_of(problem: Problem) -> Grid:
             refusal = str(why)
             continue
         candidates += [(family, candidate) for candidate in solution.candidates]
+        rows.append(_times_us(everywhere, family, solution.candidates, len(places)))
     if not candidates:
         raise Infeasible(refusal)
-    rows = [np.broadcast_to(total_us(family.predicted_us(everywhere, candidate)), shape) for family, candidate in candidates]
-    return Grid(tuple(candidates), places, np.array(rows))
+    return Grid(tuple(candidates), places, np.concatenate(rows))
+
+
+def _times_us(everywhere: Problem, family: Family, candidates: Sequence[Candidate], places: int) -> np.ndarray[Any, Any]:
+    """Return the predicted times of a family's candidates over a grid: `times_us[candidate, place]`."""
+    import numpy as np
+
+    times_us = np.empty((len(candidates), places))
+    if family.predicted_us_of_all:
+        for numbers, terms in family.predicted_us_of_all(everywhere, candidates):
+            times_us[numbers] = total_us(terms)
+    else:
+        for number, candidate in enumerate(candidates):
+            times_us[number] = total_us(family.predicted_us(everywhere, candidate))
+    return times_us
 
 
 def size_classes(problem: Problem, measured: Sequence[SizedKernel] = ()) -> SizeClasses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -92,13 +92,17 @@ def _arch_of_gpu(problem: Problem) -> str:
     return problem.gpu.arch
 
 
+PredictedOfAll = Callable[[Problem, Sequence[Candidate]], Iterable[tuple[list[int], Mapping[str, Amount]]]]
+
+
 @dataclass(frozen=True)
 class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
     `name` is that of the template, `entry` that of its kernel, `strategy` how it takes the steps. `copies`: it copies what it
     reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, other than the GPU's
-    own architecture for instructions that no later one has.
+    own architecture for instructions that no later one has. `predicted_us_of_all`, where a family has it, is `predicted_us` of
+    many candidates over a grid of sizes: the numbers of some of them, and terms that are arrays with a row for each.
     """
 
     name: str
@@ -110,6 +114,7 @@ class Family:
     resources: Callable[[Problem, Candidate], Resources]
     predicted_us: Callable[[Problem, Candidate], Mapping[str, Amount]]
     arch: Callable[[Problem], str] = _arch_of_gpu
+    predicted_us_of_all: PredictedOfAll | None = None
 
     @property
     def template(self) -> str:

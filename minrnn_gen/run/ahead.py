@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.at_once import Watch, made_at_once
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projected import projected_at
+from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.precision import precision_of
 
-# How many kernels are there, of how many.
-Watch = Callable[[int, int], None]
 _Request = tuple[KernelPass, Specialization, Sizes]
 
 
@@ -53,6 +51,26 @@ def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None =
     return builder.build(builder.choose(kernel_pass, plain_specialization(builder, kernel_pass, sizes), sizes))
 
 
+def build_ahead(builder: Builder) -> tuple[BuiltKernel, ...]:
+    """Build the kernels of plain calls of the typical sizes, the forward first; raises BadInput for sizes without a meaning."""
+    check_sizes_of_vectors(builder.spec, builder.cell_source)  # before anything is compiled
+    return builder.build_all(_plain_keys(builder))
+
+
+def _plain_keys(builder: Builder) -> Iterator[KernelKey]:
+    specialization, sizes = builder.hinted_specialization, builder.hinted_sizes
+    if builder.cell_shape.has_matrix:
+        # One kernel runs in either direction, and a single step too.
+        yield builder.choose("forward", specialization, sizes)
+        return
+    projected = projected_at(builder, sizes)
+    directions = RUNS_REVERSED[builder.spec.direction]
+    for run in [projected] if projected else [replace(specialization, reverse=reverse) for reverse in directions]:
+        yield builder.choose("forward", run, sizes)
+    if projected or len(directions) == 1:
+        yield builder.choose("step", specialization, sizes)
+
+
 def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Specialization], ...]:
     """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients."""
     spec, specialization = builder.spec, builder.specialization_at(sizes)
@@ -80,8 +98,6 @@ def prepare(builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: I
     A dense cell's calls are first asked how they are run: step by step there are no other kernels. Raises what `plan` does.
     """
     wanted = tuple(wanted)
-    # Before the threads, so that each is made once.
-    _ = builder.lowered_for("forward"), builder.spec.training and builder.lowered_for("backward")
     first: dict[_Request, None] = {}
     others: dict[_Request, _Request] = {}
     for sizes in wanted:
@@ -91,12 +107,16 @@ def prepare(builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: I
             others[kernel_pass, specialization, sizes] = kernel_pass, asked, sizes
         for kernel_pass, specialization in _steps_of(builder, sizes):
             first[kernel_pass, specialization, Sizes(sizes.batch, 1)] = None
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        asked_for = list(first)
-        keys = dict(zip(asked_for, pool.map(lambda request: builder.choose(*request), asked_for), strict=True))
-        plans = _built(pool, plan, set(keys.values()), watch)
-        left = {builder.choose(*request) for request, asked in others.items() if _has_others(plans[keys[asked]])}
-        _built(pool, plan, left - set(plans), watch)
+    keys = dict[_Request, KernelKey]()
+
+    def chosen() -> Iterator[KernelKey]:
+        for request in first:
+            keys[request] = builder.choose(*request)
+            yield keys[request]
+
+    plans = _built(plan, chosen(), {}, watch)
+    left = (builder.choose(*request) for request, asked in others.items() if _has_others(plans[keys[asked]]))
+    _built(plan, left, plans, watch)
 
 
 def sizes_from(wanted: Iterable[Sequence[int]]) -> tuple[Sizes, ...]:
@@ -124,11 +144,19 @@ def _has_others(plan: KernelPlan) -> bool:
 
 
 def _built(
-    pool: ThreadPoolExecutor, plan: Callable[[KernelKey], KernelPlan], keys: set[KernelKey], watch: Watch
+    plan: Callable[[KernelKey], KernelPlan],
+    wanted: Iterable[KernelKey],
+    known: Mapping[KernelKey, KernelPlan],
+    watch: Watch,
 ) -> dict[KernelKey, KernelPlan]:
-    jobs = {pool.submit(plan, key): key for key in keys}
-    plans = {}
-    for done, job in enumerate(as_completed(jobs), start=1):
-        plans[jobs[job]] = job.result()
-        watch(done, len(jobs))
-    return plans
+    """Build the kernels `wanted`, each once, but those that are `known`."""
+    keys = dict[KernelKey, None]()
+
+    def new() -> Iterator[KernelKey]:
+        for key in wanted:
+            if key not in known and key not in keys:
+                keys[key] = None
+                yield key
+
+    plans = made_at_once(plan, new(), watch)
+    return dict(zip(keys, plans, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, GpuProfile, load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec
-from minrnn_gen.gpu import device
 
 NamedProfile = tuple[str, bytes] | None
 """The profile that a spec names, as text and as the bytes of its file; None where the GPU is the one at hand."""
@@ -17,6 +16,8 @@ def target_of(spec: Spec) -> Target:
     if asked is not None:
         profile = load_profile(asked, lambda message: spec.error("gpu", message), spec.folder)
         return Target(profile, profile_bytes(asked), "spec")
+    from minrnn_gen.gpu import device  # only where no GPU is named
+
     live = device.live_device()
     if live is not None:
         return Target(live.profile, live.profile.model_dump_json().encode(), "device")

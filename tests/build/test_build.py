@@ -402,7 +402,7 @@ print(json.dumps({
 def test_a_warm_compile_imports_nothing_heavy(cache: Path) -> None:
     cold, warm = run_python(COMPILE, cache), run_python(COMPILE, cache)
     assert cold["cached"] == [False, False] and warm["cached"] == [True, True]
-    assert {"sympy", "cupy"} <= set(cold["imported"]) and "torch" not in cold["imported"]
+    assert "cupy" in cold["imported"] and not {"sympy", "torch"} & set(cold["imported"])
     assert warm["imported"] == []
     assert warm["digests"] == cold["digests"] and warm["registers"] == cold["registers"]
 

@@ -135,7 +135,7 @@ def multiplied_out(tree: Tree, early: Tree | None = None) -> dict[Exponents, Fra
     return {exponents: coefficient for exponents, coefficient in result.items() if coefficient}
 
 
-EXACT = {"number": lambda number: Fraction(int(number.p), int(number.q))}
+EXACT = {"number": lambda number: number.value}
 SMALL = st.fractions(-3, 3, max_denominator=5)
 
 

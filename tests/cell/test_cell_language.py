@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from support.cell_evaluation import Tree, built_in, cell_of, tree_text, trees
 from support.examples import examples
 from support.one_step import lower_step
-from sympy import Rational
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.files import find_cell, library_names
@@ -134,19 +133,19 @@ def test_an_expression_written_as_text_reads_back_as_itself(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("0.1", Rational(1, 10)),
-        ("1e-3", Rational(1, 1000)),
-        (".5", Rational(1, 2)),
-        ("2.", Rational(2)),
-        ("1 / 3", Rational(1, 3)),
-        ("-2 ** 2", Rational(-4)),
-        ("2 ** -2", Rational(1, 4)),
-        ("0.1 + 0.2", Rational(3, 10)),
-        ("12345678901234567890.123", Rational("12345678901234567890.123")),
+        ("0.1", "1/10"),
+        ("1e-3", "1/1000"),
+        (".5", "1/2"),
+        ("2.", "2"),
+        ("1 / 3", "1/3"),
+        ("-2 ** 2", "-4"),
+        ("2 ** -2", "1/4"),
+        ("0.1 + 0.2", "3/10"),
+        ("12345678901234567890.123", "12345678901234567890.123"),
     ],
 )
-def test_numbers_are_exact(text: str, value: Rational) -> None:
-    assert dict(cell_of(f"c = {text}\nh[t] = c * W.x").lets)["c"] == value
+def test_numbers_are_exact(text: str, value: str) -> None:
+    assert dict(cell_of(f"c = {text}\nh[t] = c * W.x").lets)["c"] == ex.number(value)
 
 
 def test_names_default_to_the_order_of_first_use_and_the_output_to_the_first_state() -> None:

@@ -58,11 +58,16 @@ def test_a_shell_completes_gpus_and_cells(
     assert shell("minrnn-gen cells show min_l") == {name for name in library_names() if name.startswith("min_l")}
 
 
+def commands_of(group: Any) -> dict[str, Any]:
+    """Return the commands of a group by their names; those of a command are none."""
+    return {name: group.get_command(None, name) for name in getattr(group, "list_commands", lambda _: ())(None)}
+
+
 def parameters(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Give every parameter of every command with the command's path."""
     for parameter in command.params:
         yield " ".join((*path, parameter.name)), parameter
-    for name, inner in getattr(command, "commands", {}).items():
+    for name, inner in commands_of(command).items():
         yield from parameters(inner, (*path, name))
 
 
@@ -108,7 +113,7 @@ def test_help_cuts_no_summary(command: Command, group: list[str], monkeypatch: p
     assert "..." not in shown.split("Commands:")[1]
     inner = typer.main.get_command(app)
     for word in group:
-        inner = inner.commands[word]
+        inner = commands_of(inner)[word]
     said = " ".join(shown.split())
-    for name, each in inner.commands.items():
+    for name, each in commands_of(inner).items():
         assert f"{name} {' '.join((each.help or '').split('.')[0].split())}." in said

@@ -14,10 +14,12 @@ from support.command_runner import EXAMPLES
 from support.patience import within
 
 HEAVY = {"sympy", "cupy", "numpy", "jinja2", "constraint", "rich", "torch", "ml_dtypes", "platformdirs", "filelock"}
+# Other commands, and what runs kernels.
+OTHERS = {"minrnn_gen.cli.tune", "minrnn_gen.cli.doctor", "minrnn_gen.kernel", "minrnn_gen.run.executor", "minrnn_gen.torch"}
 ARGUMENTS = ["compile", str(EXAMPLES / "min_gru.yaml"), "--gpu", "h100", "--json"]
-# Two quiet cores take 1.3 s of time, and of a processor, with an empty cache, and 0.3 s with a warm one; the targets are 2.5 s
-# and 0.6 s. Other tests run beside this one: time says little then, and a processor that is shared is slower, too.
-COLD_SECONDS_MOST, WARM_SECONDS_MOST = 5.0, 1.2
+# The targets are 2.0 s of time on two quiet cores with an empty cache, and 0.45 s with a warm one. Other tests run beside this
+# one: time says little then, and a processor that is shared is slower, too.
+COLD_SECONDS_MOST, WARM_SECONDS_MOST = 4.0, 1.2
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -25,7 +27,7 @@ def test_a_process_is_quick_and_a_warm_one_imports_nothing_heavy(tmp_path: Path)
     environment = os.environ | {"MINRNN_CACHE_DIR": str(tmp_path)}
     program = (
         "import sys; from minrnn_gen.cli.main import main; status = main(sys.argv[1:]); "
-        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr); sys.exit(status)"
+        f"print(sorted({HEAVY | OTHERS!r} & set(sys.modules)), file=sys.stderr); sys.exit(status)"
     )
 
     def processor_seconds() -> float:

@@ -172,3 +172,16 @@ def test_planning_keeps_nothing_of_its_callers(tmp_path: Path) -> None:
             assert alive() is None, spec["model"]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+def test_candidates_over_a_grid_have_their_own_times_to_the_bit(kernel_pass: KernelPass, tmp_path: Path) -> None:
+    builder = builder_of(tmp_path, **SPECS[0])
+    problem = builder.problem(builder.key_of(kernel_pass, builder.hinted_specialization))
+    grid = grid_of(problem)
+    batch, time = np.array(grid.places, dtype=np.float64).T
+    everywhere = problem.at(batch, time)
+    assert any(family.predicted_us_of_all for family, _ in grid.candidates)
+    for (family, candidate), times_us in zip(grid.candidates, grid.times_us, strict=True):
+        alone = np.broadcast_to(total_us(family.predicted_us(everywhere, candidate)), batch.shape)
+        np.testing.assert_array_equal(times_us, alone)

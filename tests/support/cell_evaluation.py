@@ -125,7 +125,7 @@ def _hard_sigmoid(x: Any) -> Any:
 
 
 EXACT: dict[str, Callable[..., Any]] = {
-    "number": lambda number: mpmath.mpf(int(number.p)) / int(number.q),
+    "number": lambda number: mpmath.mpf(number.value.numerator) / number.value.denominator,
     "sigmoid": _sigmoid,
     "tanh": _guarded(mpmath.tanh, lambda x: abs(x) < EXP_LIMIT),
     "exp": _guarded(mpmath.exp, lambda x: x < EXP_LIMIT),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.many_sizes import Amount, maximum, minimum
+from minrnn_gen.plan.many_sizes import CANDIDATES_AT_ONCE, Amount, column_of, maximum, minimum
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
@@ -270,7 +271,24 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
-def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+class _Shape(NamedTuple):
+    """What the cost model takes of a candidate, whatever the sizes; of many, arrays with a row for each."""
+
+    columns_per_sequence: Amount
+    cluster_blocks: Amount
+    tile_steps: Amount
+    at_once: Amount
+    warps: Amount
+    in_flight_bytes: Amount
+    instructions: Amount
+    latency_cycles: Amount
+    elements_per_lane: Amount
+    row_bytes: Amount
+    full_congestion: Amount
+    shared_waves: Amount
+
+
+def _shape(problem: Problem, candidate: Candidate) -> _Shape:
     block = resources(problem, candidate)
     time_warps, rows, stages = candidate["time_warps"], candidate["steps_per_lane"], candidate["stages"]
     channels_per_lane, cluster_blocks = candidate["channels_per_lane"], candidate["cluster_blocks"]
@@ -289,30 +307,59 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         + (time_warps * INSTRUCTIONS_PER_FOLD if time_warps > 1 else 0)
     )
     latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS)
-    columns = problem.batch * -(-problem.hidden_size // block.channels_per_block)
-    blocks, steps_at_once = cluster_blocks * columns, cluster_blocks * block.tile_steps
     at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, block.blocks_per_sm)
-    if candidate["lookback"]:
-        blocks = minimum(at_once, columns * -(-problem.time // block.tile_steps))
-        steps_at_once = maximum(1, block.tile_steps * blocks // columns)
-        latency_cycles += CYCLES_PER_HANDOVER
     ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
-    return cost.predicted_us(
-        problem,
-        cost.TiledWork(
-            blocks=blocks,
-            at_once=at_once,
-            warps=time_warps,
-            tile_steps=steps_at_once,
-            in_flight_bytes=int(block.shared_map["stages"] * ahead / stages),
-            instructions=instructions,
-            latency_cycles=latency_cycles,
-            elements_per_lane=elements,
-            memory=MEMORY,
-            row_bytes=block.channels_per_block * problem.precision.storage_bytes,
-            shared_waves=_shared_waves(problem, elements, time_warps * channels_per_lane if time_warps > 1 else 0),
-        ),
+    in_flight_bytes = int(block.shared_map["stages"] * ahead / stages)
+    return _Shape(
+        columns_per_sequence=-(-problem.hidden_size // block.channels_per_block),
+        cluster_blocks=cluster_blocks,
+        tile_steps=block.tile_steps,
+        at_once=at_once,
+        warps=time_warps,
+        in_flight_bytes=in_flight_bytes,
+        instructions=instructions,
+        latency_cycles=latency_cycles + (CYCLES_PER_HANDOVER if candidate["lookback"] else 0),
+        elements_per_lane=elements,
+        row_bytes=block.channels_per_block * problem.precision.storage_bytes,
+        full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes),
+        shared_waves=_shared_waves(problem, elements, time_warps * channels_per_lane if time_warps > 1 else 0),
     )
+
+
+def _predicted_us(problem: Problem, shape: _Shape, lookback: int) -> Mapping[str, Amount]:
+    columns = problem.batch * shape.columns_per_sequence
+    blocks, steps_at_once = shape.cluster_blocks * columns, shape.cluster_blocks * shape.tile_steps
+    if lookback:
+        blocks = minimum(shape.at_once, columns * -(-problem.time // shape.tile_steps))
+        steps_at_once = maximum(1, shape.tile_steps * blocks // columns)
+    work = cost.TiledWork(
+        blocks=blocks,
+        at_once=shape.at_once,
+        warps=shape.warps,
+        tile_steps=steps_at_once,
+        in_flight_bytes=shape.in_flight_bytes,
+        instructions=shape.instructions,
+        latency_cycles=shape.latency_cycles,
+        elements_per_lane=shape.elements_per_lane,
+        memory=MEMORY,
+        row_bytes=shape.row_bytes,
+        full_congestion=shape.full_congestion,
+        shared_waves=shape.shared_waves,
+    )
+    return cost.predicted_us(problem, work)
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    return _predicted_us(problem, _shape(problem, candidate), candidate["lookback"])
+
+
+def predicted_us_of_all(problem: Problem, candidates: Sequence[Candidate]) -> Iterator[tuple[list[int], Mapping[str, Amount]]]:
+    for lookback in (0, 1):
+        own = [number for number, candidate in enumerate(candidates) if candidate["lookback"] == lookback]
+        for first in range(0, len(own), CANDIDATES_AT_ONCE):
+            part = own[first : first + CANDIDATES_AT_ONCE]
+            shapes = [_shape(problem, candidates[number]) for number in part]
+            yield part, _predicted_us(problem, _Shape(*map(column_of, zip(*shapes, strict=True))), lookback)
 
 
 def _shared_waves(problem: Problem, elements: int, aggregates: int) -> float:
@@ -332,6 +379,7 @@ def _family(name: str, entry: str) -> Family:
         constraints=constraints,
         resources=resources,
         predicted_us=predicted_us,
+        predicted_us_of_all=predicted_us_of_all,
     )
 
 

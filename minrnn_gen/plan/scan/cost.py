@@ -37,19 +37,22 @@ class TiledWork:
     """Work of one block over time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident.
 
     `shared_waves`: the accesses of a warp's tile to shared memory, of which an SM makes one in a cycle, of 128 bytes.
+    `full_congestion`: `congestion_of` as many blocks as are resident. Every number may be an array, with a row for each of
+    several candidates.
     """
 
     blocks: Amount
-    at_once: int
-    warps: int
+    at_once: Amount
+    warps: Amount
     tile_steps: Amount
-    in_flight_bytes: int
-    instructions: float
-    latency_cycles: float
-    elements_per_lane: int
+    in_flight_bytes: Amount
+    instructions: Amount
+    latency_cycles: Amount
+    elements_per_lane: Amount
     memory: MemoryModel
-    row_bytes: int
-    shared_waves: float = 0.0
+    row_bytes: Amount
+    full_congestion: Amount
+    shared_waves: Amount = 0.0
 
 
 def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount) -> Amount:
@@ -63,15 +66,17 @@ def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount) 
     return where(ratio >= 1, enough, missing)
 
 
+def congestion_of(problem: Problem, memory: MemoryModel, blocks: Amount, in_flight_bytes: Amount) -> Amount:
+    """Return the congestion, times their number, of so many blocks with so many bytes in flight each."""
+    return blocks * _congestion(problem, memory, blocks / problem.gpu.sm_count * in_flight_bytes)
+
+
 def _congestion_of_rounds(problem: Problem, work: TiledWork) -> Amount:
     """Return the congestion on average over the blocks: in the last round there may be few of them, with little in flight."""
-
-    def of(blocks: Amount) -> Amount:
-        return blocks * _congestion(problem, work.memory, blocks / problem.gpu.sm_count * work.in_flight_bytes)
-
     rounds, left = work.blocks // work.at_once, work.blocks % work.at_once
+    of_last = congestion_of(problem, work.memory, maximum(left, 1), work.in_flight_bytes)
     # Of no blocks it is 0, whatever their congestion.
-    return (rounds * of(work.at_once) + where(left > 0, of(maximum(left, 1)), 0.0)) / work.blocks
+    return (rounds * work.full_congestion + where(left > 0, of_last, 0.0)) / work.blocks
 
 
 def predicted_us(problem: Problem, work: TiledWork) -> dict[str, Amount]:

@@ -208,19 +208,21 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         # All resident warps share the tiles of all columns: so many steps of every column are in progress at once.
         blocks = minimum(problem.gpu.sm_count * block.blocks_per_sm, -(-tiles // warps))
         steps_at_once = maximum(1, block.tile_steps * blocks * warps // columns)
+    at_once, in_flight_bytes = problem.gpu.sm_count * block.blocks_per_sm, block.shared_map["stages"]
     terms = cost.predicted_us(
         problem,
         cost.TiledWork(
             blocks=blocks,
-            at_once=problem.gpu.sm_count * block.blocks_per_sm,
+            at_once=at_once,
             warps=warps * time_warps,
             tile_steps=steps_at_once,
-            in_flight_bytes=block.shared_map["stages"],
+            in_flight_bytes=in_flight_bytes,
             instructions=instructions,
             latency_cycles=latency_cycles,
             elements_per_lane=steps_per_lane,
             memory=MEMORY,
             row_bytes=block.tile_steps * storage_bytes,
+            full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes),
         ),
     )
     if not lookback:

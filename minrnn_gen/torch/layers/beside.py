@@ -6,10 +6,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minrnn_gen.build.at_once import Watch
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, kernel_of_share
 from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.run.ahead import Watch
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.layers.cut_choice import CutChoice, choose_cut, is_asked_for
 from minrnn_gen.run.layers.dropout import plain_dropout

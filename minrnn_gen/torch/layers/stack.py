@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.architecture import VECTORS_FROM, Architecture
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.run.ahead import Watch, sizes_from
+from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
@@ -61,7 +62,7 @@ class LayerStack:
         sizes: Iterable[Sequence[int]],
         *,
         dtype: torch.dtype | None = None,
-        watch: Watch = lambda _done, _of: None,
+        watch: Watch = unwatched,
     ) -> None:
         """Compile ahead, in parallel, what calls with inputs of these sizes run: pairs (batch, time), with gradients.
 

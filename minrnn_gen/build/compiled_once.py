@@ -1,0 +1,48 @@
+"""Texts that are the same below their header, compiled once: kernels that differ in what is said of them alone."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+
+from minrnn_gen.build.nvrtc import CompiledSource
+
+# More than an export of one pass, with all that its calls may have, shares texts over.
+_KEPT_MOST = 64
+# The lines of comments at the top, which say for what the kernel is.
+_HEADER = re.compile(r"(?:[ \t]*//[^\n]*\n|[ \t]*\n)*")
+
+Compile = Callable[[], CompiledSource]
+
+
+class CompiledOnce:
+    """What was compiled last, by its text and what else tells it apart; of several threads one compiles a text."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Hashable, str], Future[CompiledSource]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, text: str, how: Hashable, compile_it: Compile) -> CompiledSource:
+        """Return what `compile_it` makes of `text`, or has made of one that differs in its header; raises what it raises.
+
+        `how` is what the result depends on besides the text.
+        """
+        key = how, text[_HEADER.match(text).end() :]  # type: ignore[union-attr]
+        with self._lock:
+            known = self._kept.get(key)
+            made: Future[CompiledSource] = known or self._kept.setdefault(key, Future())
+            while len(self._kept) > _KEPT_MOST:
+                self._kept.popitem(last=False)
+        if known:
+            return known.result()
+        try:
+            made.set_result(compile_it())
+        except BaseException as failed:
+            with self._lock:
+                self._kept.pop(key, None)
+            made.set_exception(failed)
+            raise
+        return made.result()
