@@ -92,6 +92,11 @@ class NativePlan:
         return _STORAGE[self.x_dtype]
 
     @property
+    def is_complex(self) -> bool:
+        """Whether numbers are complex."""
+        return self.arithmetic_dtype.startswith("complex")
+
+    @property
     def gates(self) -> tuple[str, ...]:
         """The gates of x."""
         return tuple(self.cell.gates)
@@ -163,11 +168,6 @@ class CpuPlan(NativePlan):
         is_backward = self.kernel_pass == "backward"
         conjugated = [name for name in self.program.inputs if is_backward and not name.startswith("gradient_")]
         return [StatementText(statement.name, complex_c_text(statement.expression, conjugated)) for statement in statements]
-
-    @property
-    def is_complex(self) -> bool:
-        """Whether numbers are complex."""
-        return self.arithmetic_dtype.startswith("complex")
 
     @cached_property
     def _results(self) -> Mapping[str, str]:
