@@ -293,7 +293,19 @@ def _scans() -> dict[str, Front]:
         "scan": scan_front(),
         "scan of logarithms in reverse": scan_front(log_a=True, reverse=True),
         "scan of complex numbers": scan_front(torch.complex128),
+        **{name: returns_front(name) for name in ("gae", "lambda_returns", "vtrace")},
     }
+
+
+def returns_front(name: str) -> Front:
+    """Return a call of advantages or returns, in which one trajectory has an end that is no terminal state."""
+    alike = {"gae": ("reward", "value"), "lambda_returns": ("reward",), "vtrace": ("log_rho", "reward", "value")}[name]
+    marks = {"done": resets, "terminated": lambda: resets().index_fill_(0, torch.tensor([1]), False)}
+
+    def call(tensors: Tensors) -> Any:
+        return getattr(wing, name)(**tensors, gamma=0.9, lmbda=0.8)
+
+    return Front((name,), dict.fromkeys((*alike, "next_value"), (BATCH, TIME)), call, marks)
 
 
 _ROWS = (BATCH, HIDDEN, TIME)
