@@ -69,6 +69,7 @@ API = {
         "recurrent_gemma",
         "transformers_mamba",
         "mingru_pytorch",
+        "torchrl",
     ),
 }
 # What a page says first, and what an entry shows beside its own members.
