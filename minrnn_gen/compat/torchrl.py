@@ -76,11 +76,11 @@ def _lstm_of(by_resets: bool) -> Callable[..., tuple[Any, Any, Any]]:
         input [B, T, I]; hidden0_in, hidden1_in: the states before each step, zeros where None. is_init: bool [B, T], where a
         sequence starts; splits: lengths [B] instead.
         """
-        given = (hidden0_in, hidden1_in)
+        initial = (hidden0_in, hidden1_in)
         if not _is_ours(self, self.lstm) or (hidden0_in is None) is not (hidden1_in is None):
             theirs = _LSTM.theirs("_lstm")
-            return theirs(self, input, batch, steps, device, dtype, *given, splits, is_init, backend)  # type: ignore[no-any-return]
-        y, (h, c) = _sequences(self.lstm, input, () if hidden0_in is None else given, splits, is_init, by_resets)
+            return theirs(self, input, batch, steps, device, dtype, *initial, splits, is_init, backend)  # type: ignore[no-any-return]
+        y, (h, c) = _sequences(self.lstm, input, () if hidden0_in is None else initial, splits, is_init, by_resets)
         return y, h, c
 
     return _lstm
@@ -114,25 +114,25 @@ def _is_ours(module: Any, layer: Any) -> bool:
 
 
 def _sequences(
-    layer: Any, x: Any, given: Sequence[Any], splits: Any, is_init: Any, by_resets: bool
+    layer: Any, x: Any, initial: Sequence[Any], splits: Any, is_init: Any, by_resets: bool
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return y and, for each state, those after the last step of each sequence, 0 at all other steps."""
     batch, steps = x.shape[:2]
     rows: dict[str, Any] = {}
     ends = torch.arange(1, batch + 1, device=x.device) * steps - 1
     if is_init is None or by_resets:
-        first = [state[:, 0] for state in given]
+        first = [state[:, 0] for state in initial]
         if splits is not None:
             rows, ends = {"lengths": splits}, ends - steps + splits
         elif is_init is not None:
-            rows = {"resets": _later_marks(is_init, given)}
+            rows = {"resets": _later_marks(is_init, initial)}
         y, last = _run(layer, x, first, **rows)
     else:
         starts = is_init.clone()
         starts[:, 0] = True
         begins = starts.flatten().nonzero().squeeze(1)
         boundaries = torch.cat((begins, begins.new_tensor([batch * steps])))
-        first, ends = [state.flatten(0, 1)[begins] for state in given], boundaries[1:] - 1
+        first, ends = [state.flatten(0, 1)[begins] for state in initial], boundaries[1:] - 1
         y, last = _run(layer, x.reshape(1, batch * steps, -1), first, cu_seqlens=boundaries)
         y = y.view(batch, steps, -1)
     return y, tuple(_at_ends(state.to(x.dtype), ends, batch, steps) for state in last)
@@ -148,11 +148,11 @@ def _run(layer: Any, x: Any, first: Sequence[Any], **rows: Any) -> tuple[Any, tu
     return by._call(x, hx, **rows)  # type: ignore[no-any-return]
 
 
-def _later_marks(is_init: Any, given: Sequence[Any]) -> Any:
+def _later_marks(is_init: Any, initial: Sequence[Any]) -> Any:
     """Return marks after the first step, whose state counts; raises BadInput where another one is given a state but 0."""
     marks = is_init.clone()
     marks[:, 0] = False
-    if given and any(bool((state * marks[..., None, None]).any()) for state in given):
+    if initial and any(bool((state * marks[..., None, None]).any()) for state in initial):
         raise BadInput(
             "is_init marks a step that is given a state other than 0, but end_states=False resets to 0; call "
             "minrnn_gen.compat.torchrl.install() without it, which starts from the given state"

@@ -99,12 +99,12 @@ def vtrace(
     """
     alike = {"value": value, "log_rho": log_rho}
     steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)
-    given = {
+    bounds = {
         "rho_thresh": rho_thresh,
         "c_thresh": c_thresh,
         "pg_rho_thresh": rho_thresh if pg_rho_thresh is None else pg_rho_thresh,
     }
-    thresholds = (_factor(one, name, steps.reward) for name, one in given.items())
+    thresholds = (_factor(bound, name, steps.reward) for name, bound in bounds.items())
     advantage, target = returns.vtrace(steps, value, log_rho, *thresholds)
     return advantage.to(dtype), target.to(dtype)
 
