@@ -97,7 +97,8 @@ OWNERS = {
         "benchmarks.contenders.selective_scans "
         "benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "
         "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
-        "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.torchrl compat.transformers_mamba compat.xlstm"
+        "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.torchrl "
+        "compat.transformers_mamba compat.xlstm"
     ),
     "jax": "jax.* benchmarks.contenders.baselines benchmarks.contenders.jax_calls benchmarks.contenders.jax_equations",
     "accelerated_scan": "benchmarks.contenders.baselines",
