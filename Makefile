@@ -191,7 +191,8 @@ $(UV): | $(BIN)/python
 # sound, and speechbrain's a build of torch with CUDA, which nothing of them here imports.
 $(DROP_INS): constraints.txt | $(TEST)
 	@echo "installing into $(VENV): transformers, scikit-learn, ONNX Runtime and others (installed 0.7 GB)"
-	@$(PIP) --no-deps xlstm tirex-ts minGRU-pytorch && $(PIP) transformers scikit-learn einops \
+	@$(PIP) --no-deps xlstm tirex-ts minGRU-pytorch torchrl tensordict && $(PIP) transformers scikit-learn einops \
+		pyvers orjson cloudpickle importlib_metadata \
 		|| echo "the packages of the drop-ins cannot be installed here: the tests that need them are skipped"
 	@$(PIP) --no-deps pytorch-forecasting neuralforecast speechbrain coreforecast utilsforecast \
 		&& $(PIP) lightning pytorch-lightning pandas scikit-base scikit-learn narwhals hyperpyyaml tqdm huggingface_hub \

@@ -97,7 +97,8 @@ OWNERS = {
         "benchmarks.contenders.selective_scans "
         "benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "
         "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
-        "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.transformers_mamba compat.xlstm"
+        "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.torchrl "
+        "compat.transformers_mamba compat.xlstm"
     ),
     "jax": "jax.* benchmarks.contenders.baselines benchmarks.contenders.jax_calls benchmarks.contenders.jax_equations",
     "accelerated_scan": "benchmarks.contenders.baselines",
@@ -109,6 +110,7 @@ OWNERS = {
     "transformers": "compat.recurrent_gemma compat.transformers_mamba benchmarks.contenders.selective_scans",
     "mamba_ssm": "benchmarks.contenders.selective_scans",
     "minGRU_pytorch": "compat.mingru_pytorch",
+    "torchrl": "compat.torchrl",
     "matplotlib": "benchmarks.report.plot",
     "sympy": "cell.zeros",
     "jinja2": "codegen.render",

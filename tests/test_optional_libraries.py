@@ -96,7 +96,7 @@ def check(stubs: dict[str, str], folder: Path) -> None:
 @pytest.mark.parametrize("kind", one_in(6, ["numpy", *(kind for kind in ("absent", *BROKEN) if kind != "numpy")]))
 def test_without_any_host_arrays_run(kind: str, tmp_path: Path) -> None:
     """Fronts of torch need torch first, and are tried where it is there."""
-    fronts = {"onnx", "onnxscript", "xlstm", "transformers", "minGRU_pytorch"}
+    fronts = {"onnx", "onnxscript", "xlstm", "transformers", "minGRU_pytorch", "torchrl"}
     check(dict.fromkeys([name for name in OPTIONAL if name not in fronts], {"absent": ABSENT, **BROKEN}[kind]), tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_with_torch_alone_its_fronts_say_what_they_need(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["absent", *BROKEN])
 @pytest.mark.parametrize("library", sorted(set(OPTIONAL) - CONTENDERS))
 def test_each_alone(library: str, kind: str, tmp_path: Path) -> None:
-    if library in {"onnx", "onnxscript", "xlstm", "transformers", "minGRU_pytorch"} and find_spec("torch") is None:
+    if library in {"onnx", "onnxscript", "xlstm", "transformers", "minGRU_pytorch", "torchrl"} and find_spec("torch") is None:
         pytest.skip("torch is not installed")
     check({library: {"absent": ABSENT, **BROKEN}[kind]}, tmp_path)
 

@@ -32,7 +32,7 @@ DISTRIBUTIONS = {
     "matplotlib": "matplotlib",
 }
 # Packages that ours takes a place in: whoever asks for that, or measures beside them, has them, so nothing here installs them.
-EXCHANGED = {"mamba_ssm", "minGRU_pytorch", "transformers", "xlstm"}
+EXCHANGED = {"mamba_ssm", "minGRU_pytorch", "torchrl", "transformers", "xlstm"}
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:

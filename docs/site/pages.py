@@ -46,6 +46,9 @@ API = {
         "nn",
         "recurrence",
         "scan",
+        "gae",
+        "vtrace",
+        "lambda_returns",
         "replace",
         "HeadGroup",
         "SequenceGroup",
@@ -53,7 +56,7 @@ API = {
         "export_operators",
         "onnx_translations",
     ),
-    "minrnn_gen.jax": ("RNN", "recurrence", "scan", "step"),
+    "minrnn_gen.jax": ("RNN", "recurrence", "scan", "gae", "vtrace", "lambda_returns", "step"),
     "minrnn_gen.compat": (
         "flashrnn",
         "mamba_ssm",
@@ -66,6 +69,7 @@ API = {
         "recurrent_gemma",
         "transformers_mamba",
         "mingru_pytorch",
+        "torchrl",
     ),
 }
 # What a page says first, and what an entry shows beside its own members.

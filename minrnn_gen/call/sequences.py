@@ -29,7 +29,7 @@ class Sequences:
     cu_seqlens: Array | None = None
 
 
-def as_marks(resets: Any) -> Any:
+def as_marks(resets: Any, name: str = "resets") -> Any:
     """Return resets as bool: an array of numbers, of whatever library, that has nothing but 0 and 1 is taken as such.
 
     Anything else stays what it is. Raises BadInput where such an array has other values.
@@ -38,7 +38,7 @@ def as_marks(resets: Any) -> Any:
         return resets
     is_reset = resets == 1
     if not bool((is_reset | (resets == 0)).all()):
-        raise BadInput(f"resets has dtype {resets.dtype} and values other than 0 and 1; bool is expected, or 0 and 1 alone")
+        raise BadInput(f"{name} has dtype {resets.dtype} and values other than 0 and 1; bool is expected, or 0 and 1 alone")
     return is_reset
 
 

@@ -39,6 +39,10 @@ class Exchange:
         for name, value in ours.items():
             setattr(place, name, value)
 
+    def theirs(self, name: str) -> Any:
+        """Return the attribute that the package had before."""
+        return self._theirs[name]
+
     def uninstall(self) -> None:
         """Give everything back; where nothing is installed this changes nothing."""
         theirs, self._theirs = self._theirs, {}

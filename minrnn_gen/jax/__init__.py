@@ -6,5 +6,6 @@ with needing("jax", "minrnn_gen.jax", INSTALL_JAX, JaxMissing):
     from minrnn_gen.jax.functional import recurrence, step
     from minrnn_gen.jax.layer import RNN
     from minrnn_gen.jax.raw_scan import scan
+    from minrnn_gen.jax.returns import gae, lambda_returns, vtrace
 
-__all__ = ["RNN", "recurrence", "scan", "step"]
+__all__ = ["RNN", "gae", "lambda_returns", "recurrence", "scan", "step", "vtrace"]

@@ -29,6 +29,7 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
     from minrnn_gen.torch.operators.functional import recurrence
     from minrnn_gen.torch.operators.onnx_translations import onnx_translations
     from minrnn_gen.torch.operators.raw_scan import scan
+    from minrnn_gen.torch.operators.returns import gae, lambda_returns, vtrace
     from minrnn_gen.torch.sequence_group.gradients import sum_gradients
     from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup
 
@@ -54,10 +55,13 @@ __all__ = [
     "SelectiveScan",
     "SequenceGroup",
     "export_operators",
+    "gae",
+    "lambda_returns",
     "nn",
     "onnx_translations",
     "recurrence",
     "replace",
     "scan",
     "sum_gradients",
+    "vtrace",
 ]

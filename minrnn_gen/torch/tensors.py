@@ -73,7 +73,7 @@ def integers_in(value: Any, name: str) -> Any:
     return value
 
 
-def marks_in(resets: Any) -> Any:
+def marks_in(resets: Any, name: str = "resets") -> Any:
     """Return resets as bool, see `sequences.as_marks`; None stays None.
 
     Raises BadInput for other values than 0 and 1, and for numbers where a compiler knows no values.
@@ -81,8 +81,8 @@ def marks_in(resets: Any) -> Any:
     if not isinstance(resets, torch.Tensor) or not are_numbers(resets):
         return resets
     if torch.compiler.is_compiling():
-        raise BadInput(f"resets has dtype {resets.dtype} within torch.compile, which knows no values; give resets.bool()")
-    return resets == 1 if resets.is_meta else as_marks(resets)
+        raise BadInput(f"{name} has dtype {resets.dtype} within torch.compile, which knows no values; give {name}.bool()")
+    return resets == 1 if resets.is_meta else as_marks(resets, name)
 
 
 def autocasts(x: torch.Tensor) -> bool:

@@ -117,6 +117,7 @@ EXCHANGED: dict[str, Sequence[str]] = {
     "recurrent_gemma": ("transformers.models.recurrent_gemma.modeling_recurrent_gemma:RecurrentGemmaRglru",),
     "xlstm": ("xlstm.blocks.slstm.cell",),
     "mingru_pytorch": ("minGRU_pytorch.minGRU:minGRU", "minGRU_pytorch.minLSTM:minLSTM"),
+    "torchrl": ("torchrl.modules.tensordict_module.rnn:LSTMModule", "torchrl.modules.tensordict_module.rnn:GRUModule"),
 }
 OF_NAMES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

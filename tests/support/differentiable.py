@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
 import pkgutil
@@ -293,7 +294,19 @@ def _scans() -> dict[str, Front]:
         "scan": scan_front(),
         "scan of logarithms in reverse": scan_front(log_a=True, reverse=True),
         "scan of complex numbers": scan_front(torch.complex128),
+        **{name: returns_front(name) for name in ("gae", "lambda_returns", "vtrace")},
     }
+
+
+def returns_front(name: str) -> Front:
+    """Return a call of advantages or returns, in which one trajectory has an end that is no terminal state."""
+    alike = {"gae": ("reward", "value"), "lambda_returns": ("reward",), "vtrace": ("log_rho", "reward", "value")}[name]
+    marks = {"done": resets, "terminated": lambda: resets().index_fill_(0, torch.tensor([1]), False)}
+
+    def call(tensors: Tensors) -> Any:
+        return getattr(wing, name)(**tensors, gamma=0.9, lmbda=0.8)
+
+    return Front((name,), dict.fromkeys((*alike, "next_value"), (BATCH, TIME)), call, marks)
 
 
 _ROWS = (BATCH, HIDDEN, TIME)
@@ -450,7 +463,31 @@ def _drop_ins() -> dict[str, Front]:
         return every[0, 1:], every[1:, -1]
 
     found["xlstm's cell"] = Front(("xlstm.sLSTMCellFuncGenerator",), of_cell, cell)
+    found |= {f"torchrl's {name}": _torchrl(name) for name in ("lstm", "gru")}
     return found
+
+
+def _torchrl(name: str) -> Front:
+    """Return a call of a module of torchrl in recurrent mode, whose rows are cut by marks."""
+    from minrnn_gen.compat import torchrl
+
+    kind, states = {"lstm": (torch.nn.LSTM, 2), "gru": (torch.nn.GRU, 1)}[name]
+    method = exchanged(torchrl)[f"_{name}"]
+    like = kind(INPUTS, HIDDEN, 2, batch_first=True, dtype=torch.float64)
+    given = {f"hidden{place}": (BATCH, TIME, 2, HIDDEN) for place in range(states)}
+    shapes = {"input": (BATCH, TIME, INPUTS), **given}
+    shapes |= {f"its {weight}": tuple(parameter.shape) for weight, parameter in like.named_parameters()}
+
+    def call(tensors: Tensors) -> Any:
+        layer = copy.copy(like)
+        layer.__dict__["_parameters"] = {}
+        for weight in like._parameters:
+            setattr(layer, weight, tensors[f"its {weight}"])
+        module = SimpleNamespace(recurrent_mode=True, **{name: layer})
+        sizes = (BATCH, TIME, tensors["input"].device, torch.float64)
+        return method(module, tensors["input"], *sizes, *(tensors[one] for one in given), is_init=tensors["is_init"])
+
+    return Front((f"torchrl._{name}",), shapes, call, {"is_init": resets})
 
 
 @contextlib.contextmanager

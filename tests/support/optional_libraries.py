@@ -76,6 +76,7 @@ USES: dict[str, Callable[[], Any]] = {
     "xlstm": _installs("xlstm"),
     "transformers": _installs("recurrent_gemma"),
     "minGRU_pytorch": _installs("mingru_pytorch"),
+    "torchrl": _installs("torchrl"),
     "matplotlib": _plots,
 }
 

@@ -21,7 +21,7 @@ from minrnn_gen.errors import BadInput  # noqa: E402
 
 NAMES = fronts()
 # Functions that another package calls with tensors of its own, and layers, whose own tests have their arguments.
-_OF_OTHERS = ("layer", "nn.", "replace", "a module", "transformers", "xlstm", "recurrent_gemma")
+_OF_OTHERS = ("layer", "nn.", "replace", "a module", "transformers", "xlstm", "recurrent_gemma", "torchrl")
 CALLED = [name for name in NAMES if not name.startswith(_OF_OTHERS)]
 WRONG: dict[str, Callable[[Any], Any]] = {
     "complex numbers": lambda tensor: tensor.to(torch.complex64),

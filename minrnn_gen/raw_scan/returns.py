@@ -1,0 +1,113 @@
+"""Advantages and returns of reinforcement learning, each a scan against time, on the arrays of any library."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from minrnn_gen.errors import BadInput, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Functions that a library of arrays has in addition to operators."""
+
+    scan: Callable[..., tuple[Any, Any]]
+    concatenate: Callable[[Sequence[Any], int], Any]
+    exp: Callable[[Any], Any]
+    minimum: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of episodes along `axis`; arrays of one shape and dtype.
+
+    next_value: the value of the state that a step leads to. goes_on: 1 where the next step is of the same episode, else 0.
+    discount: gamma, or 0 where that state is terminal. gamma, lmbda: numbers, or arrays that broadcast.
+    """
+
+    library: Library
+    axis: int
+    reward: Any
+    next_value: Any
+    goes_on: Any
+    discount: Any
+    gamma: Any
+    lmbda: Any
+
+    def sums(self, decay: Any, terms: Any) -> Any:
+        """Return s[t] = terms[t] + decay[t] gamma[t] lmbda[t] s[t+1], within episodes."""
+        sums, _ = self.library.scan(decay * (self.gamma * self.lmbda), terms, reverse=True, axis=self.axis)
+        return sums
+
+
+def gae(steps: Steps, value: Any) -> tuple[Any, Any]:
+    """Return (advantage, value target). Source: Schulman et al., arXiv 1506.02438, equation 16."""
+    advantage = steps.sums(steps.goes_on, steps.reward + steps.discount * steps.next_value - value)
+    return advantage, advantage + value
+
+
+def lambda_returns(steps: Steps) -> Any:
+    """Return G[t] = r[t] + gamma ((1 - lmbda) v[t+1] + lmbda G[t+1]); the last G of an episode is r + gamma v."""
+    inner, last = cut(steps.goes_on, steps.axis, 0, -1), cut(steps.goes_on, steps.axis, -1, None)
+    goes_on = steps.library.concatenate((inner, 0 * last), steps.axis)
+    one_step = steps.reward + steps.discount * steps.next_value * (1 - steps.lmbda * goes_on)
+    return steps.sums(goes_on, one_step)
+
+
+def vtrace(steps: Steps, value: Any, log_rho: Any, rho_thresh: Any, c_thresh: Any, pg_rho_thresh: Any) -> tuple[Any, Any]:
+    """Return (advantage, value target). Source: Espeholt et al., IMPALA, arXiv 1802.01561, equation 1 and section 4.2."""
+    least, rho = steps.library.minimum, steps.library.exp(log_rho)
+    errors = least(rho, rho_thresh) * (steps.reward + steps.discount * steps.next_value - value)
+    target = value + steps.sums(steps.goes_on * least(rho, c_thresh), errors)
+    ahead = steps.lmbda * _next(steps, target) + (1 - steps.lmbda) * _next(steps, value)
+    ahead = steps.goes_on * ahead + (1 - steps.goes_on) * steps.next_value
+    return least(rho, pg_rho_thresh) * (steps.reward + steps.discount * ahead - value), target
+
+
+def _next(steps: Steps, array: Any) -> Any:
+    """Return an array of the state that each step leads to, by one of the state that it begins in."""
+    return steps.library.concatenate((cut(array, steps.axis, 1, None), cut(steps.next_value, steps.axis, -1, None)), steps.axis)
+
+
+def cut(array: Any, axis: int, start: int | None, stop: int | None) -> Any:
+    """Return the steps from `start` to `stop`."""
+    return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def following(library: Library, value: Any, last: Any, axis: int) -> Any:
+    """Return the value of the state after each step, that after the last step given without `axis`."""
+    return library.concatenate((cut(value, axis, 1, None), last[(slice(None),) * axis + (None,)]), axis)
+
+
+def axis_in(shape: Sequence[int], axis: Any) -> int:
+    """Return the axis of time of the reward, counted from the first; raises BadInput where there is none."""
+    count = len(shape)
+    if not count:
+        raise BadInput("reward has no axes; an array with an axis of time is expected")
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        index = count
+    if isinstance(axis, bool) or not -count <= index < count:
+        raise BadInput(
+            f"axis is {shown(axis)}, but reward has shape {list(shape)}; allowed are the integers {-count} to {count - 1}"
+        )
+    return index % count
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a real number, and no flag."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_ends(has_last_value_only: bool, terminated: Any) -> None:
+    """Refuse `terminated` where the value of the state that a truncated episode ended in is not given."""
+    if has_last_value_only and terminated is not None:
+        raise BadInput(
+            "terminated is given, but next_value is of the last step only, so that the states in which episodes were truncated "
+            "have no values; give next_value in the shape of reward, or done alone"
+        )

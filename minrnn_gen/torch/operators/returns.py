@@ -1,0 +1,171 @@
+"""`minrnn_gen.torch.gae`, `vtrace` and `lambda_returns`: advantages and returns of reinforcement learning, by one scan each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.raw_scan import returns
+from minrnn_gen.raw_scan.returns import Library, Steps
+from minrnn_gen.torch.operators.raw_scan import scan
+from minrnn_gen.torch.tensors import check_devices, check_real, check_shape, check_tensor, marks_in
+
+
+def _minimum(tensor: Any, bound: Any) -> Any:
+    return tensor.clamp(max=bound)
+
+
+_TORCH = Library(scan, torch.cat, torch.exp, _minimum)
+
+
+def gae(
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    done: Any = None,
+    terminated: Any = None,
+    *,
+    gamma: Any,
+    lmbda: Any,
+    axis: int = 1,
+) -> tuple[Any, Any]:
+    """Return (advantage, value target) of generalized advantage estimation, with gradients of all tensors.
+
+    advantage[t] = delta[t] + gamma lmbda (1 - done[t]) advantage[t+1], with
+    delta[t] = reward[t] + gamma (1 - terminated[t]) next_value[t] - value[t]; the value target is advantage + value.
+
+    All tensors have the shape of `reward`, with time along `axis`: [B, T], or [T, B] with axis=0, or any other. next_value: the
+    value of the state after each step, or only that after the last step, without `axis`, where value[t+1] is that of all
+    others. done: bool, or numbers 0 and 1, True where step t ends its episode; nowhere where None. terminated: True where it
+    ends in a terminal state, whose value counts as 0; as `done` where None. gamma, lmbda: numbers, or tensors without axes or
+    of the shape of `reward`. Floating-point dtypes may differ; results have the widest. 16 bits are computed in float32 and
+    rounded once. Raises BadInput for what does not fit. Source: Schulman et al., arXiv 1506.02438.
+    """
+    steps, (value,), dtype = _steps(reward, {"value": value}, next_value, done, terminated, gamma, lmbda, axis)
+    advantage, target = returns.gae(steps, value)
+    return advantage.to(dtype), target.to(dtype)
+
+
+def lambda_returns(
+    reward: Any,
+    next_value: Any,
+    done: Any = None,
+    terminated: Any = None,
+    *,
+    gamma: Any,
+    lmbda: Any,
+    axis: int = 1,
+) -> Any:
+    """Return G[t] = reward[t] + gamma ((1 - lmbda) v[t] + lmbda G[t+1]), with gradients of all tensors.
+
+    v[t] is next_value[t], the value of the state after step t, 0 where `terminated`. At the last step, and where `done`,
+    G[t] = reward[t] + gamma v[t]. Arguments are those of `gae`; next_value has the shape of `reward`.
+    Raises BadInput for what does not fit. Source: Sutton & Barto, Reinforcement Learning, 2nd edition, section 12.3.
+    """
+    check_real(next_value, "next_value")
+    check_shape(next_value, "next_value", _shape(reward))
+    steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
+    return returns.lambda_returns(steps).to(dtype)
+
+
+def vtrace(
+    log_rho: Any,
+    reward: Any,
+    value: Any,
+    next_value: Any,
+    done: Any = None,
+    terminated: Any = None,
+    *,
+    gamma: Any,
+    lmbda: Any = 1.0,
+    rho_thresh: Any = 1.0,
+    c_thresh: Any = 1.0,
+    pg_rho_thresh: Any = None,
+    axis: int = 1,
+) -> tuple[Any, Any]:
+    """Return (advantage, value target) of V-trace, with gradients of all tensors.
+
+    log_rho: the logarithm of the ratio of an action's probabilities, new policy over acting policy. With rho = exp(log_rho),
+    target[t] = value[t] + delta[t] + gamma lmbda c[t] (1 - done[t]) (target[t+1] - value[t+1]), where
+    delta[t] = min(rho, rho_thresh) (reward[t] + gamma (1 - terminated[t]) next_value[t] - value[t]) and c = min(rho, c_thresh).
+    The advantage, for the gradient of the policy, is min(rho, pg_rho_thresh) (reward[t] + gamma v[t] - value[t]): v[t] is
+    lmbda target[t+1] + (1 - lmbda) value[t+1] within an episode, next_value[t] at its end, and 0 where `terminated`.
+
+    The other arguments are those of `gae`. The thresholds are numbers, or tensors as gamma; pg_rho_thresh is rho_thresh where
+    None. Raises BadInput for what does not fit. Source: Espeholt et al., IMPALA, arXiv 1802.01561.
+    """
+    alike = {"value": value, "log_rho": log_rho}
+    steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)
+    bounds = {
+        "rho_thresh": rho_thresh,
+        "c_thresh": c_thresh,
+        "pg_rho_thresh": rho_thresh if pg_rho_thresh is None else pg_rho_thresh,
+    }
+    thresholds = (_factor(bound, name, steps.reward) for name, bound in bounds.items())
+    advantage, target = returns.vtrace(steps, value, log_rho, *thresholds)
+    return advantage.to(dtype), target.to(dtype)
+
+
+def _shape(reward: Any) -> tuple[int, ...]:
+    check_real(reward, "reward")
+    return tuple(reward.shape)
+
+
+def _steps(
+    reward: Any,
+    alike: Mapping[str, Any],
+    next_value: Any,
+    done: Any,
+    terminated: Any,
+    gamma: Any,
+    lmbda: Any,
+    axis: Any,
+) -> tuple[Steps, list[Any], torch.dtype]:
+    """Return the steps in the dtype of the arithmetic, tensors `alike` reward in it, and the dtype of results."""
+    shape = _shape(reward)
+    along = returns.axis_in(shape, axis)
+    for name, tensor in alike.items():
+        check_shape(tensor, name, shape)
+    without_time = (*shape[:along], *shape[along + 1 :])
+    check_shape(next_value, "next_value", shape, without_time)
+    is_last_only = next_value.dim() < len(shape)
+    returns.check_ends(is_last_only, terminated)
+    check_devices({"reward": reward, **alike, "next_value": next_value, "done": done, "terminated": terminated})
+    dtype = reward.dtype
+    for tensor in (*alike.values(), next_value):
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    reward, next_value, *tensors = (tensor.to(wide) for tensor in (reward, next_value, *alike.values()))
+    goes_on = _unmarked(done, "done", reward)
+    bootstraps = goes_on if terminated is None else _unmarked(terminated, "terminated", reward)
+    if is_last_only:
+        next_value = returns.following(_TORCH, tensors[0], next_value, along)
+    gamma, lmbda = _factor(gamma, "gamma", reward), _factor(lmbda, "lmbda", reward)
+    return Steps(_TORCH, along, reward, next_value, goes_on, gamma * bootstraps, gamma, lmbda), tensors, dtype
+
+
+def _unmarked(marks: Any, name: str, like: Any) -> Any:
+    """Return 1 where a step is not marked, 0 where it is."""
+    if marks is None:
+        return torch.ones_like(like)
+    check_tensor(marks, name)
+    flags = marks_in(marks, name)
+    if flags.dtype is not torch.bool or flags.shape != like.shape:
+        raise BadInput(
+            f"{name} has dtype {marks.dtype} and shape {list(marks.shape)}; bool, or numbers 0 and 1, of shape "
+            f"{list(like.shape)} are expected"
+        )
+    return (~flags).to(like.dtype)
+
+
+def _factor(value: Any, name: str, like: Any) -> Any:
+    """Return a number as it is, and a tensor in the dtype of the arithmetic."""
+    if returns.is_number(value):
+        return float(value)
+    if not isinstance(value, torch.Tensor):
+        raise BadInput(f"{name} is {shown(value)}; a number or a torch tensor is expected")
+    check_shape(value, name, (), tuple(like.shape))
+    return value.to(like.device, like.dtype)
