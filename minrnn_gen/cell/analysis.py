@@ -11,6 +11,7 @@ from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import CellFunction, Comparison, Detach, Where
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.refutation import Point
 
 if TYPE_CHECKING:  # sympy is imported only where something has to be proved zero
     from minrnn_gen.cell.zeros import Zeros
@@ -122,6 +123,10 @@ class _Polynomials:
         return value.get((own,), ex.ZERO), value.get((), ex.ZERO)
 
     @cached_property
+    def _point(self) -> Point:
+        return Point(self._free)
+
+    @cached_property
     def _zeros(self) -> Zeros:
         from minrnn_gen.cell.zeros import Zeros
 
@@ -130,16 +135,7 @@ class _Polynomials:
     def _is_zero(self, coefficient: Expr) -> bool:
         if ex.is_number(coefficient):
             return coefficient == ex.ZERO
-        return not self._is_product_of_inputs(coefficient) and self._zeros.is_zero(coefficient)
-
-    def _is_product_of_inputs(self, coefficient: Expr) -> bool:
-        """Whether `coefficient` is a product of inputs and numbers, which plainly is not zero: that takes no algebra."""
-        if isinstance(coefficient, Symbol):
-            return coefficient not in self._free
-        name, factors = ex.operation(coefficient)
-        if name in ("negate", "multiply", "divide", "power"):
-            return all(map(self._is_product_of_inputs, factors))
-        return name == "number" and coefficient != ex.ZERO
+        return not self._point.refutes_zero(coefficient) and self._zeros.is_zero(coefficient)
 
     def _reaches_state(self, expression: Expr) -> bool:
         return any(symbol in self._values for symbol in ex.symbols_of(expression))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
@@ -25,6 +25,10 @@ class Vectors:
 
     def __bool__(self) -> bool:
         return bool(self.states or self.parameters or self.shared)
+
+    def narrow(self, states: Sequence[str]) -> tuple[str, ...]:
+        """Return those of a cell's states that have one value per channel."""
+        return tuple(name for name in states if name not in self.states)
 
 
 NO_VECTORS = Vectors()

@@ -58,7 +58,7 @@ class CpuVectorsPlan(NativePlan):
     @property
     def narrow_states(self) -> tuple[str, ...]:
         """The states without it."""
-        return tuple(name for name in self.states if name not in self.wide_states)
+        return self.cell.vectors.narrow(self.states)
 
     @property
     def wide_parameters(self) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ class _VectorsNames(CellNames):
     @property
     def narrow_states(self) -> tuple[str, ...]:
         """The states without it."""
-        return tuple(name for name in self.states if name not in self.wide_states)
+        return self.lowered.vectors.narrow(self.states)
 
     @property
     def wide_parameters(self) -> tuple[str, ...]:
