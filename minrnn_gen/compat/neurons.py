@@ -63,16 +63,18 @@ def run(
     parameters: Mapping[str, Any],
     every: bool = False,
     product: tuple[Any, Any] | None = None,
+    called: str = "x",
 ) -> Spikes:
     """Run the neurons of a cell over x [T, B, ...]; `product`: (R [H, H], recurrent bias [H] or None) of a dense cell.
 
     state: {name: as one step of x}; parameters: {name: a tensor of one number, or one that broadcasts over a step of x without
-    its first axis}. With `every`, states after every step, without gradients. Raises BadInput for tensors that do not fit.
+    its first axis}. With `every`, states after every step, without gradients. `called`: the name of x in the library. Raises
+    BadInput for tensors that do not fit.
     """
-    check_real(x, "the input")
+    check_real(x, called)
     if x.dim() < 2:
-        raise BadInput(f"the input has shape {list(x.shape)}; [time, batch, ...] is expected")
-    check_devices({"the input": x, **{f"the state {name}": tensor for name, tensor in state.items()}, **parameters})
+        raise BadInput(f"{called} has shape {list(x.shape)}; [time, batch, ...] is expected")
+    check_devices({called: x, **state, **parameters})
     steps, *one_step = x.shape
     varied = any(tensor.dim() for tensor in parameters.values())
     own = tuple(one_step[1:])

@@ -12,7 +12,7 @@ from minrnn_gen.compat import snntorch_surrogate as surrogate
 from minrnn_gen.compat.neurons import cell, run
 from minrnn_gen.compat.snntorch_surrogate import spike_grad_of
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.torch.tensors import check_tensor
+from minrnn_gen.torch.tensors import check_real
 
 __all__ = ["Alpha", "Leaky", "RLeaky", "Synaptic", "surrogate"]
 
@@ -103,18 +103,20 @@ class _Neuron(torch.nn.Module):
 
     def _run(self, input_: Any, initial: Sequence[Any]) -> Any:
         """Run over a sequence from the initial states, or from those of the last call where their shape fits, else zeros."""
-        check_tensor(input_, "input_")
+        check_real(input_, "input_")
         if self.init_hidden and any(state is not None for state in initial):
             raise BadInput(
                 f"{self.states[0]} is given, but init_hidden=True keeps the states in the layer; give the input alone"
             )
         wide = torch.float64 if input_.dtype is torch.float64 else torch.float32
         for name, start in zip(self.states, initial, strict=True):
+            if start is not None:
+                check_real(start, name)
             kept = getattr(self, name) if start is None else start
             fits = kept.shape == input_.shape[1:]
             setattr(self, name, kept if fits else torch.zeros(input_.shape[1:], dtype=wide, device=input_.device))
         state = {name: getattr(self, name) for name in self.states}
-        done = run(self._cell(), input_, state, self._vectors(), product=self._product())
+        done = run(self._cell(), input_, state, self._vectors(), product=self._product(), called="input_")
         for name in self.states:
             setattr(self, name, done.final[name])
         spikes = done.spikes * self.graded_spikes_factor.to(done.spikes.dtype) if self._is_graded() else done.spikes
@@ -363,7 +365,7 @@ class RLeaky(_Neuron):
 
         spk: the spikes of the step before the first one, [B, ...]. With `linear_features` = F, input_ is [T, B, F].
         """
-        check_tensor(input_, "input_")
+        check_real(input_, "input_")
         if self.linear_features and (input_.dim() != 3 or input_.shape[2] != self.linear_features):
             raise BadInput(f"input_ has shape {list(input_.shape)}; [time, batch, {self.linear_features}] is expected")
         return self._run(input_, (spk, mem))

@@ -170,7 +170,7 @@ def test_neurons_of_the_library(kind: str, options: dict[str, Any]) -> None:
         ),
         (lambda: ours.IFNode(surrogate_function=ours.ATan(-1.0)), "alpha of ATan is -1.0; more than 0 is expected"),
         (lambda: ours.IFNode(surrogate_function=ours.ATan(spiking=False)), "ATan with spiking=False, which emits no spikes"),
-        (lambda: ours.IFNode(step_mode="m")(torch.zeros(3)), r"the input has shape \[3\]; \[time, batch, ...\] is expected"),
+        (lambda: ours.IFNode(step_mode="m")(torch.zeros(3)), r"x has shape \[3\]; \[time, batch, ...\] is expected"),
         (lambda: ours.IFNode()([1.0]), "x is a list; a torch tensor is expected"),
     ],
 )

@@ -396,15 +396,23 @@ def _neurons() -> dict[str, Front]:
         neuron = getattr(front, kind)(**made).double()
         parameters = {f"its {name}": tuple(one.shape) for name, one in neuron.named_parameters()}
 
-        def call(tensors: Tensors, neuron: Any = neuron, states: Sequence[str] = states, parameters: Any = parameters) -> Any:
+        called = "input_" if states else "x"
+
+        def call(
+            tensors: Tensors,
+            neuron: Any = neuron,
+            states: Sequence[str] = states,
+            parameters: Any = parameters,
+            called: str = called,
+        ) -> Any:
             if not states:
                 neuron.reset()
             own = {name.removeprefix("its "): tensors[name] for name in parameters}
-            given = (tensors["x"], *(tensors[name] for name in states))
+            given = (tensors[called], *(tensors[name] for name in states))
             done = torch.func.functional_call(neuron, own, given)
             return done if states else (done, neuron.v)
 
-        shapes = {"x": (TIME, BATCH, HIDDEN), **dict.fromkeys(states, (BATCH, HIDDEN)), **parameters}
+        shapes = {called: (TIME, BATCH, HIDDEN), **dict.fromkeys(states, (BATCH, HIDDEN)), **parameters}
         near = {"its alpha": lambda one: 0.8 + 0.1 * one.tanh(), "its beta": lambda one: 0.6 + 0.1 * one.tanh()}
         found[cover] = Front((cover,), shapes, call, makes=near)
     return found
@@ -504,7 +512,7 @@ def alone() -> Iterator[Any]:
 def fronts_over(group: Any) -> dict[str, Front]:
     """Return the fronts over a group of one rank, each way of passing states on."""
     from minrnn_gen.torch.sequence_group.group import head_member_of
-    from minrnn_gen.torch.sequence_group.heads import _Joined, _Shared
+    from minrnn_gen.torch.sequence_group.heads import _Joined, _Shared, counted_once
 
     found = {}
     for way in ("summary", "correct", "pipeline"):
@@ -517,7 +525,7 @@ def fronts_over(group: Any) -> dict[str, Front]:
     member = head_member_of(group)
 
     def shared(tensors: Tensors) -> Any:
-        return _Joined.apply(_Shared.apply(tensors["x"], member), -1, member, 1).sin()
+        return _Joined.apply(_Shared.apply(counted_once(tensors["x"], member), member), -1, member, 1).sin()
 
     found["shares of heads"] = Front(("recurrence",), {"x": (BATCH, HIDDEN)}, shared)
     return found
