@@ -56,6 +56,11 @@ class CpuVectorsPlan(NativePlan):
         return tuple(name for name in self.states if name in self.cell.vectors.states)
 
     @property
+    def given(self) -> str:
+        """What the arrays are called from which states, or their gradients, begin."""
+        return "dfinal" if self.kernel_pass == "backward" else "initial"
+
+    @property
     def narrow_states(self) -> tuple[str, ...]:
         """The states without it."""
         return self.cell.vectors.narrow(self.states)

@@ -125,6 +125,6 @@ def test_what_is_no_sum_and_no_product_has_no_complex_text() -> None:
     assert complex_c_text(ex.add(ex.multiply(a, b), a), ["a"]) == (
         "fn_times(fn_conjugate(cell_a), cell_b) + fn_conjugate(cell_a)"
     )
-    for expression in (Exp(a), ex.divide(a, b), ex.multiply(ex.ONE + ex.ONE, a)):
+    for expression in (Exp(a), ex.divide(a, b), ex.multiply(ex.add(ex.ONE, ex.ONE), a)):
         with pytest.raises(ValueError, match="no sum and no product of complex numbers"):
             complex_c_text(expression)

@@ -62,6 +62,7 @@ def shape(threads: int, shared_bytes: int, variables: dict[str, int]) -> Any:
     """Return what the machine reads of a plan."""
     return plan_with(
         entry=ENTRY,
+        symbol=ENTRY,
         storage_dtype="bfloat16",
         threads=threads,
         shared_bytes=shared_bytes,
