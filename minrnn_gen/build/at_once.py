@@ -28,7 +28,7 @@ def made_at_once(make: Callable[[_Wanted], _Made], wanted: Iterable[_Wanted], wa
     # Two even on one core: while one waits for a lock of the store, another may be made.
     pool = ThreadPoolExecutor(max(2, core_count()))
     try:
-        jobs = [pool.submit(make, one) for one in wanted]
+        jobs = [pool.submit(make, item) for item in wanted]
         for done, job in enumerate(as_completed(jobs), start=1):
             job.result()
             watch(done, len(jobs))

@@ -19,7 +19,7 @@ Compile = Callable[[], CompiledSource]
 
 
 class CompiledOnce:
-    """What was compiled last, by its text and what else tells it apart; of several threads one compiles a text."""
+    """The last compilations, by text and whatever else distinguishes them; several threads compile a text once."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Hashable, str], Future[CompiledSource]] = OrderedDict()

@@ -27,7 +27,7 @@ class Expr:
 
     @property
     def _more(self) -> object:
-        """What tells it from others of its class with the same operands."""
+        """The part of its identity that is neither its class nor its operands."""
         return None
 
     def __eq__(self, other: object) -> bool:

@@ -83,7 +83,7 @@ def _with_gradients(builder: Builder, built: tuple[BuiltKernel, ...], quiet: boo
 
     sizes = builder.hinted_sizes
     with counting("compiling the gradients", quiet) as watch:
-        gradients = builder.build_all((builder.choose(*one, sizes) for one in passes_of(builder, sizes)), watch)
+        gradients = builder.build_all((builder.choose(*of_pass, sizes) for of_pass in passes_of(builder, sizes)), watch)
     known = {kernel.digest for kernel in built}
     return (*built, *(kernel for kernel in gradients if kernel.digest not in known))
 

@@ -56,7 +56,7 @@ class CpuVectorsPlan(NativePlan):
         return tuple(name for name in self.states if name in self.cell.vectors.states)
 
     @property
-    def given(self) -> str:
+    def entering(self) -> str:
         """What the arrays are called from which states, or their gradients, begin."""
         return "dfinal" if self.kernel_pass == "backward" else "initial"
 

@@ -49,7 +49,9 @@ def test_no_layer_is_missing() -> None:
             defined += [kind for kind in vars(module).values() if getattr(kind, "__module__", None) == found.name]
     kinds = {one for one in (*exported, *defined) if inspect.isclass(one) and issubclass(one, torch.nn.Module)}
     public = {kind for kind in kinds if kind.__module__.startswith("minrnn_gen.") and not kind.__name__.startswith("_")}
-    assert public == {layer.kind for layer in LAYERS}
+    # Neurons have arguments and states of their libraries, which tests/compat holds.
+    neurons = {kind for kind in public if kind.__module__.rpartition(".")[2] in ("snntorch", "spikingjelly")}
+    assert public - neurons == {layer.kind for layer in LAYERS}
     assert {*every_layer.DIFFERENT} <= public
 
 

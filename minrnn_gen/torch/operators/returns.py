@@ -66,6 +66,7 @@ def lambda_returns(
     Raises BadInput for what does not fit. Source: Sutton & Barto, Reinforcement Learning, 2nd edition, section 12.3.
     """
     check_real(next_value, "next_value")
+    returns.axis_in(_shape(reward), axis)
     check_shape(next_value, "next_value", _shape(reward))
     steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
     return returns.lambda_returns(steps).to(dtype)
