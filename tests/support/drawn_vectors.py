@@ -58,9 +58,19 @@ def compare(
     slack = error_allowed(precision) + remembered_error(precision, "linear")
     for of_pass, exact_of_pass in zip(found, expected, strict=True):
         assert set(of_pass) == set(exact_of_pass)
+        # A sum over few steps may cancel, and a product of derivatives be small: an array has the errors of its terms, which
+        # are as large as what else a pass computes.
+        largest = max(
+            (float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in exact_of_pass.values()), default=0.0
+        )
         for label, array in exact_of_pass.items():
             assert of_pass[label].shape == array.shape
-            assert share_of(of_pass[label], array, slack) <= 1, (name, label)
+            with np.errstate(invalid="ignore"):
+                error = np.where(of_pass[label] == array, 0.0, np.abs(of_pass[label].astype(array.dtype) - array))
+            is_small = bool(
+                (error <= slack * largest)[~np.isnan(array)].all() and not (np.isnan(array) ^ np.isnan(of_pass[label])).any()
+            )
+            assert is_small or share_of(of_pass[label], array, slack) <= 1, (name, label)
 
 
 def check_drawn_vectors(draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
