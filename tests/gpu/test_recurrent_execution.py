@@ -233,7 +233,7 @@ raise SystemExit("it came to its end")
     ("head_dim", "call", "said_of_it"),
     (
         (256, "mbarrier_arrive_expect_tx(&shared", "block 1, thread"),
-        (1024, "publish(exchange", "waits for the outputs of other blocks in iteration 1"),
+        (1024, "publish(words", "waits for the outputs of other blocks in iteration 1"),
     ),
 )
 def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: int, call: str, said_of_it: str) -> None:
@@ -248,5 +248,5 @@ def test_a_debug_build_that_hangs_says_where_and_ends(tmp_path: Path, head_dim: 
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "it came to its end" not in said
     assert "launch failure" in said or "illegal instruction" in said, said[-2000:]  # what a trap is called
-    assert "minrnn-gen: persistent_forward hangs: block" in said and "in iteration 1" in said, said[-2000:]
+    assert "minrnn-gen: cell_gru_persistent_forward hangs: block" in said and "in iteration 1" in said, said[-2000:]
     assert said_of_it in said, said[-2000:]
