@@ -29,10 +29,12 @@ def write(rnn: str, matmul: str) -> None:
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    before, conv = read(), torch.backends.cudnn.conv.fp32_precision
+    before, allowed = read(), torch.backends.cudnn.allow_tf32
     yield
+    # Of convolutions too; alone it brings back what torch counts beside the settings of operators.
+    torch.backends.cudnn.allow_tf32 = allowed
     write(*before)
-    torch.backends.cudnn.conv.fp32_precision = conv  # which `allow_tf32` sets too, and refuses to be read where they differ
+    assert torch.backends.cudnn.allow_tf32 is allowed  # torch refuses to read it where the settings contradict each other
 
 
 def products(layer: Any, *inputs: Any) -> set[str]:
