@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.native_store import native_store
 from support.patience import within
-from support.uncompiled_kernels import nothing_compiled
-from support.worker_folder import folder_of_all_workers
 
 import minrnn_gen
 from minrnn_gen.build.c_compiler import c_compiler
@@ -41,11 +40,8 @@ ROUNDINGS = 64
 
 @pytest.fixture(scope="module", autouse=True)
 def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One store for all workers of a run: each kernel is compiled once, and for the host alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "native-kernels"))
-        with nothing_compiled():
-            yield
+    with native_store(tmp_path_factory):
+        yield
 
 
 @dataclass(frozen=True)

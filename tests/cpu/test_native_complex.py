@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
-from support.uncompiled_kernels import nothing_compiled
-from support.worker_folder import folder_of_all_workers
+from support.native_store import native_store
 
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.build.store import Store, cache_folder
@@ -28,13 +27,10 @@ RAW = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "
 
 @pytest.fixture(scope="module", autouse=True)
 def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "native-kernels"))
-        patch.setenv("MINRNN_CPU", "native")
+    with native_store(tmp_path_factory, MINRNN_CPU="native"):
         if reason := why_no_native_code():
             pytest.skip(reason)
-        with nothing_compiled():
-            yield
+        yield
 
 
 def kernel_of(precision: Any, hidden: int, layout: Any, direction: Any) -> Kernel:

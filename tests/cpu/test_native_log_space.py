@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from support.examples import examples
-from support.uncompiled_kernels import nothing_compiled
-from support.worker_folder import folder_of_all_workers
+from support.native_store import native_store
 
 import minrnn_gen
 from minrnn_gen.build.cpu_kernel import why_no_native_code
@@ -40,13 +39,10 @@ CELLS: dict[str, Any] = {"min_gru_log": "min_gru_log", "two_states": TWO_STATES}
 
 @pytest.fixture(scope="module", autouse=True)
 def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "native-kernels"))
-        patch.setenv("MINRNN_CPU", "native")
+    with native_store(tmp_path_factory, MINRNN_CPU="native"):
         if reason := why_no_native_code():
             pytest.skip(reason)
-        with nothing_compiled():
-            yield
+        yield
     compiled.cache_clear()
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.uncompiled_kernels import nothing_compiled
-from support.worker_folder import folder_of_all_workers
+from support.native_store import native_store
 
 import minrnn_gen
 import minrnn_gen.raw_scan
@@ -28,10 +27,8 @@ SPECS = (
 
 
 @pytest.fixture(autouse=True)
-def native_kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "native-kernels"))
-    monkeypatch.setenv("MINRNN_CPU", "native")
-    with nothing_compiled():
+def native_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with native_store(tmp_path_factory, MINRNN_CPU="native"):
         yield
 
 
