@@ -92,12 +92,16 @@ class Problem(pydantic.BaseModel):
         return "fp32" if self.autocast else self.precision
 
     @property
-    def heading(self) -> str:
-        """The names of the sizes in the label, and the unit of the times where it is not ms."""
-        sizes = "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
+    def size_names(self) -> str:
+        """The names of the sizes in the label."""
         if self.layers is not None:
-            sizes = "batch x time, inputs to units"
-        return f"{_UNITS[self.table]}: {sizes}" if self.table in _UNITS else sizes
+            return "batch x time, inputs to units"
+        return "batch x time x channels" if self.heads is None else "heads x head_dim, batch x time"
+
+    @property
+    def heading(self) -> str:
+        """The names of the sizes, and the unit of the times where it is not ms."""
+        return f"{_UNITS[self.table]}: {self.size_names}" if self.table in _UNITS else self.size_names
 
     @property
     def units_per_ms(self) -> float:

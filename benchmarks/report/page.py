@@ -67,7 +67,7 @@ def _table(title: str, rows: Sequence[Row]) -> str:
     below = "".join(f"<p>[{number}] {_as_html(sentence)}</p>" for sentence, number in notes.items())
     brackets = "in brackets the share of a copy's speed and the largest relative error"
     words = f"{_unit(rows[0].problem)}; {brackets}. Blue is the fastest."
-    return section(title, words, chart.table([rows[0].problem.heading.rpartition(": ")[2], *names, *last], lines) + below)
+    return section(title, words, chart.table([rows[0].problem.size_names, *names, *last], lines) + below)
 
 
 def _counts(row: Row) -> bool:

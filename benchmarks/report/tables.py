@@ -87,8 +87,7 @@ def peaks_text(rows: Sequence[Row]) -> str:
         return ""
     layers = _tasks_of_layers(measured)
     tasks = ": forward / training step" if any(len(of_layer) > 1 for of_layer in layers.values()) else ""
-    sizes = rows[0].problem.heading
-    lines = [heading(f"peak memory, MiB: {sizes.partition(': ')[2] or sizes}{tasks}", names)]
+    lines = [heading(f"peak memory, MiB: {rows[0].problem.size_names}{tasks}", names)]
     for layer, by_task in layers.items():
         cells = (
             " / ".join(f"{float(by_name[name].facts[PEAK_MIB]):.3g}" for _, by_name in by_task if name in by_name)
@@ -244,7 +243,7 @@ def left_behind_text(rows: Sequence[Row]) -> str:
     counted = [row for row in rows if all(name in row.facts for name in LEFT_BEHIND)]
     if not counted:
         return ""
-    lines = [heading(f"left behind: {rows[0].problem.heading.partition(': ')[2]}", LEFT_BEHIND)]
+    lines = [heading(f"left behind: {rows[0].problem.size_names}", LEFT_BEHIND)]
     lines += [f"| {row.problem.label} | {' | '.join(str(row.facts[name]) for name in LEFT_BEHIND)} |" for row in counted]
     return "\n".join(lines) + "\n"
 
