@@ -89,16 +89,16 @@ def scans_take_their_projection() -> bool:
 
 
 def logs_plans() -> bool:
-    """Return whether every kernel that is compiled, or taken from the cache, says so on stderr; see `what_is_logged`."""
-    return "plan" in what_is_logged()
+    """Return whether every kernel that is compiled, or taken from the cache, says so on stderr; see `_what_is_logged`."""
+    return "plan" in _what_is_logged()
 
 
 def marks_ranges() -> bool:
-    """Return whether calls are ranges of NVTX; see `what_is_logged`."""
-    return "ranges" in what_is_logged()
+    """Return whether calls are ranges of NVTX; see `_what_is_logged`."""
+    return "ranges" in _what_is_logged()
 
 
-def what_is_logged() -> frozenset[str]:
+def _what_is_logged() -> frozenset[str]:
     """Return what `MINRNN_LOG` names: plan, ranges, both with a comma between, or nothing.
 
     Raises BadInput where it names anything else.

@@ -53,8 +53,6 @@ def lambda_returns(
     Equations, shapes and dtypes are those of `minrnn_gen.torch.lambda_returns`. In a transformation `done` and `terminated`
     are bool. Raises BadInput for what does not fit.
     """
-    reward, next_value = as_array(reward, "reward"), as_array(next_value, "next_value")
-    _check_shape(next_value, "next_value", reward.shape)
     steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
     return returns.lambda_returns(steps).astype(dtype)
 
@@ -81,11 +79,7 @@ def vtrace(
     """
     alike = {"value": value, "log_rho": log_rho}
     steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)
-    bounds = {
-        "rho_thresh": rho_thresh,
-        "c_thresh": c_thresh,
-        "pg_rho_thresh": rho_thresh if pg_rho_thresh is None else pg_rho_thresh,
-    }
+    bounds = returns.thresholds(rho_thresh, c_thresh, pg_rho_thresh)
     thresholds = (_factor(bound, name, steps.reward) for name, bound in bounds.items())
     advantage, target = returns.vtrace(steps, value, log_rho, *thresholds)
     return advantage.astype(dtype), target.astype(dtype)
@@ -109,7 +103,7 @@ def _steps(
     arrays = {name: as_array(array, name) for name, array in alike.items()}
     for name, array in {"reward": reward, **arrays}.items():
         _check_shape(array, name, shape)
-    _check_shape(next_value, "next_value", shape, (*shape[:along], *shape[along + 1 :]))
+    _check_shape(next_value, "next_value", *returns.shapes_of_next_value(shape, along, bool(alike)))
     is_last_only = next_value.ndim < len(shape)
     returns.check_ends(is_last_only, terminated)
     dtype = jnp.result_type(reward, next_value, *arrays.values())

@@ -99,6 +99,17 @@ def axis_in(shape: Sequence[int], axis: Any) -> int:
     return index % count
 
 
+def shapes_of_next_value(shape: tuple[int, ...], axis: int, has_values: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes that next_value may have: that of reward, and without time where the values of all steps are given."""
+    return (shape, (*shape[:axis], *shape[axis + 1 :])) if has_values else (shape,)
+
+
+def thresholds(rho_thresh: Any, c_thresh: Any, pg_rho_thresh: Any) -> dict[str, Any]:
+    """Return the thresholds of V-trace by name, in the order in which `vtrace` takes them."""
+    pg_rho_thresh = rho_thresh if pg_rho_thresh is None else pg_rho_thresh
+    return {"rho_thresh": rho_thresh, "c_thresh": c_thresh, "pg_rho_thresh": pg_rho_thresh}
+
+
 def is_number(value: Any) -> bool:
     """Say whether a value is a real number, and no flag."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -90,6 +90,8 @@ def test_what_has_no_meaning_is_refused() -> None:
         jax.jit(lambda r, done: front.gae(r, r, r, done, **KEYWORDS))(r, r)
     with pytest.raises(BadInput, match=r"value has shape \[3, 8\]; \[3, 9\] is expected"):
         front.gae(r, r[:, 1:], r, **KEYWORDS)
+    with pytest.raises(BadInput, match="reward has no axes; an array with an axis of time is expected"):
+        front.lambda_returns(r.sum(), r, **KEYWORDS)
     with pytest.raises(BadInput, match="reward has dtype int32"):
         front.lambda_returns(r.astype(jnp.int32), r, **KEYWORDS)
 

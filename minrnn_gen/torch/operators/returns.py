@@ -65,9 +65,6 @@ def lambda_returns(
     G[t] = reward[t] + gamma v[t]. Arguments are those of `gae`; next_value has the shape of `reward`.
     Raises BadInput for what does not fit. Source: Sutton & Barto, Reinforcement Learning, 2nd edition, section 12.3.
     """
-    check_real(next_value, "next_value")
-    returns.axis_in(_shape(reward), axis)
-    check_shape(next_value, "next_value", _shape(reward))
     steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
     return returns.lambda_returns(steps).to(dtype)
 
@@ -100,19 +97,10 @@ def vtrace(
     """
     alike = {"value": value, "log_rho": log_rho}
     steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)
-    bounds = {
-        "rho_thresh": rho_thresh,
-        "c_thresh": c_thresh,
-        "pg_rho_thresh": rho_thresh if pg_rho_thresh is None else pg_rho_thresh,
-    }
+    bounds = returns.thresholds(rho_thresh, c_thresh, pg_rho_thresh)
     thresholds = (_factor(bound, name, steps.reward) for name, bound in bounds.items())
     advantage, target = returns.vtrace(steps, value, log_rho, *thresholds)
     return advantage.to(dtype), target.to(dtype)
-
-
-def _shape(reward: Any) -> tuple[int, ...]:
-    check_real(reward, "reward")
-    return tuple(reward.shape)
 
 
 def _steps(
@@ -126,12 +114,12 @@ def _steps(
     axis: Any,
 ) -> tuple[Steps, list[Any], torch.dtype]:
     """Return the steps in the dtype of the arithmetic, tensors `alike` reward in it, and the dtype of results."""
-    shape = _shape(reward)
+    check_real(reward, "reward")
+    shape = tuple(reward.shape)
     along = returns.axis_in(shape, axis)
     for name, tensor in alike.items():
         check_shape(tensor, name, shape)
-    without_time = (*shape[:along], *shape[along + 1 :])
-    check_shape(next_value, "next_value", shape, without_time)
+    check_shape(next_value, "next_value", *returns.shapes_of_next_value(shape, along, bool(alike)))
     is_last_only = next_value.dim() < len(shape)
     returns.check_ends(is_last_only, terminated)
     check_devices({"reward": reward, **alike, "next_value": next_value, "done": done, "terminated": terminated})

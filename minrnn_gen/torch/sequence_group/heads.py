@@ -191,13 +191,8 @@ def counted_once(tensor: Any, member: Member) -> Any:
     return _CountedOnce.apply(tensor, member)
 
 
-class _CountedOnce(torch.autograd.Function):
+class _CountedOnce(_Shared):
     """An array whose gradient is the first rank's."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, member: Member) -> Any:
-        ctx.member = member
-        return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

@@ -152,10 +152,6 @@ class Piece:
         """Return the final states among the results of a forward as one array."""
         return self.together(results[1 : 1 + self.states])
 
-    def gradient_of_initial(self, call: Sequence[Any], gradients: Sequence[Any]) -> Any:
-        """Return the gradients of the states that enter the piece, behind those of a call; None where none enter."""
-        return None if gradients[-1] is None else self.together(gradients[len(call) :])
-
     def twice(self, call: Sequence[Any]) -> list[Any]:
         """Return a call whose sequences are there twice."""
         twice = list(call)
