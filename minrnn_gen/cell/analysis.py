@@ -12,6 +12,7 @@ from minrnn_gen.cell.functions import CellFunction, Comparison, Detach, Where
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.cell.refutation import Point
+from minrnn_gen.cell.rounds import rounds_of
 
 if TYPE_CHECKING:  # sympy is imported only where something has to be proved zero
     from minrnn_gen.cell.zeros import Zeros
@@ -54,8 +55,7 @@ def classify(cell: Cell) -> Recurrence:
     what must vanish is proved zero by expansion over the reals. A cell whose proof fails is "diagonal": never an error.
     """
     if cell.recurrent_gates:
-        used = ", ".join(f"R.{gate}" for gate in cell.recurrent_gates)
-        return Recurrence("dense", (), (), f"dense: it uses {used}, which mix the channels of the previous output.")
+        return Recurrence("dense", (), (), _why_dense(cell))
     polynomials = _Polynomials(cell)
     try:
         pairs = {state: polynomials.affine(state) for state in cell.states}
@@ -70,6 +70,19 @@ def classify(cell: Cell) -> Recurrence:
         tuple((state, b) for state, (_, b) in pairs.items()),
         f"affine: {'; '.join(equations)}, free of every previous state.",
     )
+
+
+def _why_dense(cell: Cell) -> str:
+    arguments = dict(cell.arguments)
+    of_output = ", ".join(f"R.{gate}" for gate in cell.recurrent_gates if gate not in arguments)
+    if not arguments:
+        return f"dense: it uses {of_output}, which mix the channels of the previous output."
+    rounds = [of_output] if of_output else []
+    rounds += [
+        ", ".join(f"R.{gate}({shown_equation(together.argument)})" for gate in together.gates) for together in rounds_of(cell)
+    ]
+    plural = "round" if len(rounds) == 1 else "rounds"
+    return f"dense, {len(rounds)} {plural} of products a step, one after the other: {'; then '.join(rounds)}."
 
 
 def shown_equation(expression: Expr) -> str:

@@ -42,15 +42,21 @@ def names_in_order(
 
 
 def check_all_is_read(
-    definitions: Definitions, output: Expr, default: str | None, wide: Collection[str], has_products: bool
+    definitions: Definitions,
+    output: Expr,
+    default: str | None,
+    wide: Collection[str],
+    has_products: bool,
+    arguments: Mapping[str, Expr],
 ) -> None:
     """Raise `BadInput` for an equation that neither the output nor a state that reaches it depends on.
 
     A state that only its own next value reads is such a one: it would cost memory and time, and change nothing. `default`: the
     state that is the output because the file names none; `wide`: the states with n values per channel;
-    `has_products`: the output has to be a state, by which R is multiplied.
+    `has_products`: the output has to be a state, by which R is multiplied. `arguments`: what products multiply instead.
     """
     reads = {name: _read_by(expression) for name, (_, expression) in definitions.items()}
+    reads |= {ex.product(gate).name: _read_by(argument) for gate, argument in arguments.items()}
     needed: set[str] = set()
     waiting = list(_read_by(output))
     while waiting:

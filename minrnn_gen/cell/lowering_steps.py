@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
@@ -20,7 +20,21 @@ from minrnn_gen.cell.program_names import (
     step_inputs,
     wide_inputs,
 )
+from minrnn_gen.cell.rounds import Round, rounds_of
 from minrnn_gen.cell.value_numbering import ProgramBuilder
+
+
+@dataclass(frozen=True)
+class ProductRound:
+    """Products after that of the previous output: R.g of one argument for each of `gates`.
+
+    In a forward `program` gives the `argument`; it takes what a step does, of products those of the rounds before. In a
+    backward it gives `gradient_R_<gate>` of these gates; it takes what the step's does, of `gradient_argument_<round>` those
+    of the rounds behind.
+    """
+
+    gates: tuple[str, ...]
+    program: Program
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,8 @@ class LoweredSteps:
 
     `step` takes what it needs of `W_<gate>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives
     `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a
-    dense cell is. `logarithms` are the states whose logarithms are carried, too.
+    dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else than the
+    previous output, in the order in which a step computes them.
     """
 
     name: str
@@ -42,6 +57,7 @@ class LoweredSteps:
     equations: str
     vectors: Vectors = NO_VECTORS
     logarithms: tuple[str, ...] = ()
+    rounds: tuple[ProductRound, ...] = ()
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -66,7 +82,8 @@ class LoweredStepsBackward:
     `backward` takes what it needs of the inputs of `step`, of `gradient_state_<state>` (of each next state) and `gradient_y`,
     and gives `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_R_<gate>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. It computes the step again: what it reads is the gates, the products and the states before the
-    step, whose values are saved.
+    step, whose values are saved. Of `rounds`, in the order of the forward, the last one's gradients come first: `backward`
+    takes `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward.
     """
 
     name: str
@@ -78,6 +95,8 @@ class LoweredStepsBackward:
     output_state: str | None
     equations: str
     vectors: Vectors = NO_VECTORS
+    rounds: tuple[ProductRound, ...] = ()
+    arguments: tuple[Program, ...] = ()
 
     @property
     def read_gates(self) -> tuple[str, ...]:
@@ -135,6 +154,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
     """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
     results = {f"state_{state}": ex.current(state) for state in cell.states}
+    rounds = [ProductRound(products.gates, _argument(builder, products)) for products in rounds_of(cell)]
     return LoweredSteps(
         name=cell.name,
         gates=cell.gates,
@@ -145,6 +165,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,
+        rounds=tuple(rounds),
     )
 
 
@@ -156,10 +177,22 @@ def lower_steps_backward(
     It may give `state_<state>` of every state, too.
     """
     inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
-    builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
-    seeds = [(ex.current(state), incoming_gradient(state)) for state in cell.states]
-    gradients = vector_jacobian_product(builder, [*seeds, (cell.output, INCOMING_Y)], list(inputs))
-    results = {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
+    together = rounds_of(cell)
+    incoming |= {_incoming_argument(number): f"gradient_argument_{number}" for number in range(len(together))}
+    seeds = [*((ex.current(state), incoming_gradient(state)) for state in cell.states), (cell.output, INCOMING_Y)]
+
+    def pulled_back(symbols: Collection[Symbol]) -> tuple[ProgramBuilder, dict[str, Expr]]:
+        # A builder of its own: values of two rounds on the way to the same input are two, and have the same name.
+        builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
+        gradients = vector_jacobian_product(builder, seeds, list(symbols))
+        return builder, {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
+
+    rounds: list[ProductRound] = []
+    for number, products in reversed([*enumerate(together)]):
+        builder, of_gates = pulled_back([ex.product(gate) for gate in products.gates])
+        rounds.insert(0, ProductRound(products.gates, builder.program(of_gates, needed_inputs_only=True)))
+        seeds.append((products.argument, _incoming_argument(number)))
+    builder, results = pulled_back(inputs)
     if gives_states:
         results |= {f"state_{state}": ex.current(state) for state in cell.states}
     return LoweredStepsBackward(
@@ -172,7 +205,17 @@ def lower_steps_backward(
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,
+        rounds=tuple(rounds),
+        arguments=tuple(_argument(builder, products) for products in together),
     )
+
+
+def _argument(builder: ProgramBuilder, products: Round) -> Program:
+    return builder.program({"argument": products.argument}, needed_inputs_only=True)
+
+
+def _incoming_argument(number: int) -> Symbol:
+    return ex.named(f"gradient of argument {number}")
 
 
 def _step_builder(cell: Cell, inputs: Mapping[Symbol, str]) -> ProgramBuilder:

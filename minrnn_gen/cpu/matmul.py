@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from minrnn_gen.cpu.recurrence import Cuts, Values
+
+
+@dataclass(frozen=True)
+class StepProducts:
+    """The products of one step of a dense cell by rounds: `of_output`, of the previous output, and `rounds`, of arguments.
+
+    `gates` are R's, and `places` where among them those of each product are, of the previous output first.
+    """
+
+    gates: tuple[str, ...]
+    places: tuple[tuple[int, ...], ...]
+    of_output: RecurrentProduct
+    rounds: tuple[RecurrentProduct, ...]
+
+    @classmethod
+    def prepared(
+        cls, gates: tuple[str, ...], rounds: Sequence[tuple[str, ...]], R: Values, bias: Values | None, arithmetic: Any
+    ) -> StepProducts:
+        """Pack R and its bias, as `RecurrentProduct` takes them, for the previous output and for the gates of each round."""
+        later = {gate for of_round in rounds for gate in of_round}
+        by_round = (tuple(gate for gate in gates if gate not in later), *rounds)
+        places = tuple(tuple(map(gates.index, of_round)) for of_round in by_round)
+        packed = [
+            RecurrentProduct.prepared(R[list(place)], None if bias is None else bias[list(place)], arithmetic)
+            for place in places
+        ]
+        return cls(gates, places, packed[0], tuple(packed[1:]))
+
+    def named(self, number: int, products: Values) -> dict[str, Values]:
+        """Return the products [gates, ...] of a round, or of the previous output at 0, by their names in a program."""
+        return {f"R_{self.gates[place]}": product for place, product in zip(self.places[number], products, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +70,8 @@ class RecurrentProduct:
     def of(self, output: Values, cuts: Cuts) -> Values:
         """Return the products [Gr, rows, H] of previous outputs [rows, H]; at `cuts` [rows, 1] the bias, whatever R has."""
         gates, heads, head_dim, _ = self.shape
+        if not gates:
+            return numpy.empty((0, *output.shape), output.dtype)
         by_head = self._outputs_by_head(output) @ self.packed
         by_gate = by_head.reshape(heads, len(output), gates, head_dim).transpose(2, 1, 0, 3)
         products: Values = by_gate.reshape(gates, *output.shape)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
-from minrnn_gen.cpu.matmul import RecurrentProduct
+from minrnn_gen.cpu.matmul import StepProducts
 from minrnn_gen.cpu.recurrence import Values
 from minrnn_gen.cpu.scan import (
     EVERY_STEP,
@@ -27,7 +27,7 @@ def run_steps(
     cell: LoweredSteps,
     gates: Values,
     *,
-    product: RecurrentProduct | None,
+    products: StepProducts | None,
     bias: Values | None,
     parameters: Mapping[str, Values],
     initial: Mapping[str, Values],
@@ -39,8 +39,8 @@ def run_steps(
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
-    All but `product` is as `scan.run_scan` takes it. `product`, of a dense cell, multiplies the previous output, a state, as it
-    is carried in `arithmetic`, not the y that was rounded to storage.
+    All but `products` is as `scan.run_scan` takes it. `products`, of a dense cell, multiply the previous output, a state, as it
+    is carried in `arithmetic`, not the y that was rounded to storage, and likewise their arguments.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
@@ -52,11 +52,12 @@ def run_steps(
                 marked = marks[step]
                 inputs = constants | {name: value[step - part.start] for name, value in values.items()}
                 inputs |= {f"previous_{name}": marked.cut_off(state) for name, state in states.items()}
-                if product is not None:
-                    products = product.of(inputs[f"previous_{cell.output_state}"], marked.cuts)
-                    inputs |= {
-                        f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
-                    }
+                if products is not None:
+                    output = inputs[f"previous_{cell.output_state}"]
+                    inputs |= products.named(0, products.of_output.of(output, marked.cuts))
+                    for number, product in enumerate(products.rounds):
+                        argument = cell.rounds[number].program.evaluate(inputs)["argument"]
+                        inputs |= products.named(number + 1, product.of(spread(argument, output), None))
                 results = cell.step.evaluate(inputs)
                 for name, before in states.items():
                     after = spread(results[f"state_{name}"], before)
@@ -91,7 +92,7 @@ def run_steps_backward(
     cell: LoweredStepsBackward,
     gates: Values,
     *,
-    product: RecurrentProduct | None,
+    products: StepProducts | None,
     clip: float | None,
     bias: Values | None,
     parameters: Mapping[str, Values],
@@ -107,7 +108,7 @@ def run_steps_backward(
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
-    All but `product` and `clip` is as `run_scan_backward` takes it; `states` has the state after each step for
+    All but `products` and `clip` is as `run_scan_backward` takes it; `states` has the state after each step for
     each of `cell.read_states`, and, with a product, for `cell.output_state`. The products are made of them again, for a block
     of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later ones, through R and
     past it; a cell without a product has no such bound.
@@ -116,32 +117,21 @@ def run_steps_backward(
     arriving = {name: numpy.zeros(initial[name].shape, arithmetic) for name in cell.states}
     arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
     constants = {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}
-    bound = None if clip is None or product is None else _Bound(clip, _precede_others(marks, len(gates), batch))
-    walk = _Walk(cell, constants, product, bound)
+    bound = None if clip is None or products is None else _Bound(clip, _precede_others(marks, len(gates), batch))
+    walk = _Walk(cell, constants, products, bound)
     sums = numpy.zeros((len(walk.labels), *gates.shape[3:]))
     vectors = {name: numpy.zeros(parameters[name].shape) for name in cell.vectors.parameters}
-    dR = None if product is None else numpy.zeros(product.shape)
-    zero = numpy.dtype(arithmetic).type(0)
+    dR = None if products is None else numpy.zeros((len(products.gates), *products.of_output.shape[1:]))
     with numpy.errstate(all="ignore"):
         for part in reversed(list(time_blocks(gates, arriving.values()))):
             marked = marks[part]
             values = gate_values(cell.gates, gates[part], bias, arithmetic) | {"gradient_y": dy[part].astype(arithmetic)}
             values |= shared_values(shared, part, arithmetic)
             for name in cell.states:
-                if name in cell.read_states or (product is not None and name == cell.output_state):
+                if name in cell.read_states or (products is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
                     values[f"previous_{name}"] = marked.cut_off(history[:-1])
-            rows, cuts = None, marked.cuts
-            if product is not None:
-                # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
-                output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
-                rows = output.reshape(output.shape[0] * batch, hidden)
-                if cell.read_products:
-                    row_cuts = None if cuts is None else cuts.reshape(len(rows), 1)
-                    products = product.of(rows, row_cuts).reshape(len(cell.recurrent_gates), *output.shape)
-                    values |= {
-                        f"R_{gate}": gate_product for gate, gate_product in zip(cell.recurrent_gates, products, strict=True)
-                    }
+            arguments = None if products is None else _Arguments(cell, constants, products, values, marked)
             wide = {
                 f"gradient_parameter_{name}": numpy.zeros((part.stop - part.start, batch, *total.shape), arithmetic)
                 for name, total in vectors.items()
@@ -157,10 +147,8 @@ def run_steps_backward(
             for name, written in (dshared or {}).items():
                 write_shared(written[part], wide[f"gradient_S_{name}"])
             sums += gradients.sum((1, 2), dtype=numpy.float64)
-            if product is not None and rows is not None:
-                passed = gradients[walk.of_products]
-                passed = passed if cuts is None else numpy.where(cuts, zero, passed)
-                dR += product.to_matrix(passed.reshape(len(cell.recurrent_gates), *rows.shape), rows)
+            if arguments is not None and dR is not None:
+                arguments.add_to_matrix(dR, gradients[walk.of_products])
     return StepsGradients(arriving, sums, dR, vectors)
 
 
@@ -170,6 +158,46 @@ def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
     precede = numpy.zeros((time, batch), bool)
     precede[:-1] = numpy.logical_or.accumulate(within[:0:-1])[::-1]
     return precede
+
+
+class _Arguments:
+    """What the products of a block of steps multiply, by rounds as rows [T * B, H]; the products join the `values`."""
+
+    def __init__(
+        self,
+        cell: LoweredStepsBackward,
+        constants: Mapping[str, Values],
+        products: StepProducts,
+        values: dict[str, Values],
+        marked: StepMarks,
+    ) -> None:
+        self._products = products
+        # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
+        zero = values["gradient_y"].dtype.type(0)
+        output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
+        self._rows = [output.reshape(-1, output.shape[-1])]
+        self._cuts = None if marked.cuts is None else marked.cuts.reshape(len(self._rows[0]), 1)
+        if not cell.read_products and not cell.rounds:
+            return
+        values |= self._named(0, products.of_output.of(self._rows[0], self._cuts), output.shape)
+        for number, (of_round, product) in enumerate(zip(cell.arguments, products.rounds, strict=True), start=1):
+            argument = spread(of_round.evaluate({**constants, **values})["argument"], output)
+            rows = marked.within_or(zero, argument).reshape(self._rows[0].shape)
+            values |= self._named(number, product.of(rows, None), output.shape)
+            self._rows.append(rows)
+
+    def _named(self, number: int, products: Values, shape: tuple[int, ...]) -> dict[str, Values]:
+        return self._products.named(number, products.reshape((len(products), *shape)))
+
+    def add_to_matrix(self, dR: Values, gradients: Values) -> None:
+        """Add what the gradients [Gr, T, B, H] of the products give to that of R."""
+        of_products = (self._products.of_output, *self._products.rounds)
+        for number, (place, product, rows) in enumerate(zip(self._products.places, of_products, self._rows, strict=True)):
+            passed = gradients[list(place)].reshape(len(place), *rows.shape)
+            if number == 0 and self._cuts is not None:
+                passed = numpy.where(self._cuts, passed.dtype.type(0), passed)
+            if place:
+                dR[list(place)] += product.to_matrix(passed, rows)
 
 
 @dataclass(frozen=True)
@@ -191,9 +219,9 @@ class _Walk:
     """The steps of a block, the last one first."""
 
     def __init__(
-        self, cell: LoweredStepsBackward, constants: dict[str, Values], product: RecurrentProduct | None, bound: _Bound | None
+        self, cell: LoweredStepsBackward, constants: dict[str, Values], products: StepProducts | None, bound: _Bound | None
     ) -> None:
-        self._cell, self._constants, self._product, self._bound = cell, constants, product, bound
+        self._cell, self._constants, self._products, self._bound = cell, constants, products, bound
         parameters = [name for name in cell.parameters if name not in cell.vectors.parameters]
         names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", parameters)
         self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]
@@ -212,7 +240,7 @@ class _Walk:
 
         Those with the axis n are written into `wide` {label: [T, B, H, n]}.
         """
-        cell, product = self._cell, self._product
+        cell, products = self._cell, self._products
         steps, *shape = values["gradient_y"].shape
         label_gradients = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
         arriving = dict(arriving)
@@ -223,6 +251,11 @@ class _Walk:
             if self._bound is not None:
                 output = f"gradient_state_{cell.output_state}"
                 inputs[output] = self._bound.clipped(inputs[output], first_step + step)
+            for number, product in reversed([*enumerate(products.rounds if products else ())]):
+                of_round = cell.rounds[number]
+                of_gates = of_round.program.evaluate(inputs)
+                passed = numpy.stack([spread(of_gates[f"gradient_R_{gate}"], inputs["gradient_y"]) for gate in of_round.gates])
+                inputs[f"gradient_argument_{number}"] = product.to_output(passed)
             gradients = cell.backward.evaluate(inputs)
             for index, label in enumerate(self.labels):
                 gradient = narrowed(gradients[label], label_gradients.shape[2:])
@@ -232,7 +265,8 @@ class _Walk:
                 of_steps[step] = marked.within_or(of_steps.dtype.type(0), gradient)
             for name, after in arriving.items():
                 before = spread(gradients[f"gradient_previous_{name}"], after)
-                if product is not None and name == cell.output_state:
-                    before = before + product.to_output(label_gradients[self.of_products, step])
+                if products is not None and products.places[0] and name == cell.output_state:
+                    of_output = label_gradients[self.of_products, step][list(products.places[0])]
+                    before = before + products.of_output.to_output(of_output)
                 arriving[name] = marked.within_or(after, marked.cut_off(before))
         return label_gradients, arriving

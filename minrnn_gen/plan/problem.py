@@ -64,6 +64,7 @@ class CellShape:
     Of a cell with the axis n, `vector_states`, `vector_parameters` and the inputs `shared` have it; of the counts, the `wide`
     ones are for each of n values, and there are `sum_count` sums over them. `prepared_count` values of a channel are computed
     before the steps that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin.
+    `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
     """
 
     name: str
@@ -88,6 +89,7 @@ class CellShape:
     sum_count: int = 0
     prepared_count: int = 0
     divides_time: bool = False
+    rounds: tuple[tuple[str, ...], ...] = ()
 
     @property
     def has_matrix(self) -> bool:

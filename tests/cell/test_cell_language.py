@@ -23,6 +23,7 @@ from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.functions import FREE_NAMES, FUNCTIONS
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.rounds import rounds_of
 from minrnn_gen.errors import BadInput
 
 # W gates | R gates | states | parameters, from docs/cells.md.
@@ -154,10 +155,31 @@ def test_names_default_to_the_order_of_first_use_and_the_output_to_the_first_sta
     assert cell.output == ex.current("n")
 
 
+def test_a_product_of_the_state_that_is_the_output_is_one_of_the_previous_output() -> None:
+    text = "r = sigmoid(R.r(h[t-1]) + W.r)\nh[t] = W.h + R.n(r * h[t-1]) + r * R.k(r * h[t-1])"
+    cell = cell_of(text)
+    assert cell.recurrent_gates == ("r", "n", "k")  # W's gates first, then in the order of their first use
+    assert {gate: equation_text(argument) for gate, argument in cell.arguments} == {"n": "r * h[t-1]", "k": "r * h[t-1]"}
+    assert [together.gates for together in rounds_of(cell)] == [("n", "k")]
+    assert rounds_of(cell_of("h[t] = tanh(W.h + R.h(h[t-1]))")) == ()
+
+
+def test_rounds_follow_what_products_read_and_share_one_argument() -> None:
+    cell = cell_of("a = R.a\nb = R.b(a)\nc = R.c(2 * h[t-1]) + R.d(a)\nh[t] = W.h + R.e(b) + c")
+    shown = [(together.gates, equation_text(together.argument)) for together in rounds_of(cell)]
+    assert shown == [(("c",), "2 * h[t-1]"), (("b", "d"), "a"), (("e",), "b")]
+
+
 def test_the_output_may_be_a_state_or_an_expression() -> None:
     text = "c[t] = W.f * c[t-1]\nd[t] = W.f + c[t]"
     assert cell_of(text, output="d").output == ex.current("d")
     assert equation_text(cell_of(text, output=" W.o * d[t] + c[t-1] ").output) == "W.o * d[t] + c[t-1]"
+
+
+def chain(products: int) -> str:
+    """Return equations in which each product multiplies the one before."""
+    lines = ["a0 = R.g0", *(f"a{number} = R.g{number}(a{number - 1})" for number in range(1, products))]
+    return "\n".join([*lines, f"h[t] = W.h + a{products - 1}"])
 
 
 WRONG = [
@@ -187,10 +209,21 @@ WRONG = [
     ("h[t] = W.h + W.t", 1, 14, "'t' is a word of the language and cannot be a gate's name; choose another name"),
     ("h[t] = W.h + R.R", 1, 14, "'R' is a word of the language"),
     ("h[t] = X.h", 1, 8, "a dot is only in W.<gate> and R.<gate>"),
-    ("h[t] = W.h + R.g", 1, 14, "R.g names no gate"),
-    ("h[t] = W.h + R(h[t-1])", 1, 14, "R takes no argument, it always multiplies the previous output; write R.<gate>"),
-    ("h[t] = W.h + R.h(R.h)", 1, 14, "R takes no argument"),
-    ("h[t] = W.h + R.h(R.z)", 1, 14, "R takes no argument"),
+    ("h[t] = W.h + R(h[t-1])", 1, 14, "R needs a gate; write R.<gate>(value), or R.<gate> for the previous output"),
+    ("h[t] = W.h + R.h()", 1, 14, "R.h takes one argument, the value that R multiplies; write R.h(value)"),
+    ("h[t] = W.h + R.h(W.h, h[t-1])", 1, 14, "R.h takes one argument"),
+    ("h[t] = W.h + R.h(x=h[t-1])", 1, 14, "R.h takes one argument"),
+    ("h[t] = W.h + R.h(W.h)", 1, 14, "R.h multiplies W.h, which no previous step reaches; project it before the layer"),
+    ("h[t] = W.h + R.h(R.h)", 1, 14, "R.h multiplies R.h here and the previous output on line 1; give one of these products"),
+    ("h[t] = W.h + R.tanh(h[t-1])", 1, 14, "'tanh' is a word of the language and cannot be a gate's name"),
+    (chain(9), 9, 6, "R.g8 is the last of 9 products that each need the one before; a step has at most 8"),
+    (
+        "\n".join(f"a{gate} = R.g{gate}(2 * h[t-1])" for gate in range(17))
+        + "\nh[t] = W.h + " + " + ".join(f"a{gate}" for gate in range(17)),
+        17,
+        7,
+        "R has 17 gates; a cell has at most 16 products",
+    ),
     ("h[t] = W(W.h)", 1, 8, "W takes no argument, it always multiplies the input; write W.<gate>"),
     ("h[t] = W.h + R.(h[t-1])", 1, 14, "'R.' needs a gate's name; write R.<gate>"),
     ("h[t] = W.h + R.", 1, 14, "'R.' needs a gate's name"),
@@ -399,7 +432,7 @@ equations: |
     ("keys", "more", "start"),
     [
         ("", "  u    = z", "cell.yaml:8:3: u reaches neither the output, which is h[t], the first state, nor"),
-        ("", "  c[t] = R(h[t-1])", "cell.yaml:8:10: R takes no argument"),
+        ("", "  c[t] = R(h[t-1])", "cell.yaml:8:10: R needs a gate"),
         ("output: z * h[t]", "", "cell.yaml:3:9: with R the output must be a state"),
         ("output: 'z * tanh(W)'", "", "cell.yaml:3:19: 'W' needs a gate"),
         ("parameters: [u]", "", "cell.yaml:3:14: parameters: 'u' is never used as u"),

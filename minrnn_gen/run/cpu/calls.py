@@ -20,8 +20,9 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cpu import scan
-from minrnn_gen.cpu.matmul import RecurrentProduct
+from minrnn_gen.cpu.matmul import StepProducts
 from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
@@ -248,7 +249,7 @@ class CpuRun:
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
         else:
-            run = partial(run_steps, lowered, product=_product_of(call, arithmetic))
+            run = partial(run_steps, lowered, products=_products_of(lowered, call, arithmetic))
         for stretch in stretches_of(call):
             carried = run(
                 stretch.of(gates),
@@ -292,10 +293,10 @@ class CpuRun:
             if lowered.output_state is not None:
                 states[lowered.output_state] = views.y(interface, outputs.y)
         else:
-            product, clip = _product_of(call, carried), self.builder.spec.recurrent_gradient_clip
+            products, clip = _products_of(lowered, call, carried), self.builder.spec.recurrent_gradient_clip
             if not outputs.kept and lowered.output_state is not None:
                 states[lowered.output_state] = views.y(interface, outputs.y)
-            run = partial(run_steps_backward, lowered, product=product, clip=clip)
+            run = partial(run_steps_backward, lowered, products=products, clip=clip)
         dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
         for stretch in stretches_of(call):
             partial_gradients = run(
@@ -320,12 +321,13 @@ class CpuRun:
                 dR += partial_gradients.R
 
 
-def _product_of(call: Call, arithmetic: str) -> RecurrentProduct | None:
-    """Return the recurrent product of a call of one direction, if it has one."""
+def _products_of(lowered: LoweredSteps | LoweredStepsBackward, call: Call, arithmetic: str) -> StepProducts | None:
+    """Return the recurrent products of a call of one direction, if it has any."""
     if call.R is None:
         return None
     bias = None if call.recurrent_bias is None else as_numpy(call.recurrent_bias)
-    return RecurrentProduct.prepared(as_numpy(call.R), bias, numpy_dtype(arithmetic))
+    rounds = [of_round.gates for of_round in lowered.rounds]
+    return StepProducts.prepared(lowered.recurrent_gates, rounds, as_numpy(call.R), bias, numpy_dtype(arithmetic))
 
 
 def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:

@@ -95,6 +95,8 @@ class NativeKernels:
         """Why no native code is generated; nothing where it is."""
         if reason := why_no_native_code():
             return reason
+        if self.builder.cell.arguments:
+            return "products multiply other values than the previous output"
         return ""
 
     @cached_property

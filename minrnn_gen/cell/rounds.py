@@ -1,0 +1,86 @@
+"""Products that multiply something else than the previous output: which of them have to wait for which, as rounds of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.expressions import Expr, Symbol
+
+if TYPE_CHECKING:
+    from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.syntax import Place
+
+# The most products that one after another may need, and the most of a cell: language bounds, far above any published cell.
+LEVELS_MOST, PRODUCTS_MOST = 8, 16
+
+
+@dataclass(frozen=True)
+class Round:
+    """Products that multiply one `argument` in the same round of a step: R.g(argument) for each of `gates`."""
+
+    gates: tuple[str, ...]
+    argument: Expr
+
+
+def rounds_of(cell: Cell) -> tuple[Round, ...]:
+    """Return the rounds of `cell` after the product of the previous output, in an order in which each may be computed.
+
+    A cell whose products all multiply the previous output has none.
+    """
+    levels = levels_of(cell.definitions, cell.recurrent_gates, dict(cell.arguments))
+    together: dict[tuple[int, Expr], list[str]] = {}
+    for gate, argument in cell.arguments:
+        together.setdefault((levels[gate], argument), []).append(gate)
+    ordered = sorted(together.items(), key=lambda item: item[0][0])
+    return tuple(
+        Round(tuple(gate for gate in cell.recurrent_gates if gate in gates), argument) for (_, argument), gates in ordered
+    )
+
+
+def levels_of(
+    definitions: tuple[tuple[Symbol, Expr], ...], gates: tuple[str, ...], arguments: Mapping[str, Expr]
+) -> dict[str, int]:
+    """Return of each gate's product its place in the longest chain of products that lead to it, from 1 on."""
+    known = dict(definitions)
+    levels: dict[str, int] = {}
+
+    def level(gate: str) -> int:
+        if gate not in levels:
+            argument = arguments.get(gate)
+            read = () if argument is None else products_read(argument, known)
+            levels[gate] = 1 + max(map(level, read), default=0)
+        return levels[gate]
+
+    return {gate: level(gate) for gate in gates}
+
+
+def products_read(expression: Expr, definitions: Mapping[Symbol, Expr]) -> tuple[str, ...]:
+    """Return the gates whose products `expression` reads, through whatever is defined."""
+    symbols = dict.fromkeys(_reached(expression, definitions))
+    return tuple(symbol.name.removeprefix("R.") for symbol in symbols if symbol.name.startswith("R."))
+
+
+def reads_previous_step(expression: Expr, definitions: Mapping[Symbol, Expr]) -> bool:
+    """Whether `expression` depends on the previous step: on a state before it, or on a product."""
+    return any(symbol.name.endswith("[t-1]") or symbol.name.startswith("R.") for symbol in _reached(expression, definitions))
+
+
+def _reached(expression: Expr, definitions: Mapping[Symbol, Expr]) -> Iterator[Symbol]:
+    waiting, seen = [expression], set[Symbol]()
+    while waiting:
+        for symbol in ex.symbols_of(waiting.pop()):
+            if symbol in definitions:
+                if symbol not in seen:
+                    seen.add(symbol)
+                    waiting.append(definitions[symbol])
+            else:
+                yield symbol
+
+
+def check_argument(place: Place, gate: str, argument: Expr, definitions: Mapping[Symbol, Expr], shown: str) -> None:
+    """Raise `BadInput` for a product of what no previous step reaches: it belongs to the projection."""
+    if not reads_previous_step(argument, definitions):
+        raise place.error(f"R.{gate} multiplies {shown}, which no previous step reaches; project it before the layer")
