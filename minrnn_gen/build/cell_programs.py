@@ -86,10 +86,13 @@ class CellPrograms:
         return lower_vectors_backward(self.cell, self.recurrence)
 
     def of_kernels(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
-        """Return the program of a pass as GPU kernels take it: a step computes what a forward does."""
+        """Return the program of a pass as GPU kernels take it: a step computes what a forward does.
+
+        Arguments of products are made again in a backward.
+        """
         if self.source.has_vectors:
             return self.vectors_backward if kernel_pass == "backward" else self.vectors
-        return self.backward if kernel_pass == "backward" else self.forward
+        return self.backward if kernel_pass in ("backward", "arguments") else self.forward
 
     def shape(self, kernel_pass: KernelPass, states_out: StatesOut = "none") -> CellShape:
         """Return the shape of the cell in a pass whose states after every step are written as `states_out` says."""
@@ -98,6 +101,6 @@ class CellPrograms:
         if self.source.has_vectors:
             lowered = self.vectors_backward if kernel_pass == "backward" else self.vectors
             return vectors_shape(cell, recurrence, lowered, words, self.spec.state_size or 1)
-        if kernel_pass == "backward":
+        if kernel_pass in ("backward", "arguments"):
             return backward_shape(cell, recurrence, self.forward, self.backward)
         return forward_shape(cell, recurrence, self.forward, words)

@@ -110,8 +110,9 @@ class LoweredStepsBackward:
 
     @property
     def read_states(self) -> tuple[str, ...]:
-        """The states whose values the backward reads, all of them before a step."""
-        return tuple(state for state in self.states if f"previous_{state}" in self.backward.inputs)
+        """The states whose values the backward reads, all of them before a step; for the arguments of products, too."""
+        read = {name for program in (self.backward, *self.arguments) for name in program.inputs}
+        return tuple(state for state in self.states if f"previous_{state}" in read)
 
     @property
     def previous_states(self) -> tuple[str, ...]:

@@ -55,11 +55,12 @@ def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVector
         vectors = lowered.vectors
         return ArrayNames(lowered.states, lowered.parameters, (), None, vectors.states, vectors.parameters, vectors.shared)
     from minrnn_gen.cell.lowering import LoweredScanBackward
-    from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
+    from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 
+    rounds = len(lowered.rounds) if isinstance(lowered, LoweredSteps | LoweredStepsBackward) else 0
     if isinstance(lowered, LoweredScanBackward | LoweredStepsBackward):
-        return ArrayNames(lowered.states, lowered.parameters, lowered.read_states, lowered.output_state)
-    return ArrayNames(lowered.states, lowered.parameters)
+        return ArrayNames(lowered.states, lowered.parameters, lowered.read_states, lowered.output_state, rounds=rounds)
+    return ArrayNames(lowered.states, lowered.parameters, rounds=rounds)
 
 
 def suffixes_of(entry: str) -> tuple[str, ...]:
@@ -179,8 +180,8 @@ def _dense_forward(names: ArrayNames, kept_type: str, kept_comment: str) -> Para
         yield output_array(name, kept_type, comment, "outputs.kept", is_of_cell=True)
 
 
-def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
-    yield from _dense_inputs(names, takes_R)
+def _dense_saved(names: ArrayNames) -> Parameters:
+    """The states after each step that a backward reads."""
     for name in names.saved_states:
         is_output = name == names.output_state
         after = f"after each step{': y' if is_output else ''}, strides below"
@@ -188,18 +189,31 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
         comment = f"[batch or 1, time, HIDDEN_SIZE] {after}"
         yield input_array(f"saved_{name}", element, comment, "arrays.read_states", is_of_cell=True)
     yield from strides_of("y", DENSE_Y_AXES, "arrays.read_states")
+
+
+_PRODUCT_ROWS, _FIRST_PRODUCTS = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, HEADS, PRODUCTS, HEAD_DIM]"
+
+
+def _dense_products() -> Parameters:
+    """The products that a backward made again, of all steps."""
+    rows = f"{_PRODUCT_ROWS}: R by the output of each row, strides below"
+    yield input_array("products", "compute_t", rows, "arrays.products")
+    yield input_array("first_products", "compute_t", f"{_FIRST_PRODUCTS}: R by the initial output", "arrays.first_products")
+    for name, _ in stride_names("row", "bt"):
+        yield Parameter(name, "int64", "in rows", "arrays.products")
+
+
+def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
+    yield from _dense_inputs(names, takes_R)
+    yield from _dense_saved(names)
     yield input_array("dy", "storage_t", "[batch or 1, time, HIDDEN_SIZE], strides below", "incoming.dy")
     yield from strides_of("dy", DENSE_Y_AXES, "incoming.dy")
     yield from states_of("dfinal", names, "incoming.dfinal")
-    rows, first = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, HEADS, PRODUCTS, HEAD_DIM]"
-    yield input_array("products", "compute_t", f"{rows}: R by the output of each row, strides below", "arrays.products")
-    yield input_array("first_products", "compute_t", f"{first}: R by the initial output", "arrays.first_products")
-    for name, _ in stride_names("row", "bt"):
-        yield Parameter(name, "int64", "in rows", "arrays.products")
+    yield from _dense_products()
     yield output_array("dx", "storage_t", "[batch or 1, time, GATES, HIDDEN_SIZE], strides below", "gradients.dx")
     yield from strides_of("dx", DENSE_X_AXES, "gradients.dx")
-    yield output_array("dproducts", "storage_t", f"{rows}: at the row whose output was multiplied", "arrays.dproducts")
-    yield output_array("first_dproducts", "storage_t", f"{first}: of the initial output", "arrays.first_dproducts")
+    yield output_array("dproducts", "storage_t", f"{_PRODUCT_ROWS}: at the row whose output was multiplied", "arrays.dproducts")
+    yield output_array("first_dproducts", "storage_t", f"{_FIRST_PRODUCTS}: of the initial output", "arrays.first_dproducts")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
     sums = "[GATES + PRODUCTS + PARAMETERS, batch, HIDDEN_SIZE] over time, or null"
     yield output_array("sums", "compute_t", sums, "gradients.sums")
@@ -261,7 +275,19 @@ def _stepwise_backward(_: Variant, names: ArrayNames) -> Parameters:
     yield output_array(
         "dproduct", "storage_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: what is multiplied next", "scratch.dproduct"
     )
+    if names.rounds:
+        of_rounds = "[ROUNDS, batch, HIDDEN_SIZE]: R transposed by dproduct of each round"
+        yield input_array("dargument", "compute_t", of_rounds, "scratch.dargument")
     yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
+    yield from _stepwise_sizes()
+
+
+def _round_arguments(_: Variant, names: ArrayNames) -> Parameters:
+    yield from _dense_inputs(names, takes_R=False)
+    yield from _dense_saved(names)
+    yield from _dense_products()
+    yield output_array("arguments", "storage_t", "[rows, HIDDEN_SIZE]: what is multiplied in this round", "arrays.arguments")
+    yield Parameter("round", "int", "from 1 on", "launch.round")
     yield from _stepwise_sizes()
 
 
@@ -289,6 +315,7 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("diagonal_backward", ""): _scan_backward,
     ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
+    ("round_arguments", ""): _round_arguments,
     ("dropout", ""): _dropout,
     ("vector_forward", ""): vector_forward,
     ("vector_backward", ""): vector_backward,

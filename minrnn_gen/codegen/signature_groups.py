@@ -27,7 +27,8 @@ class ArrayNames:
     """Names of a cell's arrays in one pass, in the order in which a call has them.
 
     A backward reads `saved_states`, the states after each step, of which `output_state` is y. Those of `vector_states` and
-    `vector_parameters` have the axis n, and so have the inputs S.*, `shared`.
+    `vector_parameters` have the axis n, and so have the inputs S.*, `shared`. A step has so many `rounds` of products of other
+    values than the previous output.
     """
 
     states: tuple[str, ...]
@@ -37,6 +38,7 @@ class ArrayNames:
     vector_states: tuple[str, ...] = ()
     vector_parameters: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    rounds: int = 0
 
 
 @lru_cache(maxsize=_NAMES_HELD)

@@ -29,6 +29,7 @@ FAMILIES: tuple[Family, ...] = (
     decode.STEP,
     stepwise.FORWARD,
     stepwise.BACKWARD,
+    stepwise.ARGUMENTS,
     diagonal.FORWARD,
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
@@ -90,6 +91,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     if problem.kernel_pass == "dropout":
         return (pointwise.DROPOUT,)
+    if problem.kernel_pass == "arguments":
+        return (stepwise.ARGUMENTS,)
     if problem.state_size:
         return ({"forward": vectors.FORWARD, "backward": vectors.BACKWARD, "step": vectors.STEP}[problem.kernel_pass],)
     match problem.cell.kind:
@@ -99,8 +102,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
             return (_diagonal_family(problem),)
         case "dense":
             if problem.kernel_pass == "step":
-                # What does not fit is a forward of one step.
-                return decode.STEP, stepwise.FORWARD
+                # What does not fit is a forward of one step, and so is a step in which one product waits for another.
+                return (stepwise.FORWARD,) if problem.cell.rounds else (decode.STEP, stepwise.FORWARD)
             backward = problem.kernel_pass == "backward"
             any_size = stepwise.BACKWARD if backward else stepwise.FORWARD
             if _refusal(problem):

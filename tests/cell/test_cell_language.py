@@ -219,7 +219,8 @@ WRONG = [
     (chain(9), 9, 6, "R.g8 is the last of 9 products that each need the one before; a step has at most 8"),
     (
         "\n".join(f"a{gate} = R.g{gate}(2 * h[t-1])" for gate in range(17))
-        + "\nh[t] = W.h + " + " + ".join(f"a{gate}" for gate in range(17)),
+        + "\nh[t] = W.h + "
+        + " + ".join(f"a{gate}" for gate in range(17)),
         17,
         7,
         "R has 17 gates; a cell has at most 16 products",

@@ -17,7 +17,8 @@ from minrnn_gen.config.spec import load_spec
 from minrnn_gen.gpu.cublas import Product
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.precision import precision_of
-from minrnn_gen.run.dense.launch import recurrent_gradient, row_products, scratch_sizes, step_product
+from minrnn_gen.run.dense.launch import scratch_sizes
+from minrnn_gen.run.dense.products import GateRounds, recurrent_gradient, row_products, step_products
 from minrnn_gen.run.executor import interface_of
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 
@@ -39,16 +40,17 @@ def products_of(interface: Interface, layout: str) -> list[Product]:
     hidden, rows = interface.hidden_size, interface.recurrent_rows
     y = array(2, hidden, 3) if layout == "BDT" else array(2, 3, hidden)
     x, weight, gates = array(2, 3, 5), array(7, 5), array(2, 3, 7)
+    of_R = GateRounds.of(interface, ()).of_output
     made = [
         projection(x, weight, gates, False, interface.precision.multiplies_in_tf32),
         x_gradient(gates, weight, x, False, interface.precision.multiplies_in_tf32),
         *weight_gradient(gates, x, weight, False, interface.precision.multiplies_in_tf32),
-        *row_products(interface, layout, 0, y, array(6, rows)),
-        *recurrent_gradient(interface, layout, y, array(6, rows), array(rows, interface.head_dim)),
+        *row_products(interface, layout, 0, y, array(6, rows), of_R),
+        *recurrent_gradient(interface, layout, y, array(6, rows), array(rows, interface.head_dim), of_R),
     ]
     for backward in (False, True):
         sizes = scratch_sizes(interface, 2, backward)
-        made.append(step_product(interface, Scratch(sizes, dict.fromkeys(sizes, 0)), 2, backward))
+        made += step_products(interface, Scratch(sizes, dict.fromkeys(sizes, 0)), 2, backward, of_R)
     return made
 
 

@@ -36,6 +36,8 @@ def refusal(problem: Problem) -> str:
         return (
             f"{problem.cell.name} has {len(problem.cell.recurrent_gates)} recurrent products, warpgroups take {PRODUCTS_MOST}"
         )
+    if problem.cell.rounds:
+        return f"products of {problem.cell.name} wait for one another within a step, those of warpgroups do not"
     if problem.specialization.alignment_bytes < WIDEST_COPY_BYTES:
         return f"rows start at multiples of {problem.specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
     return ""

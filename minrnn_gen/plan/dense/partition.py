@@ -136,6 +136,7 @@ class Partition:
         storage_values, arithmetic_values = len(cell.gates), 0
         if self.is_backward:
             storage_values, arithmetic_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
+            arithmetic_values += bool(cell.rounds)  # of those of the output and of arguments each at least one has room
         per_cell = storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes
         return columns * self.units_per_warp * per_cell
 

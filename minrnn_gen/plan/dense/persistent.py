@@ -366,6 +366,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         "shared_matrix": matrix_cycles / cycles_per_ns,
         "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
     }
+    # Each round of products is one more product, exchange and sum; all that a step does for its cells it does once.
+    rounds = 1 + len(problem.cell.rounds)
+    for term in ("products", "exchange", "shared_matrix", "reduce_split_k"):
+        terms_ns[term] = rounds * terms_ns[term]
     waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
     terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
     steps_us = problem.time * ceil(groups / at_once) / 1e3

@@ -64,12 +64,25 @@ def pointwise_us(problem: Problem, threads: int) -> Amount:
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: one product and one pointwise kernel after the other, step after step."""
+    launches = problem.time * (1 + len(problem.cell.rounds))
     return {
-        "products": problem.time * product_us(problem),
-        "pointwise": problem.time * pointwise_us(problem, candidate["threads"]),
+        "products": launches * product_us(problem),
+        "pointwise": launches * pointwise_us(problem, candidate["threads"]),
         "launch": launch_us(problem.gpu),
     }
 
 
+def arguments_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
+    """Return the terms of what multiplies in one round, of all steps at once: bound by memory, or by its instructions."""
+    cell, precision = problem.cell, problem.precision
+    read_bytes = (cell.read_count + 1) * precision.storage_bytes + len(cell.recurrent_gates) * precision.arithmetic_bytes
+    instructions = gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD
+    warps_per_sm = problem.element_count / limits.WARP_LANES / problem.gpu.sm_count
+    issue_us = warps_per_sm * instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6)
+    memory_us = problem.element_count * read_bytes / problem.gpu.bandwidth_bytes_per_s * 1e6
+    return {"arguments": maximum(issue_us, memory_us), "launch": launch_us(problem.gpu)}
+
+
 FORWARD = elementwise_family("stepwise_forward", "stepwise", _registers, predicted_us)
 BACKWARD = elementwise_family("stepwise_backward", "stepwise", _registers, predicted_us)
+ARGUMENTS = elementwise_family("round_arguments", "elementwise", _registers, arguments_us)

@@ -14,7 +14,7 @@ from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import DENSE_X_AXES, DENSE_Y_AXES, STEP_X_AXES, ArrayNames
 from minrnn_gen.errors import BadInput
-from minrnn_gen.gpu.cublas import WORKSPACE_BYTES, Matrix, Product
+from minrnn_gen.gpu.cublas import WORKSPACE_BYTES
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.program.number import Loop, bounds, divided_up, least
@@ -56,8 +56,9 @@ def persistent_launches(
     One, unless blocks of a grid wait for each other: of those the GPU has to hold all at once, and it holds `resident_blocks`.
     Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
     """
-    if bounds(call.time)[0] > PERSISTENT_STEPS_MAX:
-        raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {PERSISTENT_STEPS_MAX}; split the sequence")
+    most = PERSISTENT_STEPS_MAX // (1 + arguments.names.rounds)
+    if bounds(call.time)[0] > most:
+        raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {most}; split the sequence")
     groups, grid_blocks = _groups(plan, call.batch), plan.grid_blocks
     if not plan.group_exchange_bytes:
         yield Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))
@@ -99,78 +100,37 @@ def _groups(plan: KernelPlan, batch: int) -> int:
     return plan.problem.heads * divided_up(batch, plan.group_sequences)
 
 
-def scratch_sizes(interface: Interface, batch: int, backward: bool) -> dict[str, int]:
-    """Return the bytes of each piece of memory that the steps of `batch` sequences share."""
+def arguments_launch(
+    plan: KernelPlan, names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays, number: int, arguments: Array
+) -> Launch:
+    """Return the launch that writes what the products of round `number` multiply, of all steps of a call of one direction."""
+    blocks = divided_up(call.batch * call.time * plan.problem.hidden_size, plan.launch.threads)
+    values = {
+        **_inputs(names, call),
+        **_left_by_forward(names, call, layout, arrays),
+        "arguments": arguments.address,
+        "round": number,
+        "batch": call.batch,
+        "time": call.time,
+        "reverse": int(call.reverse),
+    }
+    return launch_in_grid(blocks, pack(signature(plan, names), values))
+
+
+def scratch_sizes(interface: Interface, batch: int, backward: bool, rounds: int = 0) -> dict[str, int]:
+    """Return the bytes of each piece of memory that the steps of `batch` sequences share; `rounds` of products besides."""
     storage, arithmetic = interface.precision.storage_bytes, interface.precision.arithmetic_bytes
     outputs, states = batch * interface.hidden_size, batch * interface.hidden_size * len(interface.states)
-    products = outputs * len(interface.recurrent_gates)
+    products, of_rounds = outputs * len(interface.recurrent_gates), rounds * outputs * arithmetic
     sizes = {
         "call": CALL_BYTES,
         "packed": math.prod(interface.R_shape[-4:]) * storage,
         "cublas": WORKSPACE_BYTES,
     }
     if backward:
-        return sizes | {"dstate": states * arithmetic, "dhidden": outputs * arithmetic, "dproduct": products * storage}
+        sizes |= {"dstate": states * arithmetic, "dhidden": outputs * arithmetic, "dproduct": products * storage}
+        return sizes | ({"dargument": of_rounds} if rounds else {})
     return sizes | {"state": states * arithmetic, "hidden": outputs * storage, "product": products * arithmetic}
-
-
-def step_product(interface: Interface, scratch: Scratch, batch: int, backward: bool) -> Product:
-    """Return the product before each step: of the outputs with R, or of the gradients of such products with it."""
-    storage, arithmetic = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
-    hidden, size = interface.hidden_size, interface.head_dim
-    rows, in_tf32 = len(interface.recurrent_gates) * size, interface.precision.multiplies_in_tf32
-    if backward:
-        left = Matrix(scratch["dproduct"], storage, interface.heads * rows, rows)
-        right = Matrix(scratch["packed"], storage, size, rows * size)
-        result = Matrix(scratch["dhidden"], arithmetic, hidden, size)
-        return Product(batch, size, rows, left, right, result, interface.heads, in_tf32=in_tf32)
-    left = Matrix(scratch["hidden"], storage, hidden, size)
-    result = Matrix(scratch["product"], arithmetic, interface.heads * rows, rows)
-    return Product(batch, rows, size, left, _packed(interface, scratch["packed"]), result, interface.heads, in_tf32=in_tf32)
-
-
-def _packed(interface: Interface, pointer: int) -> Matrix:
-    size = interface.head_dim
-    rows = len(interface.recurrent_gates) * size
-    return Matrix(pointer, interface.precision.storage_dtype, size, rows * size, transposed=True)
-
-
-def row_products(
-    interface: Interface, layout: str, packed: int, y: Array, products: Array, loop: Loop = range
-) -> Iterator[Product]:
-    """Yield the products with R of all outputs in `y`, of one direction; `products` [rows, heads, gates of R, head_dim]."""
-    size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
-    right, width = _packed(interface, packed), interface.heads * rows
-    in_tf32 = interface.precision.multiplies_in_tf32
-    for first, count, left in _rows_of(interface, layout, y, loop):
-        result = Matrix(products.address + first * width * products.itemsize, products.dtype, width, rows)
-        yield Product(count, rows, size, left, right, result, interface.heads, in_tf32=in_tf32)
-
-
-def recurrent_gradient(
-    interface: Interface, layout: str, y: Array, dproducts: Array, dR: Array, loop: Loop = range
-) -> Iterator[Product]:
-    """Yield the products that add up to the gradient of R, `dR` [heads, gates of R * head_dim, head_dim], packed as R is."""
-    size, rows = interface.head_dim, len(interface.recurrent_gates) * interface.head_dim
-    width, result = interface.heads * rows, Matrix(dR.pointer, dR.dtype, size, rows * size)
-    in_tf32 = interface.precision.multiplies_in_tf32
-    for first, count, right in _rows_of(interface, layout, y, loop):
-        pointer = dproducts.address + first * width * dproducts.itemsize
-        left = Matrix(pointer, dproducts.dtype, width, rows, transposed=True)
-        yield Product(rows, size, count, left, right, result, interface.heads, adds=True, in_tf32=in_tf32)
-
-
-def _rows_of(interface: Interface, layout: str, y: Array, loop: Loop) -> Iterator[tuple[int, int, Matrix]]:
-    """Yield (first row, rows, the matrix of their outputs [rows, head_dim] of the first head) for each part of `y`."""
-    size = interface.head_dim
-    if layout != "BDT":
-        yield 0, y.shape[0] * y.shape[1], Matrix(y.pointer, y.dtype, y.strides[1], size * y.strides[2])
-        return
-    batch, _, time = y.shape
-    step = y.strides[0] * y.itemsize
-    for row in loop(0, batch):
-        pointer = y.address + row * step
-        yield row * time, time, Matrix(pointer, y.dtype, y.strides[1], size * y.strides[1], transposed=True)
 
 
 def forward_arguments(
@@ -205,6 +165,7 @@ class BackwardArrays:
 
     `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
     `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
+    `arguments` [rows, hidden]: what the products of each round multiplied instead of the output.
     `row_strides`: from a sequence and from a step to the next, in rows. Of a piece of time all begin at its first step;
     `earlier` and `later` say whether there is a piece before and behind it: of an earlier one the rows are read, and of a later
     one the sums go on.
@@ -218,6 +179,7 @@ class BackwardArrays:
     dproducts: Array
     first_dproducts: Array
     row_strides: tuple[int, int]
+    arguments: tuple[Array, ...] = ()
     earlier: bool = False
     later: bool = False
 
@@ -242,17 +204,12 @@ def backward_arguments(
 
     gradients, dy = arrays.gradients, arrays.incoming.dy
     clip_type = numpy.float64 if arrays.products.dtype == "float64" else numpy.float32
-    states = arrays.read_states
     values = {
         **_inputs(names, call),
-        **named("saved", names.saved_states, states),
-        **_strides(call, "y", DENSE_Y_AXES, states[0] if states else None, Y_AXES[layout]),
+        **_left_by_forward(names, call, layout, arrays),
         "dy": dy.address,
         **_strides(call, "dy", DENSE_Y_AXES, dy, Y_AXES[layout]),
         **named("dfinal", names.states, arrays.incoming.dfinal),
-        "products": arrays.products.address,
-        "first_products": arrays.first_products.address,
-        **stride_values("row", "bt", dict(zip("bt", arrays.row_strides, strict=True))),
         "dx": gradients.dx.address,
         **_strides(call, "dx", DENSE_X_AXES, gradients.dx, call.x_axes),
         "dproducts": arrays.dproducts.address,
@@ -264,10 +221,23 @@ def backward_arguments(
         "time": call.time,
     }
     if scratch:
-        values |= {name: scratch[name] for name in ("dstate", "dhidden", "dproduct")} | {"reverse": int(call.reverse)}
+        shared = ("dstate", "dhidden", "dproduct", *(("dargument",) if names.rounds else ()))
+        values |= {name: scratch[name] for name in shared} | {"reverse": int(call.reverse)}
     else:
         values |= {"R": address_or_null(call.R), "neighbours": numpy.uint32(arrays.neighbours)}
     return NamedArguments(names, values)
+
+
+def _left_by_forward(names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays) -> dict[str, Any]:
+    """The states after each step that are read, and the products, made again."""
+    states = arrays.read_states
+    return {
+        **named("saved", names.saved_states, states),
+        **_strides(call, "y", DENSE_Y_AXES, states[0] if states else None, Y_AXES[layout]),
+        "products": arrays.products.address,
+        "first_products": arrays.first_products.address,
+        **stride_values("row", "bt", dict(zip("bt", arrays.row_strides, strict=True))),
+    }
 
 
 def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:

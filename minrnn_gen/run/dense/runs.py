@@ -25,15 +25,15 @@ from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, 
 from minrnn_gen.run.dense.launch import (
     BackwardArrays,
     NamedArguments,
+    arguments_launch,
     backward_arguments,
     forward_arguments,
     persistent_launches,
-    recurrent_gradient,
-    row_products,
     row_strides_of,
     step_launch_of,
     workspace_bytes_of,
 )
+from minrnn_gen.run.dense.products import GateRounds, recurrent_gradient, row_products
 from minrnn_gen.run.dense.stepwise import StepwiseRun
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.launch import alignment_of_call
@@ -105,7 +105,12 @@ class DenseRun(CellRun):
     @cached_property
     def stepwise(self) -> StepwiseRun:
         """What takes steps one after the other."""
-        return StepwiseRun(self.interface, self.backend)
+        return StepwiseRun(self.interface, self.backend, self.gates)
+
+    @cached_property
+    def gates(self) -> GateRounds:
+        """The gates of R by what they multiply."""
+        return GateRounds.of(self.interface, self.builder.cell_shape.rounds)
 
     @cached_property
     def half(self) -> DenseRun:
@@ -242,11 +247,12 @@ class DenseRun(CellRun):
             recorder.copy_heads_first(R, packed)
         # The products of a last output belong to no step, and so do those of an only one.
         if rows and part.time > 1:
-            for product in row_products(interface, interface.layout, packed, outputs.y, products, recorder.loop):
+            layout, of_output = interface.layout, self.gates.of_output
+            for product in row_products(interface, layout, packed, outputs.y, products, of_output, recorder.loop):
                 recorder.multiply(product)
         if first is not None:
-            (product,) = row_products(interface, "BTD", packed, _as_rows(first), first_products)
-            recorder.multiply(product)
+            for product in row_products(interface, "BTD", packed, _as_rows(first), first_products, self.gates.of_output):
+                recorder.multiply(product)
         of_run = BackwardArrays(
             self._read_states(outputs),
             incoming,
@@ -257,7 +263,23 @@ class DenseRun(CellRun):
             first_dproducts,
             row_strides_of(part, interface.layout),
         )
-        return Backward(part, outputs.y, first, of_run, packed)
+        arguments = self._arguments(recorder, part, of_run, packed, fill=None if writes_all else 0)
+        return Backward(part, outputs.y, first, replace(of_run, arguments=arguments), packed)
+
+    def _arguments(
+        self, recorder: Recorder, part: Call, of_run: BackwardArrays, packed: Address, fill: int | None
+    ) -> tuple[Array, ...]:
+        """Make what the products of each round multiplied again, and these products, of all steps at once."""
+        interface, rows, made = self.interface, part.rows * part.time, []
+        for number, runs in enumerate(self.gates.rounds if rows else (), start=1):
+            key = recorder.choose("arguments", self.builder.hinted_specialization, sizes_of(part))
+            kernel = recorder.load(key)
+            arguments = recorder.new_array((rows, interface.hidden_size), interface.precision.storage_dtype, fill=fill)
+            kernel.launch(arguments_launch(kernel.plan, self.names_backward, part, interface.layout, of_run, number, arguments))
+            for product in row_products(interface, "BTD", packed, _as_sequence(arguments), of_run.products, runs):
+                recorder.multiply(product)
+            made.append(arguments)
+        return tuple(made)
 
     def run_back(self, recorder: Recorder, backward: Backward, kernel: KernelKey | None = None) -> None:
         """Run all steps of a backward, or of a piece of one, against time."""
@@ -276,12 +298,16 @@ class DenseRun(CellRun):
         """Add up the gradient of R, of all rows at once."""
         interface, part, arrays, first = self.interface, backward.part, backward.arrays, backward.first
         if part.rows and part.time > 1:
-            products = recurrent_gradient(interface, interface.layout, backward.y, arrays.dproducts, dR, recorder.loop)
-            for product in products:
+            layout, of_output = interface.layout, self.gates.of_output
+            for product in recurrent_gradient(interface, layout, backward.y, arrays.dproducts, dR, of_output, recorder.loop):
                 recorder.multiply(product)
         if first is not None:
-            (product,) = recurrent_gradient(interface, "BTD", _as_rows(first), arrays.first_dproducts, dR)
-            recorder.multiply(product)
+            rows = _as_rows(first)
+            for product in recurrent_gradient(interface, "BTD", rows, arrays.first_dproducts, dR, self.gates.of_output):
+                recorder.multiply(product)
+        for arguments, runs in zip(arrays.arguments, self.gates.rounds, strict=False):
+            for product in recurrent_gradient(interface, "BTD", _as_sequence(arguments), arrays.dproducts, dR, runs):
+                recorder.multiply(product)
 
     def _states_out(self, outputs: Outputs) -> StatesOut:
         if not outputs.kept:
@@ -366,6 +392,11 @@ class DenseRun(CellRun):
         if exact == hinted or not self.backend.plan(contiguous).is_persistent:
             return contiguous
         return recorder.choose(kernel_pass, exact, sizes)
+
+
+def _as_sequence(rows: Array) -> Array:
+    """View arguments [rows, hidden] as the y of one sequence in layout BTD."""
+    return replace(rows, shape=(1, *rows.shape), strides=(rows.shape[0] * rows.strides[0], *rows.strides))
 
 
 def _as_rows(initial: Array) -> Array:

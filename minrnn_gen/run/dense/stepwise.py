@@ -16,7 +16,8 @@ from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.program.number import divided_up
 from minrnn_gen.run.backend import Backend, GraphOnStream, Queue, Recorder
-from minrnn_gen.run.dense.launch import NamedArguments, scratch_sizes, step_product
+from minrnn_gen.run.dense.launch import NamedArguments, scratch_sizes
+from minrnn_gen.run.dense.products import GateRounds, step_products
 from minrnn_gen.run.launch import Launch
 
 # A graph is launched in about the time of one step; a longer one wastes more where the time is no multiple of it.
@@ -27,12 +28,14 @@ GRAPH_STEPS = 32
 class StepwiseRun:
     """The pointwise kernels of one cell, step by step; may be used from several threads.
 
-    A step is a product and a launch. Few steps are recorded one by one, and replayed. `GRAPH_STEPS` steps of one batch size are
-    a CUDA graph, captured when first needed; on a stream that is itself being captured, they are enqueued one by one.
+    A step is a product and a launch, and as much for each round of products of other values. Few steps are recorded one by one,
+    and replayed. `GRAPH_STEPS` steps of one batch size are a CUDA graph, captured when first needed; on a stream that is itself
+    being captured, they are enqueued one by one.
     """
 
     interface: Interface
     backend: Backend
+    gates: GateRounds
 
     def run(
         self,
@@ -47,7 +50,7 @@ class StepwiseRun:
         `packed` is R with its heads in front, for a backward; a forward makes its own.
         """
         steps, is_backward = part.time + 1, _is_backward(kernel)
-        sizes = scratch_sizes(self.interface, part.batch, is_backward)
+        sizes = scratch_sizes(self.interface, part.batch, is_backward, len(self.gates.rounds))
         graph = None
         if self.backend.has_graphs and steps >= GRAPH_STEPS:
             # Graphs are as fast as a replay of their launches, and one of many steps would be held for each length.
@@ -66,15 +69,15 @@ class StepwiseRun:
             scratch = scratch.beside(packed=packed)
         begin = recorder.load(kernel, BEGIN)
         begin.launch(Launch(blocks, arguments(scratch).packed(begin.plan, BEGIN, call=scratch["call"], first_step=0)))
-        multiply, launch = self._step(kernel, part.batch, scratch, recorder)
+        multiply, take = self._step(kernel, part.batch, scratch, recorder)
         # The last step of a forward reads no product, nor does the first one of a backward, after which there is no step.
         if is_backward:
-            launch(0)
+            take(0)
         for index in recorder.loop(1, steps) if is_backward else recorder.loop(0, part.time):
             multiply()
-            launch(index)
+            take(index)
         if not is_backward:
-            launch(part.time)
+            take(part.time)
 
     def _run_graph(
         self,
@@ -101,22 +104,35 @@ class StepwiseRun:
 
     def _enqueue(self, kernel: KernelKey, batch: int, scratch: Scratch, queue: Queue) -> None:
         """Enqueue the steps of a graph."""
-        multiply, launch = self._step(kernel, batch, scratch, queue)
+        multiply, take = self._step(kernel, batch, scratch, queue)
         for index in range(GRAPH_STEPS):
             multiply()
-            launch(index)
+            take(index)
 
     def _step(
         self, kernel: KernelKey, batch: int, scratch: Scratch, queue: Queue
     ) -> tuple[Callable[[], None], Callable[[int], None]]:
-        """Return what enqueues the product before a step, and what launches a step by its index."""
-        step, product = queue.load(kernel, STEP), step_product(self.interface, scratch, batch, _is_backward(kernel))
+        """Return what enqueues the product before a step, and what takes a step by its index."""
+        step, is_backward, gates = queue.load(kernel, STEP), _is_backward(kernel), self.gates
         blocks = divided_up(batch * step.plan.problem.hidden_size, step.plan.launch.threads)
+        of_rounds = list(enumerate(gates.rounds, start=1))
 
-        def launch(index: int) -> None:
-            step.launch(Launch(blocks, pack(STEP_SIGNATURE, {"call": scratch["call"], "step_in_chunk": index})))
+        def multiply(runs: tuple[range, ...], number: int = 0) -> None:
+            for product in step_products(self.interface, scratch, batch, is_backward, runs, number):
+                queue.multiply(product, scratch["cublas"])
 
-        return lambda: queue.multiply(product, scratch["cublas"]), launch
+        def take(index: int) -> None:
+            launches = index * (1 + len(of_rounds))
+            for before, (number, runs) in enumerate(reversed(of_rounds) if is_backward else of_rounds):
+                step.launch(Launch(blocks, _packed(scratch, launches + before)))
+                multiply(runs, number)
+            step.launch(Launch(blocks, _packed(scratch, launches + len(of_rounds))))
+
+        return lambda: multiply(gates.of_output), take
+
+
+def _packed(scratch: Scratch, launch: int) -> tuple[Any, ...]:
+    return pack(STEP_SIGNATURE, {"call": scratch["call"], "step_in_chunk": launch})
 
 
 def _is_backward(kernel: KernelKey) -> bool:

@@ -1,0 +1,53 @@
+"""What the templates read of rounds of products: the argument of each, and in a backward the gradients of its products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minrnn_gen.cell.cuda_names import cuda_name
+from minrnn_gen.cell.program import Program
+
+Places = tuple[tuple[str, str], ...]
+"""(identifier, where its value is, or what it is) of each input, statement or result."""
+
+
+@dataclass(frozen=True)
+class RoundText:
+    """One round as the templates read it: `gates` are the places of its products among all, `results` has (place, name).
+
+    `prepared` are the names of values that are computed before those arrive that the statements wait for, by
+    `prepared_statements`; without any, `inputs` are all.
+    """
+
+    number: int
+    gates: tuple[int, ...]
+    inputs: Places
+    statements: Places
+    results: Places
+    prepared: tuple[str, ...] = ()
+    prepared_inputs: Places = ()
+    prepared_statements: Places = ()
+
+    @property
+    def argument(self) -> str:
+        """The name of the argument."""
+        ((_, name),) = self.results
+        return name
+
+
+def statements_of(program: Program) -> Places:
+    """Return (identifier, value) of each statement of `program`."""
+    return tuple((cuda_name(statement.name), statement.cuda) for statement in program.statements)
+
+
+def result_names(program: Program) -> dict[str, str]:
+    """Return the identifier of each result of `program` by its label."""
+    return {label: cuda_name(name) for label, name in program.results}
+
+
+def whole_round(
+    number: int, gates: tuple[int, ...], program: Program, placed: Callable[[Program], Places], results: Places
+) -> RoundText:
+    """Return a round that nothing is prepared for."""
+    return RoundText(number, gates, placed(program), statements_of(program), results)

@@ -1,0 +1,253 @@
+"""What the templates read of a cell that is run step after step: its statements, rounds of products, and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from minrnn_gen.cell.cuda_names import cuda_name
+from minrnn_gen.cell.late import bias_name, step_behind_sums, sum_name
+from minrnn_gen.cell.lowering import Program
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.cell.preparation import CutProgram, cut
+from minrnn_gen.codegen.cell_names import CellNames
+from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of, whole_round
+
+
+@dataclass(frozen=True)
+class _StepsNames(CellNames):
+    """What the templates read of a cell that is run step after step, in either pass."""
+
+    lowered: LoweredSteps | LoweredStepsBackward
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The recurrent gates, in R's order."""
+        return self.lowered.recurrent_gates
+
+    @property
+    def output_state(self) -> str | None:
+        return self.lowered.output_state
+
+    @property
+    def output_place(self) -> int:
+        """The place of the output among the states; -1 where it is none of them."""
+        output = self.lowered.output_state
+        return -1 if output is None else self.states.index(output)
+
+    @property
+    def round_of_products(self) -> tuple[int, ...]:
+        """Of each product the exchange of a step that it follows: 0 for the previous output, then the rounds."""
+        numbers = {gate: number for number, products in enumerate(self.lowered.rounds, start=1) for gate in products.gates}
+        return tuple(numbers.get(gate, 0) for gate in self.products)
+
+    @property
+    def arguments(self) -> tuple[RoundText, ...]:
+        """What the products of each round multiply."""
+        return tuple(
+            whole_round(number, self._places(gates), program, self._placed, (("", result_names(program)["argument"]),))
+            for number, (gates, program) in enumerate(self._argument_programs)
+        )
+
+    @property
+    def _argument_programs(self) -> tuple[tuple[tuple[str, ...], Program], ...]:
+        """The gates of each round with the program of what they multiply."""
+        lowered = self.lowered
+        programs = lowered.arguments if isinstance(lowered, LoweredStepsBackward) else [of.program for of in lowered.rounds]
+        return tuple((products.gates, program) for products, program in zip(lowered.rounds, programs, strict=True))
+
+    def _cut_round(self, number: int, gates: tuple[str, ...], parts: CutProgram, results: Places) -> RoundText:
+        prepared = tuple(map(cuda_name, parts.values))
+        return RoundText(
+            number,
+            self._places(gates),
+            _handed_on(self._placed(parts.rest), prepared),
+            statements_of(parts.rest),
+            results,
+            prepared,
+            self._placed(parts.preparation),
+            statements_of(parts.preparation),
+        )
+
+    def _places(self, gates: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(map(self.products.index, gates))
+
+    def _placed(self, program: Program) -> Places:
+        """(name, where its value is) of each input of `program`."""
+        places = {"gradient_y": "dy"}
+        for label, names, place in (
+            ("W", self.gates, "gate"),
+            ("R", self.products, "product"),
+            ("previous", self.states, "previous"),
+            ("parameter", self.parameters, "parameter"),
+            ("gradient_state", self.states, "dstate"),
+        ):
+            places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
+        places |= {f"gradient_argument_{number}": f"dargument.at[{number}]" for number in range(len(self.lowered.rounds))}
+        for index, name in enumerate(self.products):
+            places |= {sum_name(name): f"sum.at[{index}]", bias_name(name): f"product_bias.at[{index}]"}
+        return tuple((cuda_name(name), places.get(name, "")) for name in program.inputs)
+
+
+@dataclass(frozen=True)
+class StepsText(_StepsNames):
+    """One step of a cell as the templates read it."""
+
+    lowered: LoweredSteps
+
+    @property
+    def step_inputs(self) -> Places:
+        return self._placed(self.lowered.step)
+
+    @property
+    def step_statements(self) -> Places:
+        return statements_of(self.lowered.step)
+
+    @property
+    def step_results(self) -> Places:
+        names = result_names(self.lowered.step)
+        return (
+            *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
+            ("y", names["y"]),
+        )
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """The values of a step that are free of recurrent sums and previous states, and are read with them."""
+        return tuple(map(cuda_name, self._behind_sums.values))
+
+    @property
+    def prepared_inputs(self) -> Places:
+        return self._placed(self._behind_sums.preparation)
+
+    @property
+    def prepared_statements(self) -> Places:
+        return statements_of(self._behind_sums.preparation)
+
+    @property
+    def late_inputs(self) -> Places:
+        return _handed_on(self._placed(self._behind_sums.rest), self.prepared)
+
+    @property
+    def late_statements(self) -> Places:
+        return statements_of(self._behind_sums.rest)
+
+    @cached_property
+    def _behind_sums(self) -> CutProgram:
+        return step_behind_sums(self.lowered.step, self.products, self.states)
+
+    @property
+    def late_arguments(self) -> tuple[RoundText, ...]:
+        """What the products of each round multiply, of recurrent sums without their bias."""
+        rounds = []
+        for number, (gates, program) in enumerate(self._argument_programs):
+            parts = step_behind_sums(program, self.products, self.states)
+            rounds.append(self._cut_round(number, gates, parts, (("", result_names(parts.rest)["argument"]),)))
+        return tuple(rounds)
+
+
+@dataclass(frozen=True)
+class StepsBackwardText(_StepsNames):
+    """The vector-Jacobian product of one step as the templates read it."""
+
+    lowered: LoweredStepsBackward
+
+    @property
+    def read_gates(self) -> tuple[int, ...]:
+        """The places of the gates that the gradients depend on; the others are not read."""
+        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
+
+    @property
+    def read_products(self) -> tuple[int, ...]:
+        """The places of the products of the previous output that the gradients depend on."""
+        return tuple(place for place in self._read_products if not self.round_of_products[place])
+
+    @property
+    def read_round_products(self) -> tuple[int, ...]:
+        """The places of the products of arguments that the gradients depend on."""
+        return tuple(place for place in self._read_products if self.round_of_products[place])
+
+    @property
+    def _read_products(self) -> tuple[int, ...]:
+        return tuple(self.products.index(gate) for gate in self.lowered.read_products)
+
+    @property
+    def rounds(self) -> tuple[RoundText, ...]:
+        """The gradients of the products of each round, by those of the rounds behind it."""
+        rounds = []
+        for number, products in enumerate(self.lowered.rounds):
+            parts = cut(products.program, [name for name in products.program.inputs if name.startswith("gradient_")])
+            names, places = result_names(parts.rest), self._places(products.gates)
+            results = tuple(
+                (f"at[{place}]", names[f"gradient_R_{gate}"]) for place, gate in zip(places, products.gates, strict=True)
+            )
+            rounds.append(self._cut_round(number, products.gates, parts, results))
+        return tuple(rounds)
+
+    @property
+    def gates_of_products(self) -> tuple[int, ...]:
+        """Of each product the place of a gate that has the same gradient, as where only their sum is read; -1 without one."""
+        names = result_names(self.lowered.backward)
+        of_gates = [names[f"gradient_W_{gate}"] for gate in self.gates]
+        of_products = [names[f"gradient_R_{product}"] for product in self.products]
+        return tuple(of_gates.index(name) if name in of_gates else -1 for name in of_products)
+
+    @property
+    def saved_states(self) -> tuple[str, ...]:
+        """The states whose values after each step the kernel reads."""
+        return self.lowered.read_states
+
+    @property
+    def saved_dtypes(self) -> Places:
+        """`saved_states` with their dtypes in memory: the output is read from y."""
+        return tuple((state, "storage_t" if state == self.output_state else "compute_t") for state in self.saved_states)
+
+    @property
+    def saved_places(self) -> tuple[int, ...]:
+        """The places of `saved_states` among all states."""
+        return tuple(self.states.index(state) for state in self.saved_states)
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """The values of a step that are free of the gradients that arrive, and are read with them."""
+        return tuple(map(cuda_name, self._cut.values))
+
+    @property
+    def prepared_inputs(self) -> Places:
+        return self._placed(self._cut.preparation)
+
+    @property
+    def prepared_statements(self) -> Places:
+        return statements_of(self._cut.preparation)
+
+    @property
+    def backward_inputs(self) -> Places:
+        return _handed_on(self._placed(self._cut.rest), self.prepared)
+
+    @property
+    def backward_statements(self) -> Places:
+        return statements_of(self._cut.rest)
+
+    @cached_property
+    def _cut(self) -> CutProgram:
+        program = self.lowered.backward
+        return cut(program, [name for name in program.inputs if name.startswith("gradient_")])
+
+    @property
+    def backward_results(self) -> Places:
+        names = result_names(self.lowered.backward)
+        return tuple(
+            (f"{place}.at[{index}]", names[f"gradient_{label}_{name}"])
+            for label, listed, place in (
+                ("W", self.gates, "gate"),
+                ("R", self.products, "product"),
+                ("previous", self.states, "previous"),
+                ("parameter", self.parameters, "parameter"),
+            )
+            for index, name in enumerate(listed)
+        )
+
+
+def _handed_on(inputs: Places, prepared: tuple[str, ...]) -> Places:
+    """Return (identifier, where its value is) of inputs of which some are among what is `prepared`."""
+    return tuple((name, f"prepared.{name}" if name in prepared else place) for name, place in inputs)
