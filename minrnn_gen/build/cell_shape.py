@@ -24,8 +24,6 @@ def words_of_states(states_out: StatesOut, precision: Precision) -> int:
 
 def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of_state: int) -> CellShape:
     """Return the shape of a cell in a forward or a step: it reads the gates, and writes y and perhaps the states."""
-    from minrnn_gen.cell.rounds import rounds_of
-
     return CellShape(
         name=lowered.name,
         kind=recurrence.kind,
@@ -39,7 +37,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         operation_count=lowered.operation_count,
         transcendental_count=lowered.transcendental_count,
         proof=recurrence.proof,
-        rounds=tuple(of_round.gates for of_round in rounds_of(cell)) if cell.arguments else (),
+        rounds=tuple(products.gates for products in cell.rounds),
     )
 
 

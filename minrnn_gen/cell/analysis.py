@@ -12,7 +12,6 @@ from minrnn_gen.cell.functions import CellFunction, Comparison, Detach, Where
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.cell.refutation import Point
-from minrnn_gen.cell.rounds import rounds_of
 
 if TYPE_CHECKING:  # sympy is imported only where something has to be proved zero
     from minrnn_gen.cell.zeros import Zeros
@@ -79,7 +78,7 @@ def _why_dense(cell: Cell) -> str:
         return f"dense: it uses {of_output}, which mix the channels of the previous output."
     rounds = [of_output] if of_output else []
     rounds += [
-        ", ".join(f"R.{gate}({shown_equation(together.argument)})" for gate in together.gates) for together in rounds_of(cell)
+        ", ".join(f"R.{gate}({shown_equation(together.argument)})" for gate in together.gates) for together in cell.rounds
     ]
     plural = "round" if len(rounds) == 1 else "rounds"
     return f"dense, {len(rounds)} {plural} of products a step, one after the other: {'; then '.join(rounds)}."

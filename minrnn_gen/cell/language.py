@@ -11,7 +11,7 @@ from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile, CellSource
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.reading import NAME, RESERVED, ExpressionReader
-from minrnn_gen.cell.rounds import LEVELS_MOST, PRODUCTS_MOST, levels_of
+from minrnn_gen.cell.rounds import LEVELS_MOST, PRODUCTS_MOST, Round, levels_of, rounds_of
 from minrnn_gen.cell.syntax import (
     EquationText,
     Place,
@@ -49,6 +49,11 @@ class Cell:
     def lets(self) -> tuple[tuple[str, Expr], ...]:
         """The named values, in the order of their definitions."""
         return tuple((symbol.name, expression) for symbol, expression in self.definitions if "[" not in symbol.name)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds of products in a step after that of the previous output, in the order of a step."""
+        return rounds_of(self.definitions, self.recurrent_gates, self.arguments)
 
     @property
     def next_states(self) -> tuple[tuple[str, Expr], ...]:

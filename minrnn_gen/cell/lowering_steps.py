@@ -20,7 +20,7 @@ from minrnn_gen.cell.program_names import (
     step_inputs,
     wide_inputs,
 )
-from minrnn_gen.cell.rounds import Round, rounds_of
+from minrnn_gen.cell.rounds import Round
 from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 
@@ -155,7 +155,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
     """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
     results = {f"state_{state}": ex.current(state) for state in cell.states}
-    rounds = [ProductRound(products.gates, _argument(builder, products)) for products in rounds_of(cell)]
+    rounds = [ProductRound(products.gates, _argument(builder, products)) for products in cell.rounds]
     return LoweredSteps(
         name=cell.name,
         gates=cell.gates,
@@ -178,7 +178,7 @@ def lower_steps_backward(
     It may give `state_<state>` of every state, too.
     """
     inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
-    together = rounds_of(cell)
+    together = cell.rounds
     incoming |= {_incoming_argument(number): f"gradient_argument_{number}" for number in range(len(together))}
     seeds = [*((ex.current(state), incoming_gradient(state)) for state in cell.states), (cell.output, INCOMING_Y)]
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-
-if TYPE_CHECKING:
-    from minrnn_gen.cell.language import Cell
-    from minrnn_gen.cell.syntax import Place
+from minrnn_gen.cell.syntax import Place
 
 # The most products that one after another may need, and the most of a cell: language bounds, far above any published cell.
 LEVELS_MOST, PRODUCTS_MOST = 8, 16
@@ -25,19 +21,19 @@ class Round:
     argument: Expr
 
 
-def rounds_of(cell: Cell) -> tuple[Round, ...]:
-    """Return the rounds of `cell` after the product of the previous output, in an order in which each may be computed.
+def rounds_of(
+    definitions: tuple[tuple[Symbol, Expr], ...], gates: tuple[str, ...], arguments: tuple[tuple[str, Expr], ...]
+) -> tuple[Round, ...]:
+    """Return the rounds after the product of the previous output, in an order in which each may be computed.
 
-    A cell whose products all multiply the previous output has none.
+    `arguments` has what a gate's product multiplies, for each of R's `gates` that multiplies something else.
     """
-    levels = levels_of(cell.definitions, cell.recurrent_gates, dict(cell.arguments))
+    levels = levels_of(definitions, gates, dict(arguments))
     together: dict[tuple[int, Expr], list[str]] = {}
-    for gate, argument in cell.arguments:
+    for gate, argument in arguments:
         together.setdefault((levels[gate], argument), []).append(gate)
     ordered = sorted(together.items(), key=lambda item: item[0][0])
-    return tuple(
-        Round(tuple(gate for gate in cell.recurrent_gates if gate in gates), argument) for (_, argument), gates in ordered
-    )
+    return tuple(Round(tuple(gate for gate in gates if gate in of_round), argument) for (_, argument), of_round in ordered)
 
 
 def levels_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from minrnn_gen.cell.cuda_names import cuda_name
@@ -14,13 +13,15 @@ Places = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class RoundText:
-    """One round as the templates read it: `gates` are the places of its products among all, `results` has (place, name).
+    """One round as the templates read it, numbered from 1 on: `products` are its products in words, `gates` their places among
+    all, and `results` has (place, name).
 
     `prepared` are the names of values that are computed before those arrive that the statements wait for, by
     `prepared_statements`; without any, `inputs` are all.
     """
 
     number: int
+    products: str
     gates: tuple[int, ...]
     inputs: Places
     statements: Places
@@ -44,10 +45,3 @@ def statements_of(program: Program) -> Places:
 def result_names(program: Program) -> dict[str, str]:
     """Return the identifier of each result of `program` by its label."""
     return {label: cuda_name(name) for label, name in program.results}
-
-
-def whole_round(
-    number: int, gates: tuple[int, ...], program: Program, placed: Callable[[Program], Places], results: Places
-) -> RoundText:
-    """Return a round that nothing is prepared for."""
-    return RoundText(number, gates, placed(program), statements_of(program), results)

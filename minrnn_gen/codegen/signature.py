@@ -282,7 +282,7 @@ def _stepwise_backward(_: Variant, names: ArrayNames) -> Parameters:
     yield from _stepwise_sizes()
 
 
-def _round_arguments(_: Variant, names: ArrayNames) -> Parameters:
+def _backward_arguments(_: Variant, names: ArrayNames) -> Parameters:
     yield from _dense_inputs(names, takes_R=False)
     yield from _dense_saved(names)
     yield from _dense_products()
@@ -315,7 +315,7 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("diagonal_backward", ""): _scan_backward,
     ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
-    ("round_arguments", ""): _round_arguments,
+    ("backward_arguments", ""): _backward_arguments,
     ("dropout", ""): _dropout,
     ("vector_forward", ""): vector_forward,
     ("vector_backward", ""): vector_backward,

@@ -11,7 +11,9 @@ from minrnn_gen.cell.lowering import Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.preparation import CutProgram, cut
 from minrnn_gen.codegen.cell_names import CellNames
-from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of, whole_round
+from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of
+
+_NOTHING = Program((), (), ())
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class _StepsNames(CellNames):
     def arguments(self) -> tuple[RoundText, ...]:
         """What the products of each round multiply."""
         return tuple(
-            whole_round(number, self._places(gates), program, self._placed, (("", result_names(program)["argument"]),))
-            for number, (gates, program) in enumerate(self._argument_programs)
+            self._round(number, gates, CutProgram(_NOTHING, program), (("", result_names(program)["argument"]),))
+            for number, (gates, program) in enumerate(self._argument_programs, start=1)
         )
 
     @property
@@ -56,21 +58,19 @@ class _StepsNames(CellNames):
         programs = lowered.arguments if isinstance(lowered, LoweredStepsBackward) else [of.program for of in lowered.rounds]
         return tuple((products.gates, program) for products, program in zip(lowered.rounds, programs, strict=True))
 
-    def _cut_round(self, number: int, gates: tuple[str, ...], parts: CutProgram, results: Places) -> RoundText:
+    def _round(self, number: int, gates: tuple[str, ...], parts: CutProgram, results: Places) -> RoundText:
         prepared = tuple(map(cuda_name, parts.values))
         return RoundText(
-            number,
-            self._places(gates),
-            _handed_on(self._placed(parts.rest), prepared),
-            statements_of(parts.rest),
-            results,
-            prepared,
-            self._placed(parts.preparation),
-            statements_of(parts.preparation),
+            number=number,
+            products=", ".join(f"R.{gate}" for gate in gates),
+            gates=tuple(map(self.products.index, gates)),
+            inputs=_handed_on(self._placed(parts.rest), prepared),
+            statements=statements_of(parts.rest),
+            results=results,
+            prepared=prepared,
+            prepared_inputs=self._placed(parts.preparation),
+            prepared_statements=statements_of(parts.preparation),
         )
-
-    def _places(self, gates: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(map(self.products.index, gates))
 
     def _placed(self, program: Program) -> Places:
         """(name, where its value is) of each input of `program`."""
@@ -140,9 +140,9 @@ class StepsText(_StepsNames):
     def late_arguments(self) -> tuple[RoundText, ...]:
         """What the products of each round multiply, of recurrent sums without their bias."""
         rounds = []
-        for number, (gates, program) in enumerate(self._argument_programs):
+        for number, (gates, program) in enumerate(self._argument_programs, start=1):
             parts = step_behind_sums(program, self.products, self.states)
-            rounds.append(self._cut_round(number, gates, parts, (("", result_names(parts.rest)["argument"]),)))
+            rounds.append(self._round(number, gates, parts, (("", result_names(parts.rest)["argument"]),)))
         return tuple(rounds)
 
 
@@ -173,16 +173,15 @@ class StepsBackwardText(_StepsNames):
 
     @property
     def rounds(self) -> tuple[RoundText, ...]:
-        """The gradients of the products of each round, by those of the rounds behind it."""
+        """The gradients of the products of each round, by those of the rounds behind it; the last round comes first."""
         rounds = []
-        for number, products in enumerate(self.lowered.rounds):
+        for number, products in enumerate(self.lowered.rounds, start=1):
             parts = cut(products.program, [name for name in products.program.inputs if name.startswith("gradient_")])
-            names, places = result_names(parts.rest), self._places(products.gates)
-            results = tuple(
-                (f"at[{place}]", names[f"gradient_R_{gate}"]) for place, gate in zip(places, products.gates, strict=True)
-            )
-            rounds.append(self._cut_round(number, products.gates, parts, results))
-        return tuple(rounds)
+            names = result_names(parts.rest)
+            places = {gate: f"at[{self.products.index(gate)}]" for gate in products.gates}
+            results = tuple((place, names[f"gradient_R_{gate}"]) for gate, place in places.items())
+            rounds.append(self._round(number, products.gates, parts, results))
+        return tuple(reversed(rounds))
 
     @property
     def gates_of_products(self) -> tuple[int, ...]:

@@ -23,7 +23,6 @@ from minrnn_gen.cell.files import find_cell, library_names
 from minrnn_gen.cell.functions import FREE_NAMES, FUNCTIONS
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.printing import equation_text
-from minrnn_gen.cell.rounds import rounds_of
 from minrnn_gen.errors import BadInput
 
 # W gates | R gates | states | parameters, from docs/cells.md.
@@ -160,13 +159,13 @@ def test_a_product_of_the_state_that_is_the_output_is_one_of_the_previous_output
     cell = cell_of(text)
     assert cell.recurrent_gates == ("r", "n", "k")  # W's gates first, then in the order of their first use
     assert {gate: equation_text(argument) for gate, argument in cell.arguments} == {"n": "r * h[t-1]", "k": "r * h[t-1]"}
-    assert [together.gates for together in rounds_of(cell)] == [("n", "k")]
-    assert rounds_of(cell_of("h[t] = tanh(W.h + R.h(h[t-1]))")) == ()
+    assert [together.gates for together in cell.rounds] == [("n", "k")]
+    assert cell_of("h[t] = tanh(W.h + R.h(h[t-1]))").rounds == ()
 
 
 def test_rounds_follow_what_products_read_and_share_one_argument() -> None:
     cell = cell_of("a = R.a\nb = R.b(a)\nc = R.c(2 * h[t-1]) + R.d(a)\nh[t] = W.h + R.e(b) + c")
-    shown = [(together.gates, equation_text(together.argument)) for together in rounds_of(cell)]
+    shown = [(together.gates, equation_text(together.argument)) for together in cell.rounds]
     assert shown == [(("c",), "2 * h[t-1]"), (("b", "d"), "a"), (("e",), "b")]
 
 

@@ -65,6 +65,13 @@ s1[t] = v0 * s1[t-1] + v1 * p0
 s2[t] = 0.5 * s2[t-1] + tanh(W.g2 + R.g2) * p1
 s0[t] = v0 * tanh(s1[t] + s2[t])
 """
+ROUNDS = """
+v0 = sigmoid(W.g0 + R.g0)
+v1 = tanh(W.g1 + R.g1(v0 * s0[t-1] + p0)) * s2[t-1]
+s1[t] = v0 * s1[t-1] + v1 * p1
+s2[t] = 0.5 * s2[t-1] + tanh(W.g2 + R.g2(v1))
+s0[t] = v0 * tanh(s1[t] + s2[t])
+"""
 VECTORS = """
 v0 = sigmoid(W.g0 + p0)
 v1 = sum(S.i0 * s1[t-1]) * W.g1
@@ -82,6 +89,7 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     PROJECTED: ({"precision": "bf16", "hidden_size": 128, "input_size": 64},),
     DIAGONAL: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
     DENSE: ({"precision": "bf16"}, {"precision": "fp32"}),
+    ROUNDS: ({"precision": "bf16"},),
     VECTORS: ({"precision": "bf16", "state_size": 4}, {"precision": "fp32", "layout": "BDT", "state_size": 6}),
 }
 # What has the axis n in a cell that has it.
@@ -89,6 +97,7 @@ WITH_N = ("s1", "p1")
 # The templates that print programs, whose statements come with their prefix.
 PROGRAMS = {
     *(f"parts/{name}.cuh.j2" for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_backward")),
+    "parts/rounds.j2",
     *(f"bodies/{name}.cuh.j2" for name in ("step_statements", "step_results", "prepared_statements")),
 }
 # Names in the order of the slots: those that once met others first.
@@ -131,7 +140,8 @@ def plans_of(text: str) -> tuple[tuple[dict[str, Any], KernelPlan], ...]:
     plans = []
     for spec in SPECS[text]:
         builder = builder_with(text, dict(zip(SLOTS, SLOTS, strict=True)), spec)
-        for kernel_pass in PASSES:
+        of_rounds: tuple[KernelPass, ...] = ("arguments",) if builder.cell.rounds else ()
+        for kernel_pass in (*PASSES, *of_rounds):
             kept = {"states_out": "arithmetic"} if kernel_pass == "forward" else {}
             for solution in builder.solutions(builder.key_of(kernel_pass, replace(builder.hinted_specialization, **kept))):
                 plans.append((spec, solution.plan(0)))
@@ -168,7 +178,7 @@ def test_a_template_writes_the_cells_names_behind_the_prefix(template: str) -> N
         assert before.startswith(PREFIX), before
 
 
-@pytest.mark.parametrize("text", SPECS, ids=("affine", "projected", "diagonal", "dense", "vectors"))
+@pytest.mark.parametrize("text", SPECS, ids=("affine", "projected", "diagonal", "dense", "rounds", "vectors"))
 def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
     """Two sets of names, none of them in a template: what differs between the kernels is of the cell."""
     first, second = ({slot: f"{mark}{slot}" for slot in SLOTS} for mark in ("qqq", "zzz"))

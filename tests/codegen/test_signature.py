@@ -43,6 +43,8 @@ LEAKY = {
     "parameters": ["leak"],
     "equations": "z = sigmoid(W.z + R.z)\nn = tanh(W.n + R.n)\nh[t] = sigmoid(leak) * z * h[t-1] + (1 - z) * n",
 }
+# A product of what another product gives.
+ROUNDS = {"name": "rounds", "equations": "r = sigmoid(W.r + R.r)\nh[t] = tanh(W.n + p * R.n(r * h[t-1]))", "parameters": ["p"]}
 SPECS: tuple[dict[str, Any], ...] = (
     *({"model": model, "layout": layout} for model, layout in product((TWIN, "min_gru", "ind_rnn"), ("BTD", "BDT"))),
     {"model": "min_lstm", "layout": "TBD", "batch": 1, "time": 65536},
@@ -50,6 +52,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm"},
     {"model": "lstm", "gpu": "a100"},
     {"model": LEAKY, "precision": "fp64"},
+    {"model": ROUNDS},
     {"model": "gru", "precision": "fp16", "gpu": "t4"},
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
@@ -86,7 +89,8 @@ def kernels() -> tuple[Kernel, ...]:
         gpu = spec.get("gpu", "h200")
         target = Target(load_profile(gpu), profile_bytes(gpu), "spec")
         builder = Builder(load_spec(sizes), target, Store(cache_folder()))
-        for kernel_pass in PASSES:
+        of_rounds: tuple[KernelPass, ...] = ("arguments",) if builder.cell.rounds else ()
+        for kernel_pass in (*PASSES, *of_rounds):
             found += [(plan, builder.lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
     return tuple(found)
 
@@ -152,7 +156,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 
 # What a source begins with, and the names that may follow.
 LAUNCH = {
-    "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "checkpoints", "part_ends",
+    "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints", "part_ends",
     "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
 }  # fmt: skip
 

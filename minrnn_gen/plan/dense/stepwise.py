@@ -85,4 +85,4 @@ def arguments_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount
 
 FORWARD = elementwise_family("stepwise_forward", "stepwise", _registers, predicted_us)
 BACKWARD = elementwise_family("stepwise_backward", "stepwise", _registers, predicted_us)
-ARGUMENTS = elementwise_family("round_arguments", "elementwise", _registers, arguments_us)
+ARGUMENTS = elementwise_family("backward_arguments", "elementwise", _registers, arguments_us)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from minrnn_gen.call.array import Array
@@ -112,3 +112,13 @@ def _rows_of(interface: Interface, layout: str, y: Array, loop: Loop) -> Iterato
     for row in loop(0, batch):
         pointer = y.address + row * step
         yield row * time, time, Matrix(pointer, y.dtype, y.strides[1], size * y.strides[1], transposed=True)
+
+
+def one_sequence(rows: Array) -> Array:
+    """View arguments [rows, hidden] as the y of one sequence in layout BTD."""
+    return replace(rows, shape=(1, *rows.shape), strides=(rows.shape[0] * rows.strides[0], *rows.strides))
+
+
+def as_rows(initial: Array) -> Array:
+    """View the initial output [batch, hidden] as the y of one sequence in layout BTD: its products are those of rows."""
+    return replace(initial, shape=(1, *initial.shape), strides=(initial.shape[0] * initial.strides[0], *initial.strides))

@@ -33,7 +33,7 @@ from minrnn_gen.run.dense.launch import (
     step_launch_of,
     workspace_bytes_of,
 )
-from minrnn_gen.run.dense.products import GateRounds, recurrent_gradient, row_products
+from minrnn_gen.run.dense.products import GateRounds, as_rows, one_sequence, recurrent_gradient, row_products
 from minrnn_gen.run.dense.stepwise import StepwiseRun
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.launch import alignment_of_call
@@ -251,7 +251,7 @@ class DenseRun(CellRun):
             for product in row_products(interface, layout, packed, outputs.y, products, of_output, recorder.loop):
                 recorder.multiply(product)
         if first is not None:
-            for product in row_products(interface, "BTD", packed, _as_rows(first), first_products, self.gates.of_output):
+            for product in row_products(interface, "BTD", packed, as_rows(first), first_products, self.gates.of_output):
                 recorder.multiply(product)
         of_run = BackwardArrays(
             self._read_states(outputs),
@@ -276,7 +276,7 @@ class DenseRun(CellRun):
             kernel = recorder.load(key)
             arguments = recorder.new_array((rows, interface.hidden_size), interface.precision.storage_dtype, fill=fill)
             kernel.launch(arguments_launch(kernel.plan, self.names_backward, part, interface.layout, of_run, number, arguments))
-            for product in row_products(interface, "BTD", packed, _as_sequence(arguments), of_run.products, runs):
+            for product in row_products(interface, "BTD", packed, one_sequence(arguments), of_run.products, runs):
                 recorder.multiply(product)
             made.append(arguments)
         return tuple(made)
@@ -302,11 +302,11 @@ class DenseRun(CellRun):
             for product in recurrent_gradient(interface, layout, backward.y, arrays.dproducts, dR, of_output, recorder.loop):
                 recorder.multiply(product)
         if first is not None:
-            rows = _as_rows(first)
+            rows = as_rows(first)
             for product in recurrent_gradient(interface, "BTD", rows, arrays.first_dproducts, dR, self.gates.of_output):
                 recorder.multiply(product)
         for arguments, runs in zip(arrays.arguments, self.gates.rounds, strict=False):
-            for product in recurrent_gradient(interface, "BTD", _as_sequence(arguments), arrays.dproducts, dR, runs):
+            for product in recurrent_gradient(interface, "BTD", one_sequence(arguments), arrays.dproducts, dR, runs):
                 recorder.multiply(product)
 
     def _states_out(self, outputs: Outputs) -> StatesOut:
@@ -392,13 +392,3 @@ class DenseRun(CellRun):
         if exact == hinted or not self.backend.plan(contiguous).is_persistent:
             return contiguous
         return recorder.choose(kernel_pass, exact, sizes)
-
-
-def _as_sequence(rows: Array) -> Array:
-    """View arguments [rows, hidden] as the y of one sequence in layout BTD."""
-    return replace(rows, shape=(1, *rows.shape), strides=(rows.shape[0] * rows.strides[0], *rows.strides))
-
-
-def _as_rows(initial: Array) -> Array:
-    """View the initial output [batch, hidden] as the y of one sequence in layout BTD: its products are those of rows."""
-    return replace(initial, shape=(1, *initial.shape), strides=(initial.shape[0] * initial.strides[0], *initial.strides))
