@@ -140,6 +140,8 @@ class _Collected:
         for specialization in self._specializations(builder, variant).values():
             if self._interface.recurrent_gates:  # which of these serve is known when they are compiled
                 yield from self._candidates(builder, variant.kernel_pass, specialization)
+                if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
+                    yield from self._candidates(builder, "arguments", builder.hinted_specialization)
             else:
                 yield from self._at_places(builder, variant.kernel_pass, specialization)
 
@@ -251,10 +253,12 @@ class _Collected:
             # More sequences than a step has kernels for are a forward of one step.
             forwards = self._by_place(builder, _Variant("forward"))[:: len(TIMES)]
             return [{("step", False): key, **forward} for key, forward in zip(steps, forwards, strict=True)]
-        directions = {
+        directions: dict[tuple[KernelPass, bool], list[KernelKey]] = {
             (variant.kernel_pass, reverse): self._at_places(builder, variant.kernel_pass, specialization)
             for reverse, specialization in specializations.items()
         }
+        if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
+            directions["arguments", False] = self._at_places(builder, "arguments", builder.hinted_specialization)
         return [dict(zip(directions, keys, strict=True)) for keys in zip(*directions.values(), strict=True)]
 
     def _specializations(self, builder: Builder, variant: _Variant) -> dict[bool, Specialization]:
@@ -315,6 +319,8 @@ class _Collected:
 
         The latter read at run time how they are called: every call has the kernel of contiguous arrays.
         """
+        if kernel_pass == "arguments":
+            return self._served(builder, kernel_pass, specialization, {"elementwise"})
         keys = self._served(builder, kernel_pass, specialization, {"persistent", "decode"})
         if keys or kernel_pass == "step":
             return keys

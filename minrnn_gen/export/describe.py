@@ -155,7 +155,7 @@ class Recorder(Describer):
         plan, number = self._backend.plan(kernel), self._backend.numbers[kernel]
         resident: Any = Expr("resident", (number,), 1, 1 << 31)  # as many as the device holds, at most those of the plan
         of_step = plan.problem.kernel_pass == "step"
-        if plan.strategy != "stepwise" and (plan.problem.has_matrix or not of_step):
+        if plan.strategy not in ("stepwise", "elementwise") and (plan.problem.has_matrix or not of_step):
             self.note(data.Check(plan.problem.specialization.alignment_bytes, of_step))
         return DescribedKernel(self, data.KernelRef(number, part), plan, lambda: resident)
 

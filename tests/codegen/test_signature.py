@@ -156,8 +156,8 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 
 # What a source begins with, and the names that may follow.
 LAUNCH = {
-    "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints", "part_ends",
-    "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
+    "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
+    "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
 }  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def names_behind(head: str) -> set[str]:
     if head in classes:
         return {field.name for field in fields(classes[head])} | {*dir(classes[head])}
     if head == "scratch":
-        return {*scratch_sizes(interface, 1, False), *scratch_sizes(interface, 1, True)}
+        return {*scratch_sizes(interface, 1, False), *scratch_sizes(interface, 1, True, rounds=1)}
     return set(Spec.model_fields) if head == "spec" else LAUNCH
 
 

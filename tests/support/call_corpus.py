@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from support.round_cells import DEEP, RESET_BEFORE
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
@@ -101,6 +102,12 @@ def cases() -> Iterator[Case]:
     yield Case("lstm large", {**lstm, "hidden_size": 1024, "precision": "bf16"}, Sizes(4, 64), dense + PACKED[:1])
     yield Case("lstm both", {**lstm, "direction": "bidirectional"}, Sizes(4, 64), dense + PACKED[:1])
     yield Case("lstm stepwise", {**lstm, "hidden_size": 2048, "precision": "fp64"}, Sizes(2, 24), STEPWISE)
+    rounds = {"model": DEEP, "hidden_size": 64, "heads": 2, "precision": "bf16"}
+    yield Case("rounds", rounds, usual, dense + PACKED[:1] + STEPS)
+    yield Case("rounds both", {**rounds, "direction": "bidirectional", "layout": "TBD"}, Sizes(4, 64), dense)
+    yield Case(
+        "rounds stepwise", {**rounds, "model": RESET_BEFORE, "layout": "BDT", "precision": "fp32"}, Sizes(2, 24), STEPWISE
+    )
     long, thin = Sizes(1, 1 << 20), {"model": "rg_lru", "hidden_size": 4, "layout": "BDT", "precision": "fp32"}
     yield Case("look-back BDT", thin, long, CALLS)
     yield Case("look-back BTD", {"model": "min_gru", "hidden_size": 32, "precision": "fp64"}, long, CALLS + PACKED)

@@ -17,6 +17,7 @@ from support.call_corpus import PlannedKernels
 from support.fake_compiler import Compiler
 from support.fake_device import as_if_on_a_device, executor_on
 from support.fake_measurer import FakeMeasurer
+from support.round_cells import RESET_BEFORE
 
 import minrnn_gen
 from minrnn_gen.build.store import Store
@@ -77,6 +78,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "a scan of complex numbers": {},
     "diagonal": {"model": "ind_rnn"},
     "dense": {"model": "gru"},
+    "dense, rounds of products": {"model": RESET_BEFORE},
     "n values per channel, a scan": {"model": "selective", "state_size": 4},
     "n values per channel, diagonal": {"model": N_DIAGONAL, "state_size": 4},
     "both directions": {"model": "min_gru", "direction": "bidirectional"},

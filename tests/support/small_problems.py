@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 from support.halves import take_halves
 from support.last_steps import unlike_final_state
+from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 from support.unasked import leave_out_vectors
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
@@ -770,6 +771,16 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("cluster, reverse", LSTM | REVERSE, DENSE | CLUSTER, "resets", BOTH),
         ("halves of a cluster", {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "halves halves-bare", ("backward",)),
         ("halves of time", LEAKY | BF16, DENSE, "halves", ("backward",)),
+        ("rounds of a block", BF16 | {"model": DEEP, "hidden_size": 24}, DENSE, "long resets halves", BOTH),
+        ("rounds of a cluster", {"model": RESET_BEFORE, "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("rounds of a grid", FP16 | REVERSE | {"model": DEEP, "hidden_size": 24, "gpu": "a100"}, DENSE | GRID, "resets", BOTH),
+        (
+            "rounds, clipped",
+            FP64 | {"model": OF_TWO_STATES, "hidden_size": 24, "recurrent_gradient_clip": 0.05},
+            DENSE,
+            "resets",
+            ("backward",),
+        ),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
@@ -888,6 +899,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
         ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
+        ("rounds", FP64 | {"model": DEEP, "hidden_size": 24, "gpu": "t4"}, {}, "long resets", BOTH),
         ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
     ),
 }

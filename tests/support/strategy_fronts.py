@@ -15,6 +15,7 @@ from support.exported_launches import not_compiled
 from support.fake_compiler import Compiler
 from support.fake_device import HostBackend, as_if_on_a_device, executor_on
 from support.fake_measurer import FakeMeasurer
+from support.round_cells import RESET_BEFORE
 
 import minrnn_gen
 from minrnn_gen.build.builder import Builder
@@ -51,6 +52,7 @@ _SCAN: dict[str, Any] = {"model": "min_gru", "hidden_size": 256}
 _LAST: dict[str, Any] = {"model": "min_gru", "hidden_size": 64, "layout": "BDT"}
 _LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 256, "precision": "bf16"}
 _WIDE: dict[str, Any] = {"model": "lstm", "hidden_size": 2048, "precision": "fp64"}
+_ROUNDS: dict[str, Any] = {"model": RESET_BEFORE, "hidden_size": 64}
 _DIAGONAL: dict[str, Any] = {"model": "ind_rnn", "hidden_size": 64}
 _VECTORS: dict[str, Any] = {"model": "s4d", "hidden_size": 64, "state_size": 4}
 _PROJECTED: dict[str, Any] = {"model": "min_gru", "hidden_size": 512, "input_size": 512, "precision": "bf16"}
@@ -69,6 +71,7 @@ SERVED: dict[str, Served] = {
     "persistent_forward": Served(_LSTM, "forward", _FEW),
     "persistent_backward": Served(_LSTM, "backward", _FEW),
     "decode_step": Served(_LSTM, "step", _FEW),
+    "backward_arguments": Served(_ROUNDS, "arguments", _FEW),
     "stepwise_forward": Served(_WIDE, "forward", Sizes(2, 8)),
     "stepwise_backward": Served(_WIDE, "backward", Sizes(2, 8)),
     "diagonal_forward": Served(_DIAGONAL, "forward", _FEW),
@@ -79,6 +82,8 @@ SERVED: dict[str, Served] = {
     "vector_backward": Served(_VECTORS, "backward", _FEW),
     "vector_step": Served(_VECTORS, "step", _FEW),
 }
+# What a backward runs: its kernel, and before it those of what products multiplied.
+BACK = ("backward", "arguments")
 STRATEGIES = tuple(family.name for family in FAMILIES)
 
 
@@ -144,7 +149,7 @@ def captured(served: Served, _: Path) -> set[str]:
     def record(_: Kernel, executor: Any, arguments: Any, gradients: Any) -> Any:
         if served.kernel_pass == "step":
             return executor.record_step(arguments)
-        forward = executor.record_forward(arguments, served.kernel_pass == "backward")
+        forward = executor.record_forward(arguments, served.kernel_pass in BACK)
         if forward is None or served.kernel_pass == "forward":
             return forward
         dy, dstate = gradients
@@ -181,11 +186,11 @@ def in_jax(served: Served, _: Path) -> set[str]:
 
     def record(kernel: Kernel, _executor: Any, arguments: Any, gradients: Any) -> Any:
         flat = arguments.flat(kernel.interface)
-        present, keeps = tuple(array is not None for array in flat), served.kernel_pass == "backward"
+        present, keeps = tuple(array is not None for array in flat), served.kernel_pass in BACK
         assert functional.kernel_by(known(kernel)) is kernel
-        asked = requests.Request(served.kernel_pass, present, known(kernel), keeps=keeps)
+        asked = requests.Request("backward" if keeps else served.kernel_pass, present, known(kernel), keeps=keeps)
         operands = [array for array in flat if array is not None]
-        if served.kernel_pass == "backward":
+        if served.kernel_pass in BACK:
             dy, dstate = gradients
             kept = [dy] * (1 + len(kernel.states))  # y and the states, which the forward that is recorded writes
             operands += [*kept, dy, *dstate.values()]

@@ -130,7 +130,9 @@ class DenseRun(CellRun):
         """Begin to build the backward of contiguous arrays of these sizes, while the forward is built and runs."""
         if call.batch:
             dense = self.half if self.beside("backward", sizes_of(call)) else self
-            dense.backend.build_ahead("backward", dense.builder.hinted_specialization, sizes_of(call))
+            passes: tuple[KernelPass, ...] = ("backward", "arguments") if self.gates.rounds else ("backward",)
+            for kernel_pass in passes:
+                dense.backend.build_ahead(kernel_pass, dense.builder.hinted_specialization, sizes_of(call))
 
     def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], _states_out: StatesOut) -> None:
         """Run a call in each direction."""

@@ -1,0 +1,79 @@
+"""Rounds of products on the GPU: in blocks, clusters and grids and step by step, against the same cell in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
+
+import minrnn_gen
+from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.interpret.cases import Case, Inputs, inputs_of
+from minrnn_gen.interpret.verify import backward_of, forward_of, share_of
+from minrnn_gen.kernel import Kernel
+from minrnn_gen.precision import error_allowed
+
+pytestmark = pytest.mark.gpu
+
+# Cell, units, heads, sequences, steps, and the rest of the spec: one block, clusters, a grid, and no room for R on the chip.
+WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
+    (RESET_BEFORE, 32, 1, 3, 17, {"precision": "fp32"}),
+    (RESET_BEFORE, 512, 1, 16, 40, {"precision": "bf16"}),
+    (RESET_BEFORE, 512, 1, 16, 40, {"precision": "fp32"}),
+    (RESET_BEFORE, 96, 1, 7, 30, {"precision": "fp64", "recurrent_gradient_clip": 0.05}),
+    (RESET_BEFORE, 1536, 1, 96, 12, {"precision": "bf16"}),
+    (RESET_BEFORE, 128, 1, 4, 30, {"precision": "fp32", "layout": "TBD", "direction": "reverse"}),
+    (RESET_BEFORE, 48, 1, 4, 40, {"precision": "bf16", "layout": "BDT", "direction": "bidirectional"}),
+    (DEEP, 512, 1, 16, 40, {"precision": "bf16"}),
+    (DEEP, 512, 8, 16, 64, {"precision": "bf16"}),
+    (DEEP, 1024, 1, 2, 20, {"precision": "bf16"}),
+    (DEEP, 64, 1, 300, 20, {"precision": "fp16", "input_size": 24}),
+    (DEEP, 96, 2, 7, 30, {"precision": "fp64"}),
+    (OF_TWO_STATES, 256, 1, 5, 33, {"precision": "bf16"}),
+]
+
+
+def moved(given: Any, convert: Any) -> Any:
+    """Return arrays within mappings, each converted."""
+    return {name: moved(one, convert) for name, one in given.items()} if isinstance(given, Mapping) else convert(given)
+
+
+def results_of(kernel: Kernel, inputs: Inputs) -> dict[str, Any]:
+    forward, saved = forward_of(kernel, inputs)
+    return {**forward, **backward_of(kernel, inputs, saved)}
+
+
+@pytest.mark.parametrize(("cell", "hidden", "heads", "batch", "time", "options"), WAYS)
+def test_rounds_are_right_and_repeat_their_bits(
+    cupy: ModuleType, cell: dict[str, Any], hidden: int, heads: int, batch: int, time: int, options: dict[str, Any]
+) -> None:
+    spec = {"model": cell, "hidden_size": hidden, "heads": heads, "batch": batch, "time": time, **options}
+    kernel = minrnn_gen.compile(spec)
+    exact = minrnn_gen.compile({**spec, "precision": "fp64"})
+    inputs = inputs_of(kernel.interface, Case(batch, time))
+    on_gpu = Inputs(*(moved(one, cupy.asarray) for one in (inputs.forward, inputs.dy, inputs.dstate, inputs.step)))
+    found = moved(results_of(kernel, on_gpu), cupy.asnumpy)
+    expected = results_of(exact, inputs.in_float64())
+    slack = error_allowed(kernel.interface.precision)
+    assert {name: share for name, one in expected.items() if (share := share_of(found[name], one, slack)) > 1} == {}
+    again = moved(results_of(kernel, on_gpu), cupy.asnumpy)
+    for name, one in found.items():
+        np.testing.assert_array_equal(one, again[name], err_msg=name)
+
+
+def test_many_steps_of_a_small_cell_end(cupy: ModuleType) -> None:
+    """A hundred thousand exchanges, one after the other, in each pass."""
+    kernel = minrnn_gen.compile({"model": DEEP, "hidden_size": 512, "precision": "bf16", "batch": 2, "time": 25_000})
+    interface = kernel.interface
+    rng = np.random.default_rng(0)
+    storage = numpy_dtype(interface.precision.storage_dtype)
+    x = cupy.asarray(rng.standard_normal((2, 25_000, 2, 512)).astype(np.float32)).astype(storage)
+    R = cupy.asarray((rng.standard_normal((6, 1, 512, 512)) / 40).astype(storage))
+    vectors = {"w": cupy.ones(512, storage)}
+    y, _, saved = kernel.forward(x, R, parameters=vectors)
+    gradients = kernel.backward(saved, cupy.ones_like(y))
+    assert bool(cupy.isfinite(y.astype("float32")).all()) and bool(cupy.isfinite(gradients["x"].astype("float32")).all())
