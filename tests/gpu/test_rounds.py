@@ -72,7 +72,7 @@ def test_many_steps_of_a_small_cell_end(cupy: ModuleType) -> None:
     rng = np.random.default_rng(0)
     storage = numpy_dtype(interface.precision.storage_dtype)
     x = cupy.asarray(rng.standard_normal((2, 25_000, 2, 512)).astype(np.float32)).astype(storage)
-    R = cupy.asarray((rng.standard_normal((6, 1, 512, 512)) / 40).astype(storage))
+    R = cupy.asarray((rng.standard_normal((5, 1, 512, 512)) / 40).astype(storage))
     vectors = {"w": cupy.ones(512, storage)}
     y, _, saved = kernel.forward(x, R, parameters=vectors)
     gradients = kernel.backward(saved, cupy.ones_like(y))
