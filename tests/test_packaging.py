@@ -112,6 +112,7 @@ ARGUMENTS = {
     **dict.fromkeys(("compile", "explain", "render", "run", "compare", "verify", "tune"), (("SPEC",),)),
     "export": (("SPEC", "--out", "exported"),),
     "calibrate": ((),),
+    "check-gpu": ((),),
     "gpus": ((),),
     "cells": ((), ("show", "gru")),
     "cache": (("path",), ("list",)),

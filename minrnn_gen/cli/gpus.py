@@ -45,6 +45,7 @@ def _entry(profile: GpuProfile, live: LiveDevice | None) -> dict[str, Any]:
         "memory_bytes": profile.memory_bytes,
         "bandwidth_bytes_per_s": profile.bandwidth_bytes_per_s,
         "bandwidth_source": "measured" if profile.copy_bandwidth_bytes_per_s else "estimated from the datasheet",
+        "checked": profile.checked,
         "live": is_live,
         "shipped": not is_live or (live is not None and live.profile_is_shipped),
     }
@@ -59,6 +60,7 @@ def _print(entries: list[dict[str, Any]], live: LiveDevice | None, mismatches: l
         notes = [
             "the GPU here" if entry["live"] else "",
             "" if entry["shipped"] else "from the driver's attributes",
+            "" if entry["checked"] else "never run",
             "the default" if entry["name"] == default else "",
         ]
         source = "measured " if entry["bandwidth_source"] == "measured" else "estimated"
@@ -81,3 +83,5 @@ def _print(entries: list[dict[str, Any]], live: LiveDevice | None, mismatches: l
     screen.print(f"the GPU here is {live.name} (compute capability {live.compute_capability})")
     for mismatch in mismatches:
         screen.print(f"mismatch: {mismatch}", soft_wrap=True)
+    if any(entry["live"] and not entry["checked"] for entry in entries):
+        screen.print("its profile was never run: minrnn-gen check-gpu checks it and writes a report")

@@ -38,6 +38,7 @@ _MODULES: Mapping[str, Callable[[], ModuleType]] = {
     "verify": lambda: import_module("minrnn_gen.cli.verify"),
     "tune": lambda: import_module("minrnn_gen.cli.tune"),
     "calibrate": lambda: import_module("minrnn_gen.cli.calibrate"),
+    "check-gpu": lambda: import_module("minrnn_gen.cli.check_gpu"),
     "gpus": lambda: import_module("minrnn_gen.cli.gpus"),
     "schema": lambda: import_module("minrnn_gen.cli.schema"),
     "doctor": lambda: import_module("minrnn_gen.cli.doctor"),
@@ -67,7 +68,7 @@ def _loaded(name: str) -> Any:
     of = getattr(module, "app", None)
     if of is None:
         of = command_line("")
-        of.command(name)(getattr(module, name))
+        of.command(name)(getattr(module, name.replace("-", "_")))
     command = typer.main.get_command(of)
     command.name = name
     return command

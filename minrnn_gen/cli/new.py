@@ -118,6 +118,7 @@ def profile(file: Target, like: Like = DEFAULT_GPU, with_schema: WithSchema = Fa
 def _marked_as_copied(text: str, like: GpuProfile) -> str:
     """Return the text of the profile `like` in which every source says that its number is another GPU's."""
     numbers, _ = text.split("\nsources:\n")
+    numbers = re.sub(r"(?m)^checked: .*\n", "", numbers)
     numbers = re.sub(rf"(?m)^({'|'.join(MEASURED)}): .*$", rf"\g<0>  # of {like.name}, {NOT_MEASURED}", numbers)
     lines = []
     for field, source in like.sources.items():

@@ -56,13 +56,14 @@ class GpuProfile(pydantic.BaseModel):
     comes from. `cluster_size_max` is in blocks, 1 where the GPU has no clusters; above `cluster_size_portable_max` a kernel
     must opt in. Optional numbers are measured ones: `launch_us` of an empty kernel, an exchange of values and the barrier with
     it within a block, a cluster or the grid, and what the tensor cores of an SM (multiply-adds in 16 bits) and its special
-    functions do in a cycle.
+    functions do in a cycle. `checked` says what was run on such a GPU, and when; without it nothing ever was.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_]+$")]
     device_names: Annotated[tuple[DeviceName, ...], pydantic.Field(min_length=1)]
+    checked: Annotated[str, pydantic.Field(pattern=r"^[ -~]*[!-~][ -~]*$")] | None = None
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
     sm_count: Annotated[int, bounded("sm_count")]
     partitions_per_sm: Annotated[int, bounded("partitions_per_sm")]
@@ -299,7 +300,7 @@ def profile_from_attributes(device_name: str, compute_capability: str, attribute
     if "TotalGlobalMem" in attributes:
         reported_rates["memory_bytes"] = (attributes["TotalGlobalMem"], "TotalGlobalMem")
     # What was measured on the similar GPU says nothing about this one, but for a latency, which every GPU needs.
-    values = similar.model_dump(exclude={*MEASURED, "sources"} - {"memory_latency_ns"})
+    values = similar.model_dump(exclude={*MEASURED, "checked", "sources"} - {"memory_latency_ns"})
     sources = {field: f"assumed, as {similar.name}" for field in similar.sources if field in values}
     values |= {field: value for field, (value, _) in reported_rates.items()}
     sources |= {field: f"CUDA device attribute {attribute}" for field, (_, attribute) in reported_rates.items()}

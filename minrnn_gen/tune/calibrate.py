@@ -29,10 +29,24 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
     live = device.live_device()
     if live is None:
         raise ToolchainMissing(f"calibrating measures a GPU, but {device.why_no_gpu()}; 'minrnn-gen doctor' looks closer")
+    rates, clock_hz = measured_rates(command)
+    when = datetime.now(UTC).date().isoformat()
+    source = (
+        f"measured: minrnn-gen {__version__} calibrate on {live.name}, driver {driver_release() or 'unknown'}, SMs at "
+        f"{clock_hz / 1e9:.3g} GHz, {toolchain_version()}, {when}"
+    )
+    return with_rates(live.profile, rates, dict.fromkeys(rates, source))
+
+
+def measured_rates(command: Sequence[str] = CHILD) -> tuple[dict[str, float], float]:
+    """Return the rates of the GPU at hand, by the names of `MEASURED`, and the clock of its SMs in Hz.
+
+    Raises ToolchainMissing where what measures does not come to its end.
+    """
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS_MOST, check=True)
         reply = json.loads(done.stdout)
-        rates, clock_hz = dict(reply["rates"]), float(reply["sm_clock_hz"])
+        return dict(reply["rates"]), float(reply["sm_clock_hz"])
     except subprocess.TimeoutExpired:
         raise ToolchainMissing(f"measuring did not end within {SECONDS_MOST:g} s; is this GPU busy with other work?") from None
     except subprocess.CalledProcessError as failed:
@@ -40,9 +54,3 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
         raise ToolchainMissing(f"measuring ended with status {failed.returncode}: {last[0][:300]}") from failed
     except (ValueError, KeyError, TypeError) as damaged:
         raise ToolchainMissing(f"measuring gave no numbers ({damaged})") from damaged
-    when = datetime.now(UTC).date().isoformat()
-    source = (
-        f"measured: minrnn-gen {__version__} calibrate on {live.name}, driver {driver_release() or 'unknown'}, SMs at "
-        f"{clock_hz / 1e9:.3g} GHz, {toolchain_version()}, {when}"
-    )
-    return with_rates(live.profile, rates, dict.fromkeys(rates, source))

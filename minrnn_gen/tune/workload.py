@@ -13,6 +13,7 @@ import numpy
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.target import Target
 from minrnn_gen.build.tuned_choice import Trial
@@ -20,10 +21,13 @@ from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.comparable import why_not_comparable
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.precision import LARGEST_OF_NORM, error_allowed, remembered_error
+from minrnn_gen.run.layers.dropout import Dropout, scale_of
+from minrnn_gen.run.layers.stack import StackResult
 from minrnn_gen.tune.measurer import CannotMeasure, MeasurementFailed
 
 # Elements of y in a call that is checked: the fp64 reference then takes the host about a second.
@@ -37,6 +41,8 @@ FILLING_CHANNELS_PER_SM = 64
 SHORT_STEPS = 128
 # Alignment depends on sizes modulo this, in elements of any width.
 ALIGNMENT_ELEMENTS = 16
+# The probability with which dropout drops a value.
+DROPPED = 0.5
 # A prime, so that no two rows of an array are alike.
 RANDOM_VALUES = 1_000_003
 
@@ -77,13 +83,19 @@ class TrialBuilder(Builder):
                 return trial
         return super().choose(kernel_pass, specialization, sizes)
 
+    @cached_property
+    def projection(self) -> ProjectionChoice:
+        """A trial with its projection in it serves wherever it can, whatever is faster."""
+        return ProjectionChoice(is_everywhere=bool(self.trial and self.trial.specialization.input_size))
+
 
 @dataclass(frozen=True)
 class Workload:
     """The calls that run one kernel of a spec: from pre-activations, in one direction, and nothing else that takes long.
 
-    `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`,
-    apart from what `compile()` finds, and without asking what was measured.
+    A scan with its projection in it takes inputs and a weight; dropout takes y and a mask that keeps half of it. `trial` is
+    any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`, apart from
+    what `compile()` finds, and without asking what was measured.
     """
 
     trial: Trial
@@ -105,7 +117,7 @@ class Workload:
         """Make what is the same for every candidate: what it should give, and what runs before it."""
         _ = self.expected, self._timed, self._others
         # Libraries compile what compares on its first use, of each dtype.
-        for array in (self._checked.x, *self._checked.forward["state"].values()):
+        for array in (self._checked.x, *self._checked.forward.get("state", {}).values()):
             _share(array, array.astype(numpy.float32).astype(numpy.float64), 1.0, 1.0)
 
     def kernel_of(self, trial: Trial) -> Kernel:
@@ -135,9 +147,12 @@ class Workload:
         kernel = Kernel(replace(self.builder, spec=spec), (_built(self.trial),))
         rounded = self._made(self._checked_sizes, on_host, is_whole=True)
         wide = Arguments(rounded.x.astype(numpy.float64), _in_float64(rounded.forward), _in_float64(rounded.backward))
-        # A cell of the user's own may overflow; that shows in the comparison.
-        with numpy.errstate(all="ignore"):
-            results = self._run(kernel, wide)()
+        if self.plan.problem.kernel_pass == "dropout":
+            results: Arrays = {"y": numpy.where(wide.forward["mask"], scale_of(DROPPED) * wide.x, 0.0)}
+        else:
+            # A cell of the user's own may overflow; that shows in the comparison.
+            with numpy.errstate(all="ignore"):
+                results = self._run(kernel, wide)()
         if why := why_not_comparable(results, "reference"):
             raise CannotMeasure(why)
         return {
@@ -147,6 +162,8 @@ class Workload:
 
     @property
     def _checked_sizes(self) -> Sizes:
+        if self.plan.problem.specialization.input_size:
+            return Sizes(self.plan.problem.batch, self.plan.problem.time)  # whole tiles of time, which it demands
         return checked_sizes(self.plan, self.trial.cell.has_matrix, self.target.profile.sm_count)
 
     @cached_property
@@ -172,10 +189,13 @@ class Workload:
 
     def _spec(self, **changes: Any) -> Spec:
         direction = "reverse" if self.plan.problem.specialization.reverse else "forward"
-        return load_spec(json.loads(self.trial.recipe), input_size=None, direction=direction, **changes)
+        input_size = self.plan.problem.specialization.input_size or None
+        return load_spec(json.loads(self.trial.recipe), input_size=input_size, direction=direction, **changes)
 
     def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:
         specialization = self.plan.problem.specialization
+        if self.plan.problem.kernel_pass == "dropout":
+            return lambda: {"y": _dropped(kernel, arguments.x, arguments.forward["mask"])}
         if self.plan.problem.kernel_pass == "step":
             return lambda: _named(*kernel.step(arguments.x, **arguments.forward))
         if self.plan.problem.kernel_pass == "backward":
@@ -202,10 +222,16 @@ class Workload:
             return place(numpy.roll(scale * values, number * RANDOM_VALUES // 8).astype(dtype), shape, alignment_bytes)
 
         # A step has no time axis, whatever the layout.
-        axes = "bgh" if self.plan.problem.kernel_pass == "step" else interface.preactivation_axes
+        axes = "bgh" if self.plan.problem.kernel_pass == "step" else interface.x_axes
         state_shapes = {name: interface.shape_of_state(name, sizes.batch) for name in interface.states}
-        x = uniform(interface.shape(axes, sizes.batch, sizes.time), 0)
         forward: dict[str, Any] = {}
+        if self.plan.problem.kernel_pass == "dropout":
+            shape = interface.y_shape(sizes.batch, sizes.time)
+            forward["mask"] = place(values > 0, shape, alignment_bytes)
+            return Arguments(uniform(shape, 0), forward, {})
+        x = uniform(interface.shape(axes, sizes.batch, sizes.time), 0)
+        if interface.input_size:
+            forward["weight"] = uniform((interface.weight_rows, interface.input_size), 2, math.sqrt(3 / interface.input_size))
         backward: dict[str, Any] = {"dy": uniform(interface.y_shape(sizes.batch, sizes.time), 1)}
         if interface.recurrent_gates:
             forward["R"] = uniform(interface.R_shape, 2, math.sqrt(3 / interface.head_dim))
@@ -246,6 +272,16 @@ def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
         raise MeasurementFailed(
             f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.problem.specialization}"
         )
+
+
+def _dropped(kernel: Kernel, source: Any, mask: Any) -> Any:
+    """Return what dropout makes of `source`, by the kernel that layers launch between them."""
+    target = source.copy()
+    values, kept, dropped = (memory.inspect(array, "an array") for array in (source, mask, target))
+    recorder = kernel.executor.backend.begin(values, None, (values, kept, dropped))
+    Dropout(values, kept, dropped, DROPPED).run(recorder)
+    recorder.finish(StackResult(()), None)
+    return target
 
 
 def _built(trial: Trial) -> BuiltKernel:

@@ -349,6 +349,7 @@ def test_gpus_lists_every_profile_with_its_numbers(command: Command) -> None:
     assert sum(gpu["live"] for gpu in report["gpus"]) == (report["device"] is not None)
     table = command("gpus").out
     assert all(name in table for name in profile_names())
+    assert listed["h200"]["checked"] and table.count("never run") == sum(not gpu["checked"] for gpu in report["gpus"]) > 0
 
 
 def test_gpus_marks_the_live_device_and_its_mismatches(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,10 @@ def test_a_new_profile_is_the_shipped_one_by_another_name(command: Command, tmp_
         file = tmp_path / f"my_{like}.yaml"
         assert command("new", "profile", file, "--like", like).status == 0
         written, shipped = load_profile(str(file)), load_profile(like)
-        assert written.model_dump(exclude={"sources"}) == shipped.model_dump(exclude={"sources"}) | {"name": f"my_{like}"}
+        assert written.model_dump(exclude={"sources"}) == shipped.model_dump(exclude={"sources"}) | {
+            "name": f"my_{like}",
+            "checked": None,
+        }
         for field, source in shipped.sources.items():
             copied = f"copied from {like}, not measured on this GPU: " if field in MEASURED else f"copied from {like}: "
             assert written.sources[field] == copied + source

@@ -21,6 +21,7 @@ VOLATILE = ((r"\d[\d.]* s\b", "… s"), (r"(?m)^(\w+ +)\d+ of (?=\d+ +[\d,]+ of 
 ON_A_GPU = {
     "tune": "measures candidates on a GPU",
     "calibrate": "measures a GPU",
+    "check-gpu": "runs kernels on a GPU",
     "benchmarks": "measures on a GPU, against libraries that are installed for it",
 }
 # Commands of ten seconds and more.

@@ -94,7 +94,8 @@ def test_the_table_of_gpus_is_that_of_the_profiles() -> None:
         shared_kib = f"{profile.shared_bytes_per_block_max / 1024:g}"
         bandwidth = f"{profile.memory_bandwidth_bytes_per_s / 1e12:.2f}"
         names = ", ".join(profile.device_names)
-        return (f"`{name}`", names, profile.compute_capability, str(profile.sm_count), shared_kib, bandwidth)
+        kernels = "run" if profile.checked else "never run"
+        return (f"`{name}`", names, profile.compute_capability, str(profile.sm_count), shared_kib, bandwidth, kernels)
 
     assert table(GPU_PROFILES, "profile") == [row(name) for name in sorted(profile_names())]
 
