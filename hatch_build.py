@@ -1,6 +1,7 @@
 """What is compiled when the package is installed: the C part of a replayed call, where there is a C compiler.
 
 Without one, or without Python's headers, the package is pure Python and does the same; `minrnn-gen doctor` says which it is.
+`MINRNN_PURE_PYTHON=1` in the environment asks for that: a wheel for every system.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class CompileTrip(BuildHookInterface):
 
 def why_not(source: Path, target: Path) -> str:
     """Compile `source` to `target`; return why that failed, nothing where it did not."""
+    if os.environ.get("MINRNN_PURE_PYTHON") == "1":
+        return "MINRNN_PURE_PYTHON is 1"
     include = Path(sysconfig.get_path("include"))
     if sys.platform == "win32" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "of this Python there is no stable interface for it"

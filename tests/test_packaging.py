@@ -177,20 +177,21 @@ def test_from_a_zip_all_works_or_says_one_whole_sentence(wheel: Path, tmp_path: 
     assert answers["scan()"] == answers["schema "] == "0: "
 
 
-@pytest.mark.parametrize("compiler", [None, "no-such-compiler"])
-def test_a_wheel_is_pure_python_where_there_is_no_compiler(compiler: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"CC": "no-such-compiler"}, {"MINRNN_PURE_PYTHON": "1"}])
+def test_a_wheel_is_pure_python_where_there_is_no_compiler_or_it_is_asked_for(settings: dict[str, str], tmp_path: Path) -> None:
     """With one its C part is there and is used, with every Python from 3.11 on."""
-    if compiler is None and (shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").is_file()):
+    is_pure = bool(settings)
+    if not is_pure and (shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").is_file()):
         pytest.skip("no C compiler, or no headers of Python")
     program = f"import hatchling.build; print(hatchling.build.build_wheel({str(tmp_path)!r}))"
-    name = run(sys.executable, "-c", program, cwd=ROOT, **({"CC": compiler} if compiler else {})).splitlines()[-1]
-    assert ("-py3-none-any" in name) == bool(compiler) and ("-cp311-abi3-" in name) == (not compiler)
+    name = run(sys.executable, "-c", program, cwd=ROOT, **settings).splitlines()[-1]
+    assert ("-py3-none-any" in name) == is_pure and ("-cp311-abi3-" in name) == (not is_pure)
     with zipfile.ZipFile(tmp_path / name) as archive:
-        assert (EXTENSION.as_posix() in archive.namelist()) == (not compiler)
+        assert (EXTENSION.as_posix() in archive.namelist()) == (not is_pure)
         archive.extractall(tmp_path / "place")
     program = "from minrnn_gen.native.trip import LIBRARY; print(LIBRARY and LIBRARY.__file__)"
     (line,) = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path / "place")).splitlines()
-    assert line == ("None" if compiler else str(tmp_path / "place" / EXTENSION))
+    assert line == ("None" if is_pure else str(tmp_path / "place" / EXTENSION))
 
 
 def test_an_editable_install_is_the_checkout_itself(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -86,6 +88,40 @@ def test_make_release_is_a_dry_run_unless_a_tag_is_asked_for() -> None:
     plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     tagged = subprocess.run([*command, "TAG=yes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "--tag" not in plain and "release/release.py --tag" in tagged
+
+
+def workflow() -> dict[str, Any]:
+    """Return the workflow of the wheels; YAML takes its key `on` for a boolean."""
+    content: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8"))
+    return {"on" if key is True else key: value for key, value in content.items()}
+
+
+def steps_of(job: dict[str, Any]) -> Iterator[str]:
+    for step in job["steps"]:
+        yield step.get("run") or step["uses"]
+
+
+def test_the_workflow_tries_wheels_on_each_python_and_publishes_tags_by_trust() -> None:
+    jobs = workflow()["jobs"]
+    (setup,) = (step for step in jobs["linux"]["steps"] if "setup-python" in step.get("uses", ""))
+    assert {f"python{version}" for version in setup["with"]["python-version"].split()} == set(release.PYTHONS)
+    assert jobs["linux"]["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+    assert workflow()["permissions"] == {"contents": "read"} and workflow()["on"]["push"] == {"tags": ["v*"]}
+    assert all(set(job.get("needs", [])) <= set(jobs) or job["needs"] in jobs for job in jobs.values())
+    publish = jobs["publish"]
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')" and set(publish["needs"]) == set(jobs) - {"publish"}
+    assert publish["permissions"] == {"id-token": "write"} and publish["environment"] == "pypi"
+    assert "pypa/gh-action-pypi-publish@" in "".join(steps_of(publish))
+    text = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8").lower()
+    assert "secrets." not in text and "token:" not in text.replace("id-token: write", "")
+
+
+def test_the_workflow_runs_targets_that_there_are_and_commands_that_parse() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = [line for job in workflow()["jobs"].values() for step in steps_of(job) for line in step.splitlines()]
+    targets = [line.split()[1] for line in commands if line.startswith("make ")]
+    assert targets and all(f"\n{target}:" in makefile for target in targets)
+    assert [line for line in commands if " new " in line] == ["minrnn-gen new spec mine.yaml"]
 
 
 def test_what_is_cited_is_this_version() -> None:
