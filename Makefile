@@ -5,6 +5,7 @@
 #   make demo       a spec all the way to a kernel that runs, and the kernel itself on the host where there is a C++ compiler
 #   make test       every test but the whole compile matrix; GPU tests where there is a GPU
 #   make test-all   the whole compile matrix too: minutes; then test-lowest and test-newest
+#   make test-versions  test-lowest, test-newest and test-wheels: both ends of what pyproject.toml allows
 #   make test-lowest  the core of the tests on the lowest declared version of every dependency   make test-newest  on the newest
 #   make fuzz       drawn cells and numbers, CPU target and emulated kernels beside an oracle, until Ctrl-C or MINUTES=10
 #   make mutate     weaken the templates place by place: do the kernels on the host notice? an hour, goes on where it was left
@@ -80,7 +81,7 @@ RUN_CORE = .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -W def
 # Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
 DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
 
-.PHONY: demo test test-all test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check test-wheels release clean
+.PHONY: demo test test-all test-versions test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check test-wheels release clean
 .DEFAULT_GOAL := test
 # Tests start dozens of processes, and each would compile the package and pytest's assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -110,6 +111,8 @@ test-lowest: $(UV)
 test-newest: $(UV)
 	$(call INSTALL_AS,newest,highest,$(NEWEST_PYTHON),$(EXTRAS),$(TORCH))
 	$(call RUN_CORE,newest,$(CORE) $(CORE_OF_EXTRAS))
+
+test-versions: test-lowest test-newest test-wheels
 
 fuzz: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz $(if $(MINUTES),--minutes $(MINUTES))
