@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
@@ -22,9 +23,22 @@ _BY_TORCH_DTYPE = {"torch.float64": "fp64", "torch.float32": "fp32", "torch.floa
 
 
 def named_precision(value: object) -> object:
-    """Return the name of a precision that is given as a dtype of torch; anything else as it is."""
+    """Return the name of a precision that is given as a dtype of torch, that of any other dtype; anything else as it is."""
     kind = type(value)
-    return _BY_TORCH_DTYPE.get(str(value), value) if (kind.__module__, kind.__name__) == ("torch", "dtype") else value
+    return _BY_TORCH_DTYPE.get(str(value), str(value)) if (kind.__module__, kind.__name__) == ("torch", "dtype") else value
+
+
+# Names of libraries, formats and specs: float8_e4m3fn, fp8, mxfp4, e5m2; int8, uint4, qint8, nf4, q4_k.
+_NARROW_FLOAT = re.compile(r"(?:float|fp|mxfp|nvfp)[468](?![0-9])|(?:^|_)e[2345]m[0-9]")
+_QUANTIZED = re.compile(r"(?<![a-z])(?:qu?int|u?int[1-8](?![0-9])|q[2-8](?![0-9])|nf4)")
+
+
+def why_unsupported(dtype: object) -> str:
+    """Return why a dtype, or the name of one, is supported nowhere, as the end of a sentence; nothing where it is elsewhere."""
+    name = str(dtype).lower()
+    if _NARROW_FLOAT.search(name):
+        return "; floats of fewer than 16 bits are not supported"
+    return "; quantized values are not supported, so dequantize or cast them first" if _QUANTIZED.search(name) else ""
 
 
 @dataclass(frozen=True)

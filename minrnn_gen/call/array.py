@@ -159,6 +159,8 @@ def _inspect_torch(value: Any, name: str) -> Array:
     value = value.resolve_conj().resolve_neg()
     if value.device.type not in ("cpu", "cuda"):
         raise BadInput(f"{name} is on torch device '{value.device}'; only cpu and cuda are supported")
+    if value.device.type == "cuda" and torch.version.hip:
+        raise BadInput(f"{name} is on an AMD GPU, which is not supported; give it in host memory, where native code computes")
     device = value.get_device() if value.device.type == "cuda" else None
     dtype = str(value.dtype).removeprefix("torch.")
     try:

@@ -15,6 +15,7 @@ from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.sequences import Sequences, as_array
 from minrnn_gen.errors import BadInput, kind_of, nearest_name
+from minrnn_gen.precision import precision_storing, why_unsupported
 
 AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input"}
 AXIS_NAMES |= {"k": "groups", "n": "n"}
@@ -147,7 +148,9 @@ def check_sequences(
 def check_dtype(array: Array, allowed: tuple[str, ...]) -> None:
     """Refuse a dtype that is not in `allowed`."""
     if array.dtype not in allowed:
-        raise BadInput(f"{array.name} has dtype {array.dtype}; {' or '.join(allowed)} is expected and nothing is cast silently")
+        why = why_unsupported(array.dtype) if precision_storing(allowed[0]) else ""
+        expected = " or ".join(allowed)
+        raise BadInput(f"{array.name} has dtype {array.dtype}; {expected} is expected and nothing is cast silently{why}")
 
 
 def check_exact_shape(array: Array, shape: tuple[int, ...]) -> None:

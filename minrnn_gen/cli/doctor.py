@@ -146,6 +146,8 @@ def _torch() -> Finding:
     if why := _why_not("minrnn_gen.torch"):
         return Finding("torch", False, f"{version} cannot be imported ({why})", f"install it anew: {INSTALL_TORCH}")
     serves = "for CPUs alone" if version.endswith("+cpu") else "minrnn_gen.torch can be imported"
+    if "+rocm" in version:
+        serves = "for AMD GPUs, which are not supported: layers run on the CPU"
     return Finding("torch", True, f"{version}, {serves}")
 
 

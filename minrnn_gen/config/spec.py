@@ -15,7 +15,14 @@ from minrnn_gen.config.documents import Document, document_from_mapping, read_do
 from minrnn_gen.config.gpu_names import shipped_name
 from minrnn_gen.config.validation import hint_of_key
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.precision import Fp32Product, FunctionAccuracy, PrecisionName, named_precision
+from minrnn_gen.precision import (
+    PRECISION_NAMES,
+    Fp32Product,
+    FunctionAccuracy,
+    PrecisionName,
+    named_precision,
+    why_unsupported,
+)
 
 # Beyond these no GPU holds the arrays; within them every product of two sizes and a word fits 64 bits.
 SIZE_LIMIT = 2**20
@@ -127,6 +134,13 @@ class Spec(BaseModel):
 
     _document: Document = PrivateAttr()
     _folder: Path = PrivateAttr()
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _precision_is_supported(cls, precision: object) -> object:
+        if isinstance(precision, str) and (why := why_unsupported(precision)):
+            raise ValueError(f"{shown(precision)} is given; allowed: {', '.join(PRECISION_NAMES)}{why}")
+        return precision
 
     @field_validator("model", "gpu")
     @classmethod

@@ -19,7 +19,7 @@ from minrnn_gen.jax.functional import check_x64, recurrence, step
 from minrnn_gen.layers.architecture import VECTORS_FROM, architecture_of
 from minrnn_gen.layers.initial import Start
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.precision import PRECISION_NAMES, precision_of
+from minrnn_gen.precision import PRECISION_NAMES, precision_of, why_unsupported
 
 Parameters = Mapping[str, Any]
 
@@ -246,7 +246,7 @@ class RNN:
         precision = self.precision or _PRECISIONS.get(x.dtype.name)
         if precision not in self._made.recipes or precision_of(str(precision)).storage_dtype != x.dtype.name:
             allowed = ", ".join(precision_of(name).storage_dtype for name in self._made.recipes)
-            raise BadInput(f"{name_of_x} has dtype {x.dtype}; {allowed} is expected")
+            raise BadInput(f"{name_of_x} has dtype {x.dtype}; {allowed} is expected{why_unsupported(x.dtype)}")
         wrong = [name for name in self._made.shapes if params[name].dtype != x.dtype]
         if wrong and self.precision is None:
             raise BadInput(
@@ -342,7 +342,7 @@ def _dtype_of(asked: Any) -> Any:
     except TypeError:
         dtype = None
     if dtype is None or dtype.name not in _PRECISIONS:
-        raise BadInput(f"dtype is {shown(asked)}; {', '.join(_PRECISIONS)} is expected")
+        raise BadInput(f"dtype is {shown(asked)}; {', '.join(_PRECISIONS)} is expected{why_unsupported(asked)}")
     return dtype
 
 

@@ -11,6 +11,7 @@ from minrnn_gen.call.sequences import are_numbers, as_marks
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.jax.arrays import as_array, check_static, is_traced
 from minrnn_gen.jax.raw_scan import scan
+from minrnn_gen.precision import why_unsupported
 from minrnn_gen.raw_scan import returns
 from minrnn_gen.raw_scan.returns import Library, Steps
 
@@ -119,7 +120,8 @@ def _steps(
 
 def _check_shape(array: Any, name: str, *shapes: tuple[int, ...]) -> None:
     if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
-        raise BadInput(f"{name} has dtype {array.dtype}; float64, float32, float16 or bfloat16 is expected")
+        why = why_unsupported(array.dtype)
+        raise BadInput(f"{name} has dtype {array.dtype}; float64, float32, float16 or bfloat16 is expected{why}")
     if array.shape not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise BadInput(f"{name} has shape {list(array.shape)}; {expected} is expected")

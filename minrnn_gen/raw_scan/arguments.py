@@ -14,7 +14,7 @@ from minrnn_gen.call.key import KeyedArrays, keyed
 from minrnn_gen.call.validate import Inspect, check_place
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.gpu import memory
-from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing
+from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing, why_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def check_scan_backward(
 def _recurrence(a: Array, log_a: object, reverse: object, axis: object) -> Recurrence:
     precision = precision_storing(a.dtype)
     if precision is None:
-        raise BadInput(f"a has dtype {a.dtype}; one of {', '.join(STORAGE_DTYPES)} is expected and nothing is cast silently")
+        why, allowed = why_unsupported(a.dtype), ", ".join(STORAGE_DTYPES)
+        raise BadInput(f"a has dtype {a.dtype}; one of {allowed} is expected and nothing is cast silently{why}")
     for name, value in (("log_a", log_a), ("reverse", reverse)):
         if not isinstance(value, bool):
             raise BadInput(f"{name} is {shown(value)}; True or False is expected")

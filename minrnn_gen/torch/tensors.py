@@ -11,6 +11,7 @@ from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import are_numbers, as_marks, listed_integers
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.gpu.memory import inspect
+from minrnn_gen.precision import why_unsupported
 from minrnn_gen.torch.dtypes import PRECISIONS
 
 # Of the dtypes that kernels compute with, in words.
@@ -36,7 +37,7 @@ def check_real(tensor: Any, name: str, axes: int | None = None) -> None:
     """Refuse everything but a dense tensor of real numbers that kernels compute with, of so many axes where they are given."""
     check_tensor(tensor, name)
     if tensor.dtype not in PRECISIONS:
-        raise BadInput(f"{name} has dtype {tensor.dtype}; {_REAL} is expected")
+        raise BadInput(f"{name} has dtype {tensor.dtype}; {_REAL} is expected{why_unsupported(tensor.dtype)}")
     if axes is not None and tensor.dim() != axes:
         raise BadInput(f"{name} has shape {list(tensor.shape)}; {axes} axes are expected")
 

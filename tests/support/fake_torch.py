@@ -100,7 +100,13 @@ Tensor.__module__ = Parameter.__module__ = "torch"
 def torch_on_host() -> Iterator[None]:
     """Let the package find this as torch; gradients are not recorded unless a tensor says so."""
     dtypes = {name: f"torch.{name}" for name in ("float64", "float32", "complex128", "bool", "uint8")}
-    module = SimpleNamespace(Tensor=Tensor, nn=SimpleNamespace(Parameter=Parameter), is_grad_enabled=lambda: True, **dtypes)
+    module = SimpleNamespace(
+        Tensor=Tensor,
+        nn=SimpleNamespace(Parameter=Parameter),
+        is_grad_enabled=lambda: True,
+        version=SimpleNamespace(hip=None),
+        **dtypes,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch", module)
         yield

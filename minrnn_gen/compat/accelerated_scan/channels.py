@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.precision import precision_storing
+from minrnn_gen.precision import precision_storing, why_unsupported
 from minrnn_gen.torch.operators.raw_scan import scan
 from minrnn_gen.torch.tensors import autocasts, check_devices, check_tensor
 
@@ -19,7 +19,8 @@ def scan_channels(arrays: Mapping[str, Any], reverse: bool = False) -> Any:
             raise BadInput(f"{name} has shape {list(tensor.shape)}; 3 axes [batch, channels, time] are expected")
         if precision_storing(str(tensor.dtype).removeprefix("torch.")) is None:
             raise BadInput(
-                f"{name} has dtype {tensor.dtype}; float64, float32, float16, bfloat16, complex64 or complex128 is expected"
+                f"{name} has dtype {tensor.dtype}; float64, float32, float16, bfloat16, complex64 or complex128 is "
+                f"expected{why_unsupported(tensor.dtype)}"
             )
     check_devices(arrays)
     (first, a), (second, b) = arrays.items()

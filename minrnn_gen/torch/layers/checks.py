@@ -10,6 +10,7 @@ import torch
 
 from minrnn_gen.errors import BadInput, nearest_name, shown
 from minrnn_gen.layers.architecture import Architecture
+from minrnn_gen.precision import why_unsupported
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.layers.options import OPTIONS, keywords_of
 from minrnn_gen.torch.tensors import autocasts, check_tensor
@@ -66,7 +67,8 @@ def refuse_positional(layer: type, more: Sequence[Any]) -> None:
 def check_made(device: Any, dtype: Any) -> None:
     """Refuse a dtype that kernels do not have, and what names no device; whether there is one of a name, torch says."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in PRECISIONS):
-        raise BadInput(f"dtype is {shown(dtype)}; one of {', '.join(map(str, PRECISIONS))} is expected, or None")
+        why, allowed = why_unsupported(dtype), ", ".join(map(str, PRECISIONS))
+        raise BadInput(f"dtype is {shown(dtype)}; one of {allowed} is expected, or None{why}")
     if device is None or isinstance(device, torch.device):
         return
     if isinstance(device, str):
@@ -151,7 +153,8 @@ def check_beside(parameter: Any, name: str, x: Any) -> None:
     """Refuse an input that is elsewhere than the parameters, or of another dtype."""
     if parameter.dtype is not x.dtype:
         advice = dtype_advice(parameter, x, "input", ", or make the layer with a precision")
-        raise BadInput(f"input has dtype {x.dtype}, but parameter {name} has {parameter.dtype}; {advice}")
+        why = why_unsupported(x.dtype) or why_unsupported(parameter.dtype)
+        raise BadInput(f"input has dtype {x.dtype}, but parameter {name} has {parameter.dtype}; {advice}{why}")
     check_device_beside(parameter, name, x, "input")
 
 

@@ -12,6 +12,7 @@ from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.architecture import VECTORS_FROM, Architecture
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.precision import why_unsupported
 from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.layers import checks
@@ -85,9 +86,8 @@ class LayerStack:
         dtype = dtype or next(iter(self._parameters.values())).dtype
         precision = self.precision or PRECISIONS.get(dtype)
         if precision is None or precision not in self._made.recipes:
-            raise BadInput(
-                f"dtype is {dtype}; one of {', '.join(str(STORAGE[name]) for name in self._made.recipes)} is expected"
-            )
+            allowed = ", ".join(str(STORAGE[name]) for name in self._made.recipes)
+            raise BadInput(f"dtype is {dtype}; one of {allowed} is expected{why_unsupported(dtype)}")
         return precision
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -266,7 +266,10 @@ class LayerStack:
         if self.precision is not None:
             dtype = STORAGE[self.precision]
             if x.dtype is not dtype and not is_cast:
-                raise BadInput(f"input has dtype {x.dtype}, but the layer has precision {self.precision}; {dtype} is expected")
+                why = why_unsupported(x.dtype)
+                raise BadInput(
+                    f"input has dtype {x.dtype}, but the layer has precision {self.precision}; {dtype} is expected{why}"
+                )
             return x.to(dtype), self.precision, True
         if is_cast:
             dtype = self._autocast_dtype(x)
@@ -274,7 +277,7 @@ class LayerStack:
         precision = PRECISIONS.get(x.dtype)
         if precision is None or precision not in self._made.recipes:
             allowed = ", ".join(str(STORAGE[name]) for name in self._made.recipes)
-            raise BadInput(f"input has dtype {x.dtype}; one of {allowed} is expected")
+            raise BadInput(f"input has dtype {x.dtype}; one of {allowed} is expected{why_unsupported(x.dtype)}")
         return x, precision, False
 
     def _autocast_dtype(self, x: Any) -> torch.dtype:
