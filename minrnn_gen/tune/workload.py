@@ -41,6 +41,8 @@ FILLING_CHANNELS_PER_SM = 64
 SHORT_STEPS = 128
 # Alignment depends on sizes modulo this, in elements of any width.
 ALIGNMENT_ELEMENTS = 16
+# Passes that a call of `backward` runs; the arguments of products are made again for it alone.
+OF_BACKWARD: tuple[KernelPass, ...] = ("backward", "arguments")
 # The probability with which dropout drops a value.
 DROPPED = 0.5
 # A prime, so that no two rows of an array are alike.
@@ -169,11 +171,11 @@ class Workload:
     @cached_property
     def _others(self) -> tuple[BuiltKernel, ...]:
         """The kernels that a call runs before the one that is measured."""
-        if self.plan.problem.kernel_pass != "backward":
+        if self.plan.problem.kernel_pass not in OF_BACKWARD:
             return ()
         kernel = Kernel(self.builder, (_built(self.trial),))
         kernel.forward(self._checked.x, **self._checked.forward)
-        return tuple(built for built in kernel.built if built.plan.problem.kernel_pass != "backward")
+        return tuple(built for built in kernel.built if built.plan.problem.kernel_pass not in OF_BACKWARD)
 
     @cached_property
     def _interface(self) -> Interface:
@@ -198,7 +200,7 @@ class Workload:
             return lambda: {"y": _dropped(kernel, arguments.x, arguments.forward["mask"])}
         if self.plan.problem.kernel_pass == "step":
             return lambda: _named(*kernel.step(arguments.x, **arguments.forward))
-        if self.plan.problem.kernel_pass == "backward":
+        if self.plan.problem.kernel_pass in OF_BACKWARD:
             _, _, saved = kernel.forward(arguments.x, **arguments.forward)
             return lambda: dict(_leaves(kernel.backward(saved, **arguments.backward)))
         if specialization.states_out == "none":

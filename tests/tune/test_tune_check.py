@@ -27,7 +27,7 @@ from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.report.gpu_check import markdown_of
 from minrnn_gen.tune import anonymous, check
 from minrnn_gen.tune.check import DeviceCheck, check_here
-from minrnn_gen.tune.check_problems import CheckedProblem, family_problems
+from minrnn_gen.tune.check_problems import ROUNDS, CheckedProblem, family_problems
 from minrnn_gen.tune.check_results import GpuCheck
 from minrnn_gen.tune.workload import Workload, on_host
 
@@ -244,6 +244,15 @@ def test_a_projection_is_checked_next_to_the_reference(tmp_path: Path) -> None:
     results["y"] = results["y"].copy()
     results["y"][-1, -1, -1] += results["y"].dtype.type(1)
     assert workload.error_share(results) > 1
+
+
+@pytest.mark.usefixtures("compiler", "cache")
+def test_arguments_of_products_are_checked_by_a_backward(tmp_path: Path) -> None:
+    spec = {"model": ROUNDS, "hidden_size": 16, "batch": 3, "time": 20}
+    workload = workload_of(CheckedProblem(spec, "arguments", "bf16"), tmp_path)
+    assert workload.plan.name == "backward_arguments"
+    results = dict(workload.checked_run(workload.kernel_of(workload.trial))())
+    assert workload.error_share(results) <= 0.5 and {"x", "R", "state h"} <= results.keys()
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
