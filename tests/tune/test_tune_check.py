@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.emulated_code import HAS_COMPILER
 from support.fake_compiler import Compiler
 from support.fake_measurer import FakeMeasurer
 
@@ -22,6 +21,7 @@ from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.interpret.backend import EmulatedBackend
 from minrnn_gen.interpret.builder import EmulatedBuilder
+from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.report.gpu_check import markdown_of
@@ -255,7 +255,7 @@ def test_arguments_of_products_are_checked_by_a_backward(tmp_path: Path) -> None
     assert workload.error_share(results) <= 0.5 and {"x", "R", "state h"} <= results.keys()
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="the kernel's text is compiled by a host C++ compiler, and there is none")
+@pytest.mark.skipif(not has_compiler(), reason="the kernel's text is compiled by a host C++ compiler, and there is none")
 @pytest.mark.usefixtures("compiler", "cache")
 def test_dropout_is_checked_next_to_the_reference(tmp_path: Path) -> None:
     """By its emulated kernel."""
