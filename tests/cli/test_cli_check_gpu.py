@@ -71,8 +71,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert refused.status == 2 and "--report" in refused.error
 
 
-def test_without_a_gpu_it_is_one_sentence(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_is_one_sentence(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(check.device, "live_device", lambda: None)
-    said = command("check-gpu")
+    (tmp_path / "report.md").write_text("an earlier report")
+    said = command("check-gpu", "--report", tmp_path / "report.md")
+    assert (tmp_path / "report.md").read_text() == "an earlier report"
     assert (said.status, said.out) == (1, "") and said.error.startswith("error: check-gpu runs kernels on a GPU, but ")
     assert said.error.count("\n") == 1
