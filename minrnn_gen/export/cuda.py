@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import product
+from itertools import product, starmap
 from typing import NamedTuple
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.build.projected import projected_at_some
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
@@ -105,6 +106,9 @@ class _Variant(NamedTuple):
         return calls.forward(self.states_out, self.packed, self.resets)
 
 
+PLAIN = _Variant("forward")
+
+
 class _Collected:
     """The kernels of every GPU, each with its place in the lists of NAME.c."""
 
@@ -130,6 +134,7 @@ class _Collected:
         for builder in self._builders:
             if self.has_backward:
                 yield partial(self._expect_gradients, builder.target)
+            yield partial(self._projecting, builder)
             for variant in variants:
                 for key in dict.fromkeys(self._expected_keys(builder, variant)):
                     if (request := builder.request_key(key)) not in requests:
@@ -200,12 +205,12 @@ class _Collected:
         first, numbers, dispatch = len(self._kernels), dict[KernelKey, int](), list[Dispatch]()
         for variant, programs in zip(variants, described, strict=True):
             by_place = self._by_place(builder, variant)
-            chosen = list(dict.fromkeys(tuple(keys.items()) for keys in by_place))
-            self._build(builder, [key for keys in chosen for _, key in keys], first, numbers)
-            places = tuple(chosen.index(tuple(keys.items())) for keys in by_place) if len(chosen) > 1 else ()
-            kernels = tuple(tuple(numbers[key] for _, key in keys) for keys in chosen)
+            chosen = list(dict.fromkeys(by_place))
+            self._build(builder, [key for keys in chosen for key in keys], first, numbers)
+            places = tuple(map(chosen.index, by_place)) if len(chosen) > 1 else ()
+            kernels = tuple(tuple(numbers[key] for key in keys) for keys in chosen)
             dispatch.append(Dispatch(tuple(range(len(programs), len(programs) + len(chosen))), kernels, places))
-            backends = [Backend(source, builder, dict(keys), numbers) for keys in chosen]
+            backends = [Backend(source, builder, keys, numbers) for keys in chosen]
             programs += [variant.described(ExportedCalls(backend, self._saved_states_out)) for backend in backends]
         own = self._kernels[first:]
         return ExportedGpu(
@@ -243,23 +248,27 @@ class _Collected:
             variants.append(_Variant("step"))
         return variants
 
-    def _by_place(self, builder: Builder, variant: _Variant) -> list[dict[tuple[KernelPass, bool], KernelKey]]:
-        """Return the kernels of a variant by pass and direction, for each place of the grid of sizes."""
+    def _by_place(self, builder: Builder, variant: _Variant) -> list[tuple[KernelKey, ...]]:
+        """Return the kernels of a variant, for each place of the grid of sizes."""
         specializations = self._specializations(builder, variant)
         if variant.kernel_pass == "step":
             steps = self._at_places(builder, "step", specializations[False])
             if not self._interface.recurrent_gates:
-                return [{("step", False): key} for key in steps]
+                return [(key,) for key in steps]
             # More sequences than a step has kernels for are a forward of one step.
             forwards = self._by_place(builder, _Variant("forward"))[:: len(TIMES)]
-            return [{("step", False): key, **forward} for key, forward in zip(steps, forwards, strict=True)]
-        directions: dict[tuple[KernelPass, bool], list[KernelKey]] = {
-            (variant.kernel_pass, reverse): self._at_places(builder, variant.kernel_pass, specialization)
-            for reverse, specialization in specializations.items()
-        }
+            return [(key, *forward) for key, forward in zip(steps, forwards, strict=True)]
+        runs = [self._at_places(builder, variant.kernel_pass, one) for one in specializations.values()]
         if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
-            directions["arguments", False] = self._at_places(builder, "arguments", builder.hinted_specialization)
-        return [dict(zip(directions, keys, strict=True)) for keys in zip(*directions.values(), strict=True)]
+            runs.append(self._at_places(builder, "arguments", builder.hinted_specialization))
+        projecting = self._projecting(builder) if variant == PLAIN else []
+        return list(zip(*runs, *([projecting] if projecting else []), strict=True))
+
+    def _projecting(self, builder: Builder) -> list[KernelKey]:
+        """Return the kernels of a scan that multiplies x itself, for each place; none where two are faster everywhere."""
+        sizes = self._sizes or tuple(starmap(Sizes, product(BATCHES, TIMES)))
+        specialization = projected_at_some(builder, sizes)
+        return self._at_places(builder, "forward", specialization) if specialization else []
 
     def _specializations(self, builder: Builder, variant: _Variant) -> dict[bool, Specialization]:
         """Return the specialization of each run of a variant, by whether it is in reverse."""

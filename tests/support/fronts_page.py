@@ -99,20 +99,16 @@ OF_STRATEGIES = (
         ("scan_forward_projected",),
     ),
 )
-# What is still to be filled, by column and row; nothing else may be missing.
-HOLES: frozenset[tuple[str, str]] = frozenset((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`"))
-_HOLE = "not yet"
 
 
 def entry(takes: bool, column: str, row: str) -> str:
     """Return what the page says where a front `takes` a row, or not; raises AssertionError where nothing says why not."""
     reasons = [str(number) for number, reason in _numbered() if column in reason.columns and row in reason.rows]
-    is_hole = (column, row) in HOLES
     if takes:
-        assert not reasons and not is_hole, f"{column} takes {row}, and something says that it does not"
+        assert not reasons, f"{column} takes {row}, and a reason says that it does not"
         return "yes"
-    assert len(reasons) + is_hole == 1, f"{column} does not take {row}: fill it, or say in a sentence why it cannot"
-    return _HOLE if is_hole else f"no ({reasons[0]})"
+    assert len(reasons) == 1, f"{column} does not take {row}: fill it, or say in a sentence why it cannot"
+    return f"no ({reasons[0]})"
 
 
 def _numbered() -> Iterable[tuple[int, Reason]]:
