@@ -16,11 +16,12 @@ Projects = Callable[[Builder, Sizes], Specialization | None]
 
 def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
     """Return the specialization of plain calls of these sizes whose scan has its projection in it, built; None without one."""
-    return projected_at_some(builder, (sizes,))
+    found = first_projected(builder, (sizes,))
+    return None if found is None else found[1]
 
 
-def projected_at_some(builder: Builder, wanted: Iterable[Sizes]) -> Specialization | None:
-    """Return the same of the first of the sizes `wanted` that has one."""
+def first_projected(builder: Builder, wanted: Iterable[Sizes]) -> tuple[Sizes, Specialization] | None:
+    """Return the first of the sizes `wanted` whose calls have such a specialization, and that one; None where none has."""
     spec = builder.spec
     if not spec.input_size or spec.direction != "forward" or not builder.cell_shape.is_scan:
         return None
@@ -36,7 +37,7 @@ def projected_at_some(builder: Builder, wanted: Iterable[Sizes]) -> Specializati
     except CompileFailed:  # registers of a cell with more functions than most
         builder.projection.broken.add(specialization)
         return None
-    return specialization
+    return sizes, specialization
 
 
 def condition(builder: Builder, specialization: Specialization) -> Number:

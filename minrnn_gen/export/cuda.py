@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
-from minrnn_gen.build.projected import projected_at_some
+from minrnn_gen.build.projected import first_projected
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
@@ -32,6 +33,7 @@ from minrnn_gen.run.ahead import step_specialization
 OPTIONAL = ("resets", "cu_seqlens", "states")
 # Of a pass and its options, where no sizes are asked for: the first lose least in all sizes together; more make files larger.
 KERNELS_OF_ALL_SIZES = 8
+ALL_SIZES = sorted(starmap(Sizes, product(BATCHES, TIMES)), key=math.prod)
 
 
 def targets_of(builder: Builder, gpus: Sequence[str]) -> tuple[Target, ...]:
@@ -84,6 +86,7 @@ def cuda_export(
         has_step_kernel=is_one_way and collected.has_step,
         absent=absent,
         takes_logarithms=builder.spec.scan_arithmetic == "log",
+        projected_at=collected.projected_at,
     )
     code = collected.code(source)
     return replace(source, multiplies_steps=code.has_stepwise), code
@@ -266,9 +269,14 @@ class _Collected:
 
     def _projecting(self, builder: Builder) -> list[KernelKey]:
         """Return the kernels of a scan that multiplies x itself, for each place; none where two are faster everywhere."""
-        sizes = self._sizes or tuple(starmap(Sizes, product(BATCHES, TIMES)))
-        specialization = projected_at_some(builder, sizes)
-        return self._at_places(builder, "forward", specialization) if specialization else []
+        found = first_projected(builder, self._sizes or ALL_SIZES)
+        return self._at_places(builder, "forward", found[1]) if found else []
+
+    @property
+    def projected_at(self) -> Sizes | None:
+        """The fewest steps of all sequences at which the kernel of a GPU multiplies x itself; None where none does."""
+        projecting = (first_projected(builder, ALL_SIZES) for builder in self._builders if self._projecting(builder))
+        return next((found[0] for found in projecting if found), None)
 
     def _specializations(self, builder: Builder, variant: _Variant) -> dict[bool, Specialization]:
         """Return the specialization of each run of a variant, by whether it is in reverse."""
