@@ -16,8 +16,8 @@ Projects = Callable[[Builder, Sizes], Specialization | None]
 
 def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
     """Return the specialization of plain calls of these sizes whose scan has its projection in it, built; None without one."""
-    found = first_projected(builder, (sizes,))
-    return None if found is None else found[1]
+    first = first_projected(builder, (sizes,))
+    return None if first is None else first[1]
 
 
 def first_projected(builder: Builder, wanted: Iterable[Sizes]) -> tuple[Sizes, Specialization] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from minrnn_gen.build.projected import condition
 from minrnn_gen.call.arguments import Call, IncomingGradient, Outputs
@@ -16,6 +16,7 @@ from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.export.describe import Backend, Described, Paths, Recorder, array_of
 from minrnn_gen.export.source import AXIS_WORDS, ExportSource
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
+from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
 from minrnn_gen.program.number import least, paths, symbol
@@ -26,12 +27,32 @@ from minrnn_gen.run.saved import Forward
 _SLOTTED = KeyedArrays((), [], [])
 
 
+class Variant(NamedTuple):
+    """Calls of one pass that have their own kernels."""
+
+    kernel_pass: KernelPass
+    packed: bool = False
+    resets: bool = False
+    states_out: StatesOut = "none"
+
+
+PLAIN = Variant("forward")
+
+
 @dataclass(frozen=True)
 class ExportedCalls:
     """Describes calls by the kernels of `backend`."""
 
     backend: Backend
     saved_states_out: StatesOut
+
+    def of(self, variant: Variant) -> Paths:
+        """Describe the calls of a variant."""
+        if variant.kernel_pass == "step":
+            return self.step()
+        if variant.kernel_pass == "backward":
+            return self.backward(variant.packed, variant.resets)
+        return self.forward(variant.states_out, variant.packed, variant.resets)
 
     def forward(self, states_out: StatesOut, packed: bool, resets: bool) -> Paths:
         """Describe a forward."""

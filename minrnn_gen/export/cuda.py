@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product, starmap
-from typing import NamedTuple
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
@@ -19,7 +18,7 @@ from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
-from minrnn_gen.export.calls import ExportedCalls
+from minrnn_gen.export.calls import PLAIN, ExportedCalls, Variant
 from minrnn_gen.export.cuda_code import CudaCode, Dispatch, ExportedGpu, ExportedKernel
 from minrnn_gen.export.describe import Backend, Paths
 from minrnn_gen.export.emit_c import Functions
@@ -92,26 +91,6 @@ def cuda_export(
     return replace(source, multiplies_steps=code.has_stepwise), code
 
 
-class _Variant(NamedTuple):
-    """Calls of one pass that have their own kernels."""
-
-    kernel_pass: KernelPass
-    packed: bool = False
-    resets: bool = False
-    states_out: StatesOut = "none"
-
-    def described(self, calls: ExportedCalls) -> Paths:
-        """Return the programs of such calls."""
-        if self.kernel_pass == "step":
-            return calls.step()
-        if self.kernel_pass == "backward":
-            return calls.backward(self.packed, self.resets)
-        return calls.forward(self.states_out, self.packed, self.resets)
-
-
-PLAIN = _Variant("forward")
-
-
 class _Collected:
     """The kernels of every GPU, each with its place in the lists of NAME.c."""
 
@@ -144,7 +123,7 @@ class _Collected:
                         requests.add(request)
                         yield partial(self._kernel, builder, key)
 
-    def _expected_keys(self, builder: Builder, variant: _Variant) -> Iterator[KernelKey]:
+    def _expected_keys(self, builder: Builder, variant: Variant) -> Iterator[KernelKey]:
         for specialization in self._specializations(builder, variant).values():
             if self._interface.recurrent_gates:  # which of these serve is known when they are compiled
                 yield from self._candidates(builder, variant.kernel_pass, specialization)
@@ -202,7 +181,7 @@ class _Collected:
         )
 
     def _gpu(
-        self, builder: Builder, source: ExportSource, variants: Sequence[_Variant], described: Sequence[list[Paths]]
+        self, builder: Builder, source: ExportSource, variants: Sequence[Variant], described: Sequence[list[Paths]]
     ) -> ExportedGpu:
         """Compile the kernels of a GPU, and describe the calls that run them, each behind those of its variant before it."""
         first, numbers, dispatch = len(self._kernels), dict[KernelKey, int](), list[Dispatch]()
@@ -214,7 +193,7 @@ class _Collected:
             kernels = tuple(tuple(numbers[key] for key in keys) for keys in chosen)
             dispatch.append(Dispatch(tuple(range(len(programs), len(programs) + len(chosen))), kernels, places))
             backends = [Backend(source, builder, keys, numbers) for keys in chosen]
-            programs += [variant.described(ExportedCalls(backend, self._saved_states_out)) for backend in backends]
+            programs += [ExportedCalls(backend, self._saved_states_out).of(variant) for backend in backends]
         own = self._kernels[first:]
         return ExportedGpu(
             builder.target,
@@ -241,17 +220,17 @@ class _Collected:
             numbers[key] = next(alike, len(self._kernels))
             self._kernels += [ExportedKernel(built, image)] if numbers[key] == len(self._kernels) else []
 
-    def _variants(self, has_step: bool) -> list[_Variant]:
+    def _variants(self, has_step: bool) -> list[Variant]:
         """Return the variants of calls in the order in which NAME.c finds them."""
         forwards = product(self._packed, self._resets, self._states_out)
-        variants = [_Variant("forward", *choices) for choices in forwards]
+        variants = [Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
-            variants += [_Variant("backward", *choices) for choices in product(self._packed, self._resets)]
+            variants += [Variant("backward", *choices) for choices in product(self._packed, self._resets)]
         if has_step:
-            variants.append(_Variant("step"))
+            variants.append(Variant("step"))
         return variants
 
-    def _by_place(self, builder: Builder, variant: _Variant) -> list[tuple[KernelKey, ...]]:
+    def _by_place(self, builder: Builder, variant: Variant) -> list[tuple[KernelKey, ...]]:
         """Return the kernels of a variant, for each place of the grid of sizes."""
         specializations = self._specializations(builder, variant)
         if variant.kernel_pass == "step":
@@ -259,9 +238,9 @@ class _Collected:
             if not self._interface.recurrent_gates:
                 return [(key,) for key in steps]
             # More sequences than a step has kernels for are a forward of one step.
-            forwards = self._by_place(builder, _Variant("forward"))[:: len(TIMES)]
+            forwards = self._by_place(builder, Variant("forward"))[:: len(TIMES)]
             return [(key, *forward) for key, forward in zip(steps, forwards, strict=True)]
-        runs = [self._at_places(builder, variant.kernel_pass, one) for one in specializations.values()]
+        runs = [self._at_places(builder, variant.kernel_pass, of_run) for of_run in specializations.values()]
         if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
             runs.append(self._at_places(builder, "arguments", builder.hinted_specialization))
         projecting = self._projecting(builder) if variant == PLAIN else []
@@ -269,16 +248,16 @@ class _Collected:
 
     def _projecting(self, builder: Builder) -> list[KernelKey]:
         """Return the kernels of a scan that multiplies x itself, for each place; none where two are faster everywhere."""
-        found = first_projected(builder, self._sizes or ALL_SIZES)
-        return self._at_places(builder, "forward", found[1]) if found else []
+        first = first_projected(builder, self._sizes or ALL_SIZES)
+        return self._at_places(builder, "forward", first[1]) if first else []
 
     @property
     def projected_at(self) -> Sizes | None:
         """The fewest steps of all sequences at which the kernel of a GPU multiplies x itself; None where none does."""
-        projecting = (first_projected(builder, ALL_SIZES) for builder in self._builders if self._projecting(builder))
-        return next((found[0] for found in projecting if found), None)
+        firsts = (first_projected(builder, ALL_SIZES) for builder in self._builders if self._projecting(builder))
+        return next((first[0] for first in firsts if first), None)
 
-    def _specializations(self, builder: Builder, variant: _Variant) -> dict[bool, Specialization]:
+    def _specializations(self, builder: Builder, variant: Variant) -> dict[bool, Specialization]:
         """Return the specialization of each run of a variant, by whether it is in reverse."""
         if variant.kernel_pass == "step":
             return {False: step_specialization(builder)}

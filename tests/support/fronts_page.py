@@ -53,19 +53,19 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason(
-        "`minrnn_gen.scan` is given its coefficients: it has no weights that a layer could hold, its step is `a * h + b`, and "
-        "its channels read nothing of each other, so that each rank scans its own.",
+        "`minrnn_gen.scan` is given its coefficients. It has no weights that a layer could hold, its step is `a * h + b`, and "
+        "no channel reads another, so that each rank scans its own.",
         ("single step", "torch `RNN`", "JAX `RNN`", "`head_group`"),
         (_COMPLEX,),
     ),
     Reason(
-        "Equations are over real numbers: they compare, and their signs and bounds are proved, but complex numbers have no "
-        "order. So no spec has complex numbers, and nothing that begins with one.",
+        "Equations are over real numbers: they compare values, and the compiler proves signs and bounds. Complex numbers have "
+        "no order, so no spec has them, and no front that begins with a spec.",
         ("C for CPUs", "C for GPUs", "operators", "`prepare`", "`tune`"),
         (_COMPLEX,),
     ),
     Reason(
-        "The reverse direction begins at the last step of a sequence: there is no next step before all are known.",
+        "The reverse direction begins at the last step of a sequence: there is no next step before all steps are known.",
         ("single step",),
         (_BOTH,),
     ),
@@ -80,21 +80,21 @@ REASONS = (
         ("a scan", _LOG, _COMPLEX, _DIAGONAL, _DENSE, _N_DIAGONAL, _BOTH),
     ),
     Reason(
-        "Both need a piece of time as one map of the state before it, of fixed size. Steps that are affine in the state "
-        "compose to one, others do not.",
+        "Both need one map of fixed size from the state before a piece of time to the state after it. Affine steps compose to "
+        "such a map, others do not.",
         ("`correct`", "`summary`"),
         (_DIAGONAL, _DENSE, _N_DIAGONAL),
     ),
 )
 OF_STRATEGIES = (
     Reason(
-        "Dropout runs between the layers of a stack while it trains: no call of one kernel has any. In JAX it is JAX's own, by "
-        "its random keys.",
+        "Dropout runs between the layers of a stack in training, so that no call of a single kernel has any. JAX has its own, "
+        "with its random keys.",
         ("`verify`", "JAX", "C for GPUs", "`tune`"),
         ("dropout",),
     ),
     Reason(
-        "In JAX the product of x and its weight is XLA's, which fuses and shards it: kernels begin at pre-activations.",
+        "In JAX the product of x and its weight is XLA's, which fuses and shards it. Kernels begin at pre-activations.",
         ("JAX",),
         ("scan_forward_projected",),
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.projected import Projects
+from minrnn_gen.build.projected import Projects, projected_at
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
@@ -27,7 +27,7 @@ from minrnn_gen.run.scan.projected import ProjectedScan
 class ScanRun(CellRun):
     """The kernels of one builder of a scan or a diagonal cell."""
 
-    projects: Projects
+    projects: Projects = projected_at
 
     @cached_property
     def projected(self) -> ProjectedScan:
