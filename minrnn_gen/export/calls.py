@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from minrnn_gen.build.projected import condition
 from minrnn_gen.call.arguments import Call, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
@@ -14,15 +15,28 @@ from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.export.describe import Backend, Described, Paths, Recorder, array_of
 from minrnn_gen.export.source import AXIS_WORDS, ExportSource
-from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
+from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
-from minrnn_gen.program.number import paths, symbol
+from minrnn_gen.program.number import least, paths, symbol
 from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.run.saved import Forward
 
 # Arrays of a backward have the slots that they are described with.
 _SLOTTED = KeyedArrays((), [], [])
+
+
+class Variant(NamedTuple):
+    """Calls of one pass that have their own kernels."""
+
+    kernel_pass: KernelPass
+    packed: bool = False
+    resets: bool = False
+    states_out: StatesOut = "none"
+
+
+PLAIN = Variant("forward")
 
 
 @dataclass(frozen=True)
@@ -32,15 +46,27 @@ class ExportedCalls:
     backend: Backend
     saved_states_out: StatesOut
 
+    def of(self, variant: Variant) -> Paths:
+        """Describe the calls of a variant."""
+        if variant.kernel_pass == "step":
+            return self.step()
+        if variant.kernel_pass == "backward":
+            return self.backward(variant.packed, variant.resets)
+        return self.forward(variant.states_out, variant.packed, variant.resets)
+
     def forward(self, states_out: StatesOut, packed: bool, resets: bool) -> Paths:
         """Describe a forward."""
 
         def describe() -> Described:
-            call = self._call(packed, resets)
+            projecting = self._projecting()
+            call = self._call(packed, resets, is_plain=projecting is not None)
             final = self._states("final", call.batch)
             self.backend.provided = [*self._outputs(call, states_out), *final, *self._projected(call)]
-            self._run.forward(call, states_out, saves=False)
-            return self.backend.recorder.described()
+            self._run_with(projecting).forward(call, states_out, saves=projecting is not None)
+            recorder = self.backend.recorder
+            if projecting:  # pre-activations are written where they are kept for a backward
+                recorder.taken_by(recorder.slot("projected"), "projected")
+            return recorder.described()
 
         return tuple(paths(describe))
 
@@ -84,8 +110,20 @@ class ExportedCalls:
 
     @property
     def _run(self) -> GpuRun:
+        return self._run_with(None)
+
+    def _run_with(self, projecting: Specialization | None) -> GpuRun:
         backend: Any = self.backend  # which has what a description asks for
-        return GpuRun(self.source.interface, self.backend.builder, backend, fuses=False)
+        return GpuRun(self.source.interface, self.backend.builder, backend, lambda *_: projecting)
+
+    def _projecting(self) -> Specialization | None:
+        """Decide whether a call is one whose scan multiplies x itself, as `ProjectedScan` does, and return its kernel's."""
+        key = self.backend.projecting
+        if key is None:
+            return None
+        is_plain = least(symbol("lies_whole", 0, 1), symbol("has_lengths", 0, 1) == 0)
+        is_served = least(is_plain, condition(self.backend.builder, key.specialization))
+        return key.specialization if is_served else None
 
     def _array(self, *of_array: Any) -> Array:
         return array_of(self.source, *of_array)
@@ -169,13 +207,14 @@ class ExportedCalls:
                 outputs.append(self._array(f"states_{name}", of_state, dtype, None if is_vector else strides))
         return outputs
 
-    def _call(self, packed: bool, resets: bool, is_step: bool = False) -> Call:
+    def _call(self, packed: bool, resets: bool, is_step: bool = False, is_plain: bool = False) -> Call:
+        """Return a call; of one that `is_plain` all sequences have the same steps, and some."""
         source, interface = self.source, self.source.interface
         dense, new = bool(interface.recurrent_gates), self._array
-        batch, time = symbol("batch", 1), 1 if is_step else symbol("time")
+        batch, time = symbol("batch", 1), 1 if is_step else symbol("time", int(is_plain))
         if dense and source.has_cu_seqlens and not is_step:
             packed = bool(symbol("is_packed", 0, 1))
-        has_lengths = not packed and not is_step and bool(symbol("has_lengths", 0, 1))
+        has_lengths = not packed and not is_step and not is_plain and bool(symbol("has_lengths", 0, 1))
         rows = 1 if packed else batch
         axes, shared_axes = (axes.replace("t", "") if is_step else axes for axes in (interface.x_axes, interface.shared_axes))
         gates, parameters = (*interface.directions, len(interface.gates), interface.hidden_size), interface.parameters

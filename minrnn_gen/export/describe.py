@@ -56,14 +56,14 @@ def array_of(
 
 @dataclass
 class Backend:
-    """What a call is described with: its kernels by pass and direction, and their numbers.
+    """What a call is described with: its kernels, and their numbers.
 
     `provided` are the arrays that the next run allocates first: those of the caller, or None for one of its own.
     """
 
     source: ExportSource
     builder: Builder
-    keys: Mapping[tuple[KernelPass, bool], KernelKey]
+    keys: Sequence[KernelKey]
     numbers: Mapping[KernelKey, int]
     provided: Sequence[Array | None] = ()
     built: Mapping[KernelKey, BuiltKernel] = field(default_factory=dict)
@@ -76,8 +76,17 @@ class Backend:
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
         """Return the kernel of a pass in a direction; one that is read off a call serves either direction."""
-        of_pass = {reverse: key for (name, reverse), key in self.keys.items() if name == kernel_pass}
-        return of_pass.get(specialization.reverse) or next(iter(of_pass.values()))
+
+        def likeness(key: KernelKey) -> tuple[bool, bool]:
+            own = key.specialization
+            return own.input_size == specialization.input_size, own.reverse == specialization.reverse
+
+        return max((key for key in self.keys if key.kernel_pass == kernel_pass), key=likeness)
+
+    @property
+    def projecting(self) -> KernelKey | None:
+        """The kernel of a scan that multiplies x itself, for some of the calls."""
+        return next((key for key in self.keys if key.specialization.input_size), None)
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
         return self.builder.build(kernel).plan
@@ -109,7 +118,7 @@ class Recorder(Describer):
         slot, size_bytes = array.address.slot, math.prod(shape) * array.itemsize
         assert slot is not None
         name = self._name(slot)
-        if name not in {"y", "projected"} and not name.startswith("states_"):
+        if name != "y" and not name.startswith("states_"):
             self.rooms.append(Room(slot, size_bytes))
         if fill is not None:
             self.note(data.Fill(At(slot, 0), fill, size_bytes))
@@ -155,7 +164,8 @@ class Recorder(Describer):
         plan, number = self._backend.plan(kernel), self._backend.numbers[kernel]
         resident: Any = Expr("resident", (number,), 1, 1 << 31)  # as many as the device holds, at most those of the plan
         of_step = plan.problem.kernel_pass == "step"
-        if plan.strategy not in ("stepwise", "elementwise") and (plan.problem.has_matrix or not of_step):
+        # Calls of "projected" are those whose arrays lie as it takes them.
+        if plan.strategy not in ("stepwise", "elementwise", "projected") and (plan.problem.has_matrix or not of_step):
             self.note(data.Check(plan.problem.specialization.alignment_bytes, of_step))
         return DescribedKernel(self, data.KernelRef(number, part), plan, lambda: resident)
 

@@ -13,6 +13,7 @@ from minrnn_gen.codegen.cpu_source import NativePlan, cpu_source, pool_source
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
+from minrnn_gen.plan.problem import Sizes
 
 Target = Literal["cpu", "cuda"]
 # Axes of arrays by their names in strides.
@@ -63,6 +64,7 @@ class ExportSource:
     `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
     `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
     none is negative.
+    `projected_at` are the fewest steps at which a scan multiplies x itself.
     `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
     which a call is shared between threads.
     """
@@ -80,6 +82,7 @@ class ExportSource:
     absent: tuple[str, ...] = ()
     multiplies_steps: bool = False
     takes_logarithms: bool = False
+    projected_at: Sizes | None = None
 
     @property
     def macro(self) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projected import Projects, projected_at
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import outputs_of_run, runs_of
@@ -41,9 +42,9 @@ class GpuRun:
     What was run once for a key is replayed the next time, without being looked at: see `run.recording.replay`.
     """
 
-    def __init__(self, interface: Interface, builder: Builder, backend: Backend, fuses: bool = True) -> None:
-        """Run on a backend; `fuses`: a scan and its projection by one kernel where that is faster."""
-        self._interface, self._builder, self._backend, self._fuses = interface, builder, backend, fuses
+    def __init__(self, interface: Interface, builder: Builder, backend: Backend, projects: Projects = projected_at) -> None:
+        """Run on a backend; `projects` decides which scans multiply x themselves."""
+        self._interface, self._builder, self._backend, self._projects = interface, builder, backend, projects
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
         self.backwards = TraceCache[BackwardResult, Call]()
@@ -55,7 +56,7 @@ class GpuRun:
 
     @cached_property
     def _cells(self) -> CellRun:
-        return run_of(self._interface, self._builder, self._backend)
+        return run_of(self._interface, self._builder, self._backend, self._projects)
 
     @property
     def preactivation_axes(self) -> str:
@@ -104,7 +105,7 @@ class GpuRun:
             *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
         outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
-        fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves) if self._fuses else None
+        fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves)
         projected = fused or self._projected(recorder, call, interface.preactivation_axes)
         if call.batch and not fused:
             runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
