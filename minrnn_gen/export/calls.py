@@ -98,6 +98,7 @@ class ExportedCalls:
             self.backend.provided = [None if interface.input_size else dx, *self._states("dinitial", call.batch)]
             forward = Forward(call, projected, Outputs(y, tuple(kept), ()))
             result = self._run.perform_backward(forward, incoming).result
+            assert isinstance(result, BackwardResult)
             self._finish(self.backend.recorder, result)
             return self.backend.recorder.described()
 
@@ -132,16 +133,16 @@ class ExportedCalls:
         """Add gradients up, and store them in the form of their arrays; what of them is absent is written nowhere."""
         interface, rounds = self.source.interface, self.source.rounds
         slots = result.mapped(lambda array: array.address.slot)
-        time_parts = result.sums.shape[1]
+        _, time_parts, _, batch, _ = result.sums.shape
         recorder.needed_for([slots.sums], *(recorder.slot(target) for target, *_ in self.source.sums))
         for name, _, first, count in self.source.sums:
-            sums = At(slots.sums, 0), At(recorder.slot(name), 0), time_parts, interface.summed_count
+            sums = At(slots.sums, 0), At(recorder.slot(name), 0), time_parts, interface.summed_count, batch
             recorder.note(data.AddUp(*sums, interface.hidden_size, first, count))
         for name, slot in zip(interface.vector_parameters, slots.vectors, strict=True):
             target = recorder.slot(f"dparameter_{name}")
             recorder.needed_for([slot], target)
             width = interface.hidden_size * interface.state_size
-            recorder.note(data.AddUp(At(slot, 0), At(target, 0), time_parts, 1, width, 0, 1))
+            recorder.note(data.AddUp(At(slot, 0), At(target, 0), time_parts, 1, batch, width, 0, 1))
         for name, slot, array in zip(interface.shared, slots.shared, result.shared, strict=True):
             target, (parts, *shape) = recorder.slot(f"dshared_{name}"), array.shape
             recorder.note(data.AddParts(At(slot, 0), At(target, 0), math.prod(shape), parts))

@@ -160,6 +160,7 @@ class AddUp:
     target: At
     parts: Number
     rows: int
+    batch: Number
     width: int
     first: int
     count: int

@@ -41,6 +41,11 @@ from minrnn_gen.run.saved import owner_of
 class TraceRecorder:
     """A run on a GPU: each method performs something, and records it. All that a replay has to do goes this way."""
 
+    @staticmethod
+    def can_store(*, waits: bool) -> bool:  # noqa: ARG004
+        """Say that the arrays' library ends a run."""
+        return False
+
     def __init__(self, like: Array, keyed: KeyedArrays | None) -> None:
         """Begin a run beside `like`; the arrays of `keyed` have their slots in the arrays that the run works on."""
         self._like = like
