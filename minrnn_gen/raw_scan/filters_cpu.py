@@ -49,12 +49,12 @@ def run_filter_backward(arrays: Mapping[str, Array | None], dx: Array, db: Array
     shifted = [delta[..., delay : delay + time] for delay in range(order + 1)]
     as_numpy(dx)[...] = sum(b[:, delay, None] * ahead for delay, ahead in enumerate(shifted))
     for delay, ahead in enumerate(shifted):
-        as_numpy(db)[..., delay] = (ahead * x).sum(-1)
-        as_numpy(da)[..., delay] = -(ahead * y).sum(-1) if delay else 0
+        as_numpy(db)[..., 0, delay] = (ahead * x).sum(-1)
+        as_numpy(da)[..., 0, delay] = -(ahead * y).sum(-1) if delay else 0
     as_numpy(dzi)[...] = delta[..., :order]
 
 
-PASSES: dict[str, Callable[..., None]] = {"forward": run_filter, "backward": run_filter_backward}
+PASSES: dict[str, Callable[..., None]] = {"filter": run_filter, "filter_backward": run_filter_backward}
 
 
 def _recur(a: Values, inputs: Values) -> Values:

@@ -98,9 +98,17 @@ OF_STRATEGIES = (
         ("JAX",),
         ("scan_forward_projected",),
     ),
+    Reason(
+        "A filter is a function of a signal and its coefficients: it has no spec, and nothing begins with one.",
+        ("`verify`", "C for GPUs", "`prepare`", "`tune`"),
+        ("filter_forward", "filter_backward"),
+    ),
 )
 # What is still to be filled, by column and row; nothing else may be missing.
-HOLES: frozenset[tuple[str, str]] = frozenset((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`"))
+HOLES: frozenset[tuple[str, str]] = frozenset((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`")) | {
+    ("JAX", "filter_forward"),
+    ("JAX", "filter_backward"),
+}
 _HOLE = "not yet"
 
 
