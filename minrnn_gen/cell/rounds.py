@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
@@ -34,6 +34,13 @@ def rounds_of(
         together.setdefault((levels[gate], argument), []).append(gate)
     ordered = sorted(together.items(), key=lambda item: item[0][0])
     return tuple(Round(tuple(gate for gate in gates if gate in of_round), argument) for (_, argument), of_round in ordered)
+
+
+def places_by_round(gates: Sequence[str], rounds: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    """Return the places in R of the gates that multiply the previous output, and of those of each round."""
+    later = {gate for of_round in rounds for gate in of_round}
+    by_round = ([gate for gate in gates if gate not in later], *rounds)
+    return tuple(tuple(map(gates.index, of_round)) for of_round in by_round)
 
 
 def levels_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.printing import complex_c_text
 from minrnn_gen.cell.program import Program
+from minrnn_gen.cell.rounds import places_by_round
+from minrnn_gen.codegen.cpu_rounds import NativeRound, native_rounds
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 
@@ -117,6 +119,11 @@ class NativePlan:
         return ()
 
     @property
+    def places_by_round(self) -> tuple[tuple[int, ...], ...]:
+        """The places in R of the gates that multiply the previous output, and of those of each round."""
+        return ()
+
+    @property
     def shares_gradients(self) -> bool:
         """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
         return False
@@ -173,9 +180,9 @@ class CpuPlan(NativePlan):
     def _results(self) -> Mapping[str, str]:
         return dict(self.program.results)
 
-    def result(self, label: str) -> str:
-        """Return the variable that holds a result."""
-        return f"cell_{self._results[label]}"
+    def result(self, label: str, program: Program | None = None) -> str:
+        """Return the variable that holds a result of a program, of that of a step if none is named."""
+        return f"cell_{(dict(program.results) if program else self._results)[label]}"
 
     @property
     def is_dense(self) -> bool:
@@ -186,6 +193,27 @@ class CpuPlan(NativePlan):
     def recurrent_gates(self) -> tuple[str, ...]:
         """The gates of R."""
         return self.cell.recurrent_gates
+
+    @cached_property
+    def rounds(self) -> tuple[NativeRound, ...]:
+        """The rounds of products after those of the previous output."""
+        return native_rounds(self.cell)
+
+    @property
+    def places_by_round(self) -> tuple[tuple[int, ...], ...]:
+        """The places in R of the gates that multiply the previous output, and of those of each round."""
+        return places_by_round(self.recurrent_gates, [of_round.gates for of_round in self.rounds])
+
+    @property
+    def output_gates(self) -> tuple[str, ...]:
+        """The gates of R that multiply the previous output."""
+        return tuple(self.recurrent_gates[place] for place in self.places_by_round[0])
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """What a step takes: in a backward, the arguments of its rounds as well."""
+        arguments = self.cell.arguments if isinstance(self.cell, LoweredStepsBackward) else ()
+        return frozenset(self.program.inputs).union(*(argument.inputs for argument in arguments))
 
     @property
     def logarithms(self) -> tuple[str, ...]:
@@ -200,12 +228,12 @@ class CpuPlan(NativePlan):
     @property
     def read_gates(self) -> tuple[str, ...]:
         """The gates that the program reads."""
-        return tuple(gate for gate in self.gates if f"W_{gate}" in self.program.inputs)
+        return self.read_of(self.gates, "W", self.inputs)
 
     @property
     def read_parameters(self) -> tuple[str, ...]:
         """The parameters that the program reads."""
-        return tuple(name for name in self.cell.parameters if f"parameter_{name}" in self.program.inputs)
+        return self.read_of(self.cell.parameters, "parameter", self.inputs)
 
     @property
     def saved_states(self) -> tuple[str, ...]:
@@ -230,10 +258,15 @@ class CpuPlan(NativePlan):
         same = all(self._results[f"gradient_W_{gate}"] == self._results[f"gradient_R_{gate}"] for gate in self.recurrent_gates)
         return same and self.recurrent_gates == self.gates and self.x_dtype == self.arithmetic_dtype
 
+    @staticmethod
+    def read_of(names: tuple[str, ...], kind: str, inputs: Collection[str]) -> tuple[str, ...]:
+        """Return the names of a kind that are among a program's inputs."""
+        return tuple(name for name in names if f"{kind}_{name}" in inputs)
+
     @property
     def unit_vectors(self) -> int:
-        """How many vectors of units a block of R has for each gate."""
-        return max(1, PANEL_VECTORS // len(self.recurrent_gates))
+        """How many vectors of units a block of R has for each gate; with rounds gates are multiplied one after the other."""
+        return PANEL_VECTORS if self.rounds else max(1, PANEL_VECTORS // len(self.recurrent_gates))
 
     def access_of(self, state: str) -> str:
         """Return the kind of load of a saved state."""
@@ -300,6 +333,7 @@ def _fields(plan: CpuPlan) -> list[Field]:
             Field("double", "clip", "their bound"),
             *strides("outputs", "row", "time"),
             Field("real *", "outputs", "[B, T, H] or [T, B, H], before each step"),
+            *(Field("real *", f"arguments_{of_round.number}", "of its round, as outputs") for of_round in plan.rounds),
             Field("real *", "dproducts", "[B, T, Gr, H], gradients of the products"),
         ]
     return fields

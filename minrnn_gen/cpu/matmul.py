@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from minrnn_gen.cell.rounds import places_by_round
 from minrnn_gen.cpu.recurrence import Cuts, Values
 
 
@@ -28,9 +29,7 @@ class StepProducts:
         cls, gates: tuple[str, ...], rounds: Sequence[tuple[str, ...]], R: Values, bias: Values | None, arithmetic: Any
     ) -> StepProducts:
         """Pack R and its bias, as `RecurrentProduct` takes them, for the previous output and for the gates of each round."""
-        later = {gate for of_round in rounds for gate in of_round}
-        by_round = (tuple(gate for gate in gates if gate not in later), *rounds)
-        places = tuple(tuple(map(gates.index, of_round)) for of_round in by_round)
+        places = places_by_round(gates, rounds)
         packed = [
             RecurrentProduct.prepared(R[list(place)], None if bias is None else bias[list(place)], arithmetic)
             for place in places

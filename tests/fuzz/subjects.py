@@ -25,16 +25,20 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 def check_cpu(draw: Draw) -> None:
     """A drawn cell and call on the CPU target, beside the oracle."""
-    _check_cell(draw, lambda subject: subject.on_cpu)
+    _check_cell(_subject(draw), lambda subject: subject.on_cpu)
+
+
+def check_numpy(draw: Draw) -> None:
+    """A drawn cell and call in NumPy, beside the oracle."""
+    _check_cell(_subject(draw), lambda subject: subject.in_numpy)
 
 
 def check_emulated(draw: Draw) -> None:
     """A drawn cell and call as emulated kernels, beside the oracle."""
-    _check_cell(draw, lambda subject: subject.emulated)
+    _check_cell(_subject(draw, products_most=0), lambda subject: subject.emulated)
 
 
-def _check_cell(draw: Draw, kernel_of: Callable[[Subject], Any]) -> None:
-    subject = _subject(draw)
+def _check_cell(subject: Subject, kernel_of: Callable[[Subject], Any]) -> None:
     try:
         verdict = check(subject, kernel_of(subject))
     except Infeasible:  # too many operations for any candidate
@@ -42,8 +46,8 @@ def _check_cell(draw: Draw, kernel_of: Callable[[Subject], Any]) -> None:
     assert not verdict.wrong, (subject.cell.document, verdict.wrong)
 
 
-def _subject(draw: Draw) -> Subject:
-    cell, call = draw(cells()), draw(calls())
+def _subject(draw: Draw, products_most: int = 3) -> Subject:
+    cell, call = draw(cells(products_most=products_most)), draw(calls())
     return Subject(cell, call, other=call.seed % 3)
 
 
@@ -84,6 +88,7 @@ def check_steps(draw: Draw) -> None:
 # {name: its check, and how many examples a round has of it}
 SUBJECTS: dict[str, tuple[Callable[[Draw], None], int]] = {
     "cpu": (check_cpu, 25),
+    "numpy": (check_numpy, 25),
     "emulated": (check_emulated, 25),
     "vectors": (check_vectors, 5),
     "steps": (check_steps, 2),

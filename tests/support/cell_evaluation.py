@@ -57,7 +57,10 @@ NUMBERS = ("0", "1", "2", "0.5", "8", "0.1", "1e-3", "3.25")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 Tree = tuple[Any, ...]
-"""("leaf", name), ("number", text), (operator, Tree, Tree), ("-", Tree), ("**", Tree, n) or (function, Tree…)."""
+"""("leaf", name), ("number", text), (operator, Tree, Tree), ("-", Tree), ("**", Tree, n) or (function, Tree…).
+
+Of an equation also ("product", gate, Tree), R's product of that gate with a value.
+"""
 
 
 @st.composite
@@ -92,6 +95,8 @@ def tree_text(tree: Tree) -> str:
     name, *parts = tree
     if name in ("leaf", "number"):
         return str(parts[0])
+    if name == "product":
+        return f"R.{parts[0]}({tree_text(parts[1])})"
     texts = [tree_text(part) if isinstance(part, tuple) else str(part) for part in parts]
     if name in ("+", "-", "*", "/", "**", *COMPARISONS):
         return f"(-{texts[0]})" if len(texts) == 1 else f"({texts[0]} {name} {texts[1]})"

@@ -50,6 +50,12 @@ class Problem:
     is_on_gpu: bool = False
     has_initial: bool = True
 
+    @property
+    def output_gates(self) -> tuple[str, ...]:
+        """The gates of R that multiply the previous output, as far as no equation names what they multiply."""
+        named = {tree[1] for _, tree in self.cell.equations if tree[0] == "product"}
+        return tuple(gate for gate in self.recurrent_gates if gate not in named)
+
     def arithmetic(self) -> Arithmetic:
         return Arithmetic(self.precision, loose=self.is_scan)
 
@@ -76,7 +82,7 @@ class _Sequence:
 
 @dataclass
 class _Product:
-    """R by an output, for each gate; `output` is None behind a reset, where it is 0 whatever R is."""
+    """R by an output or another value, for some gates; `output` is None behind a reset, where it is 0 whatever R is."""
 
     output: Node | None
     nodes: dict[str, Node]
@@ -105,7 +111,8 @@ def backward(problem: Problem, dy: Array, dfinal: Mapping[str, Array]) -> Result
     dx = _empty(count, time, gates, hidden)
     dinitial = {name: _empty(count, hidden) for name in problem.cell.states}
     dparameters = {name: exact(np.zeros(hidden)) for name in problem.cell.parameters}
-    dR, dproducts = exact(np.zeros(problem.R.shape)), exact(np.zeros(problem.recurrent_bias.shape))
+    zeros = (np.zeros(array.shape[1:]) for array in (problem.R, problem.recurrent_bias))
+    dR, dproducts = ({gate: exact(zero) for gate in problem.recurrent_gates} for zero in zeros)
     dbias = exact(np.zeros((gates, hidden)))
     for sequence in range(count):
         ran = _run(problem, sequence, saves=True)
@@ -121,17 +128,17 @@ def backward(problem: Problem, dy: Array, dfinal: Mapping[str, Array]) -> Result
         for name, node in ran.parameters.items():
             dparameters[name] = _sum(arithmetic, [dparameters[name], ran.tape.gradient_of(node)])
         for product in ran.products:
-            dproduct = _stack(
-                [arithmetic.stored(ran.tape.gradient_of(product.nodes[gate])) for gate in problem.recurrent_gates]
-            )
-            dproduct = _reshaped(dproduct, problem.recurrent_bias.shape)
-            dproducts = _sum(arithmetic, [dproducts, dproduct])
-            dR = _sum(arithmetic, [dR, _outer(arithmetic, problem, dproduct, product.output)])
+            for gate, node in product.nodes.items():
+                dproduct = _reshaped(arithmetic.stored(ran.tape.gradient_of(node)), problem.recurrent_bias.shape[1:])
+                dproducts[gate] = _sum(arithmetic, [dproducts[gate], dproduct])
+                dR[gate] = _sum(arithmetic, [dR[gate], _outer(arithmetic, problem, dproduct, product.output)])
         of_steps = [dx[sequence, t] for t in ran.gates]
         dbias = _sum(arithmetic, [dbias, *of_steps])
-    if problem.is_on_gpu and problem.recurrent_gates:
-        dR = _known_of_finite(problem, dR)
-    results = {"x": dx, "bias": dbias, "R": dR, "recurrent_bias": dproducts}
+    results = {"x": dx, "bias": dbias}
+    if problem.recurrent_gates:
+        results |= {"R": _stack([*dR.values()]), "recurrent_bias": _stack([*dproducts.values()])}
+        if problem.is_on_gpu:
+            results["R"] = _known_of_finite(problem, results["R"])
     results |= {f"parameters {name}": value for name, value in dparameters.items()}
     results |= {f"state {name}": value for name, value in dinitial.items()}
     if problem.is_on_gpu and not problem.has_initial and not np.isfinite(problem.R).all():
@@ -163,11 +170,18 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
             value = replace(arithmetic, loose=False).add(exact(problem.x[sequence, t, index]), exact(problem.bias[index]))
             names[f"W.{gate}"] = ran.gates[t][gate] = tape.leaf(value)
         if problem.recurrent_gates:
-            product = _product(problem, tape, None if is_reset else state[cell.states[0]])
+            product = _product(problem, tape, problem.output_gates, None if is_reset else state[cell.states[0]])
             ran.products.append(product)
             names |= {f"R.{gate}": node for gate, node in product.nodes.items()}
         names |= {f"{name}[t-1]": node for name, node in state.items()}
         for name, tree in cell.equations:
+            if tree[0] == "product":
+                _, gate, argument = tree
+                is_of_output = argument == ("leaf", f"{cell.states[0]}[t-1]")
+                operand = None if is_of_output and is_reset else tape.evaluate(argument, names)
+                ran.products.append(_product(problem, tape, (gate,), operand))
+                names[name] = ran.products[-1].nodes[gate]
+                continue
             node = tape.evaluate(tree, names)
             if name.endswith("[t]") and problem.is_scan:
                 largest = np.fmax(largest, np.where(np.isfinite(node.value.value), np.abs(node.value.value), 0.0))
@@ -202,13 +216,17 @@ def _wider(value: Bounded, radius: Array) -> Bounded:
     return Bounded(value.value, np.where(is_exact, value.radius, value.radius + radius))
 
 
-def _product(problem: Problem, tape: Tape, output: Node | None) -> _Product:
-    """R by the previous output, rounded to storage, and the recurrent bias; 0 and the bias behind a reset."""
+def _product(problem: Problem, tape: Tape, gates: tuple[str, ...], output: Node | None) -> _Product:
+    """R of some gates by the previous output or another value, rounded to storage, and the recurrent bias.
+
+    Behind a reset, where the output is None, the bias.
+    """
     arithmetic = problem.arithmetic()
     _gates, heads, size, _ = problem.R.shape
     hidden = heads * size
     nodes = {}
-    for index, gate in enumerate(problem.recurrent_gates):
+    for gate in gates:
+        index = problem.recurrent_gates.index(gate)
         bias = exact(problem.recurrent_bias[index].reshape(hidden))
         if output is None:
             nodes[gate] = tape.leaf(bias)
@@ -245,15 +263,15 @@ def _matrix(problem: Problem, R: Array, vector: Bounded) -> Bounded:
 
 
 def _outer(arithmetic: Arithmetic, problem: Problem, dproduct: Bounded, output: Node | None) -> Bounded:
-    """The share of a step in the gradient of R."""
-    shape = problem.R.shape
+    """The share of a product in the gradient of R of its gate."""
+    shape = problem.R.shape[1:]
     if output is None:
         # Behind a reset nothing comes from R; where 0 meets an infinity, sums of products may say NaN.
         odd = ~np.isfinite(dproduct.value) | dproduct.is_unknown
         return Bounded(np.zeros(shape), np.broadcast_to(np.where(odd, np.inf, 0.0)[..., None], shape))
-    stored = _reshaped(arithmetic.stored(output.value), shape[1:3])
+    stored = _reshaped(arithmetic.stored(output.value), shape[:2])
     left = Bounded(dproduct.value[..., None], dproduct.radius[..., None])
-    right = Bounded(stored.value[None, :, None, :], stored.radius[None, :, None, :])
+    right = Bounded(stored.value[:, None, :], stored.radius[:, None, :])
     loose = replace(arithmetic, loose=True)
     result = loose.multiply(left, right)
     roundoff = PRODUCT_ROUNDOFF[problem.precision.arithmetic_dtype]

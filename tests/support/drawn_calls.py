@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 from support import cell_oracle
 from support.bounded import Bounded
 from support.cell_oracle import disagreements
@@ -61,7 +62,22 @@ class Subject:
 
     @cached_property
     def on_cpu(self) -> Kernel:
-        return Kernel(self.builder, self.emulated.built)
+        return Kernel(self.builder)
+
+    @cached_property
+    def in_numpy(self) -> Kernel:
+        return self._on_host("numpy")
+
+    @cached_property
+    def native(self) -> Kernel:
+        return self._on_host("native")
+
+    def _on_host(self, code: str) -> Kernel:
+        kernel = Kernel(self.builder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MINRNN_CPU", code)
+            assert bool(kernel.executor.cpu.native.kernels.why_not) == (code == "numpy")
+        return kernel
 
     @property
     def interface(self) -> Interface:

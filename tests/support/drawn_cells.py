@@ -95,29 +95,78 @@ def leaves_of(tree: Tree) -> set[str]:
     return {leaf for part in parts if isinstance(part, tuple) for leaf in leaves_of(part)}
 
 
+@dataclass
+class _Products:
+    """Products of a dense cell that multiply something else than the previous output, some of them the same argument."""
+
+    draw: st.DrawFn
+    gates: list[str]
+    names: list[str]
+    reach_back: set[str]
+    last: Tree | None = None
+
+    def equation(self, inputs: list[str]) -> tuple[str, Tree]:
+        """Draw one, of `inputs`."""
+        again = self.last if self.draw(st.integers(0, 3)) == 0 else None
+        argument = again or self.draw(expressions(tuple(inputs), 2))
+        if not leaves_of(argument) & self.reach_back:
+            argument = ("*", argument, ("leaf", self.draw(st.sampled_from(sorted(self.reach_back)))))
+        self.last, name = argument, self.names.pop()
+        self.reach_back.add(name)
+        return name, ("product", self.gates.pop(), argument)
+
+
 @st.composite
-def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense")) -> DrawnCell:
-    """Cells of a kind, as far as the equations mean it; every name in them is read."""
+def cells(
+    draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense"), *, products_most: int = 3
+) -> DrawnCell:
+    """Cells of a kind, as far as the equations mean it; every name in them is read.
+
+    Dense ones have at most `products_most` products of something else than the previous output.
+    """
     kind = draw(st.sampled_from(kinds))
     counts = {
         name: draw(st.integers(*limits))
         for name, limits in {"gate": (1, 3), "state": (1, 3), "parameter": (0, 2), "value": (0, 2)}.items()
     }
     gates = draw(st.lists(st.sampled_from(NAMES), min_size=counts["gate"], max_size=counts["gate"], unique=True))
-    total = counts["state"] + counts["parameter"] + counts["value"]
+    later = draw(st.integers(0, products_most)) if kind == "dense" else 0
+    total = counts["state"] + counts["parameter"] + counts["value"] + later
     others = draw(st.lists(st.sampled_from(NAMES), min_size=total, max_size=total, unique=True))
     states, parameters = others[: counts["state"]], others[counts["state"] : counts["state"] + counts["parameter"]]
-    values = others[counts["state"] + counts["parameter"] :]
-    recurrent = [gate for gate in gates if draw(st.booleans())] or gates[:1] if kind == "dense" else []
+    values = others[counts["state"] + counts["parameter"] : total - later]
+    recurrent = [gate for gate in gates if draw(st.booleans())] if kind == "dense" else []
+    if kind == "dense" and not later:
+        recurrent = recurrent or gates[:1]
+    free_gates = [gate for gate in gates if gate not in recurrent]
+    free_gates += draw(st.lists(st.sampled_from(NAMES).filter(lambda name: name not in gates), min_size=later, unique=True))
     free = [*(f"W.{gate}" for gate in gates), *parameters]
     previous = [f"{state}[t-1]" for state in states]
     inputs = free if kind == "affine" else [*free, *(f"R.{gate}" for gate in recurrent), *previous]
     equations: list[tuple[str, Tree]] = []
+    products = _Products(
+        draw,
+        free_gates[:later],
+        others[total - later :],
+        {*previous, *(f"R.{gate}" for gate in recurrent)},
+    )
+    places = [draw(st.integers(0, len(states) - 1)) for _ in range(later)]
+
+    def add_products(place: int) -> None:
+        for _ in range(places.count(place)):
+            equations.append(products.equation(inputs))
+            inputs.append(equations[-1][0])
+
     for value in values:
         equations.append((value, draw(expressions(tuple(inputs), 3))))
         inputs.append(value)
+        if leaves_of(equations[-1][1]) & products.reach_back:
+            products.reach_back.add(value)
+    add_products(0)
     # The output's state last, so that all of the others may reach it.
-    for state in (*states[1:], states[0]):
+    for number, state in enumerate((*states[1:], states[0])):
+        if number:
+            add_products(number)
         body = draw(expressions(tuple(inputs), 3 if kind != "affine" else 2))
         own = ("leaf", f"{state}[t-1]")
         factor = (draw(st.sampled_from(("sigmoid", "tanh"))), draw(expressions(tuple(inputs), 1)))
@@ -133,7 +182,10 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
         equations.append((f"{state}[t]", tree))
         if kind != "affine":
             inputs.append(f"{state}[t]")
-    wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *previous, *(f"{state}[t]" for state in states[1:])]
+            if leaves_of(tree) & products.reach_back:
+                products.reach_back.add(f"{state}[t]")
+    products_of_values = [name for name, tree in equations if tree[0] == "product"]
+    wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *products_of_values, *previous, *(f"{state}[t]" for state in states[1:])]
     if kind == "dense":
         name, tree = equations[-1]
         return _reading(DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None), wanted, name)

@@ -93,11 +93,7 @@ class NativeKernels:
     @cached_property
     def _refusal(self) -> str:
         """Why no native code is generated; nothing where it is."""
-        if reason := why_no_native_code():
-            return reason
-        if self.builder.cell.arguments:
-            return "products multiply other values than the previous output"
-        return ""
+        return why_no_native_code()
 
     @cached_property
     def _forward(self) -> CpuKernel | str:
@@ -150,7 +146,8 @@ class NativeKernels:
         if self.interface.has_vectors:
             return pointwise_schedule(call.batch, self.interface.hidden_size * self.interface.state_size, steps)
         has_initial = any(state is not None for state in call.initial)
-        return schedule(self.interface, kernel.plan.kernel_pass, call.batch, steps, has_initial)
+        has_rounds = isinstance(kernel.plan, CpuPlan) and bool(kernel.plan.rounds)
+        return schedule(self.interface, kernel.plan.kernel_pass, call.batch, steps, has_initial or has_rounds, has_rounds)
 
     def run_forward(
         self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, plan: Schedule | None = None
@@ -202,6 +199,7 @@ class NativeKernels:
         if extra is not None:
             values |= _strides("outputs", extra.outputs, extra.axes)
             values |= {"outputs": extra.outputs.pointer, "dproducts": _place(extra.dproducts)}
+            values |= {f"arguments_{number}": array.pointer for number, array in enumerate(extra.arguments)}
         recorder.run_kernel(kernel, values)
 
 
@@ -256,12 +254,15 @@ class ProductGradients(NamedTuple):
     """What a backward of one direction of a dense cell writes for the gradient of R.
 
     `outputs`, with `axes`: the output before each step; `dproducts` [rows, T, Gr, H], the gradients of the products, unless
-    they are those of x.
+    they are those of x; `arguments`, as `outputs`: what each round of a step multiplies; `places`, in R: those of the gates
+    that multiply the output and of those of each round.
     """
 
     axes: str
     outputs: Array
     dproducts: Array | None
+    arguments: tuple[Array, ...]
+    places: tuple[tuple[int, ...], ...]
 
 
 def _of_call(recorder: NativeRecorder, interface: Interface, call: Call, plan: Schedule) -> dict[str, Any]:

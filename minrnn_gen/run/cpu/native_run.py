@@ -167,7 +167,7 @@ class NativeRun:
                 selected: tuple[Any, ...] = ()
                 if extra.dproducts is None and interface.directions:
                     selected = (slice(None),) * projected.x_axes.index("d") + (run,)
-                dR.append(self._recurrent_gradient(recorder, extra.dproducts or dx, extra.outputs, selected, is_zero))
+                dR.append(self._recurrent_gradient(recorder, extra.dproducts or dx, extra, selected, is_zero))
         of_R = dR[0] if dR else None
         if len(dR) > 1:
             of_R = recorder.computed(library.stacked, dR, interface.R_shape, arithmetic)
@@ -182,16 +182,21 @@ class NativeRun:
         is_shared = kernel.plan.shares_gradients and part.sequences.resets is None and part.x_axes[2:] == "gh"
         axes = part.x_axes[:2] if is_shared else "bt"
         sizes = [{"b": part.rows, "t": part.time}[axis] for axis in axes]
-        before = recorder.new_array((*sizes, interface.hidden_size), arithmetic)
+        places = kernel.plan.places_by_round
+        outputs, *arguments = [recorder.new_array((*sizes, interface.hidden_size), arithmetic) for _ in places]
         shape = (*sizes, len(interface.recurrent_gates), interface.hidden_size)
-        return ProductGradients(axes + "h", before, None if is_shared else recorder.new_array(shape, arithmetic))
+        dproducts = None if is_shared else recorder.new_array(shape, arithmetic)
+        return ProductGradients(axes + "h", outputs, dproducts, tuple(arguments), places)
 
     def _recurrent_gradient(
-        self, recorder: NativeRecorder, dproducts: Array, outputs: Array, selected: tuple[Any, ...], is_zero: bool
+        self, recorder: NativeRecorder, dproducts: Array, extra: ProductGradients, selected: tuple[Any, ...], is_zero: bool
     ) -> Array:
         """Return the gradient of R of one direction; `is_zero`: R multiplied nothing but zeros."""
         interface, arithmetic = self._interface, self._interface.precision.arithmetic_dtype
-        shape = interface.R_shape[-4:]
+        shape, outputs = interface.R_shape[-4:], extra.outputs
+        if extra.arguments:
+            in_rounds = partial(library.gradient_by_rounds, extra.places, heads=interface.heads, selected=selected)
+            return recorder.computed(in_rounds, (dproducts, outputs, *extra.arguments), shape, arithmetic)
         if is_zero and recorder.is_kept and not interface.directions:
             return recorder.new_array(shape, arithmetic, fill=0)
         if outputs.library == "torch" and interface.heads == 1 and not interface.directions:

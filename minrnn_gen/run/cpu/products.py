@@ -95,6 +95,17 @@ def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int, selected:
     return products[0] if heads == 1 else _joined(products, 1)
 
 
+def gradient_by_rounds(
+    places: Sequence[Sequence[int]], dproducts: Matrix, *multiplied: Matrix, heads: int, selected: tuple[Any, ...] = ()
+) -> Matrix:
+    """Return the gradient of R, whose gates at each of the `places` have `multiplied` [.., H] of their own."""
+    dproducts = dproducts[selected] if selected else dproducts
+    pairs = [(list(of_round), values) for of_round, values in zip(places, multiplied, strict=True) if of_round]
+    parts = [recurrent_gradient(dproducts[..., of_round, :], values, heads) for of_round, values in pairs]
+    order = [place for of_round, _ in pairs for place in of_round]
+    return _joined(parts, 0)[sorted(range(len(order)), key=order.__getitem__)]
+
+
 def stacked(*gradients: Matrix) -> Matrix:
     """Return the gradients of both directions as one, in their library."""
     return _joined([gradient[None] for gradient in gradients], 0)

@@ -44,14 +44,16 @@ def threads_of(store: Store) -> ThreadPool:
     return (openmp_threads() if "torch" in sys.modules else None) or own_threads(store)
 
 
-def schedule(interface: Interface, kernel_pass: CpuPass, rows: int, steps: int, has_initial: bool) -> Schedule:
+def schedule(
+    interface: Interface, kernel_pass: CpuPass, rows: int, steps: int, has_initial: bool, has_rounds: bool = False
+) -> Schedule:
     """Return how a call of these sizes is run; a function of its arguments and of the process's number of threads."""
     hidden, gates = interface.hidden_size, len(interface.recurrent_gates)
     if not gates:
         return pointwise_schedule(rows, hidden, steps)
     step = rows * hidden * (gates * interface.head_dim + POINTWISE_MULTIPLY_ADDS)
     threads = _threads_for(step * steps)
-    packs = _packs(interface, kernel_pass, rows, steps - (not has_initial))
+    packs = _packs(interface, kernel_pass, rows, steps - (not has_initial), has_rounds)
     R_bytes = gates * hidden * interface.head_dim * interface.precision.arithmetic_bytes
     if threads > 1 and (rows < 2 * threads or R_bytes > CORE_CACHE_BYTES):
         if step >= STEP_MULTIPLY_ADDS_LEAST:
@@ -70,10 +72,13 @@ def _threads_for(multiply_adds: int) -> int:
     return thread_count() if multiply_adds >= MULTIPLY_ADDS_LEAST else 1
 
 
-def _packs(interface: Interface, kernel_pass: CpuPass, rows: int, products: int) -> bool:
-    """Say whether R is packed for so many products of so many rows."""
+def _packs(interface: Interface, kernel_pass: CpuPass, rows: int, products: int, has_rounds: bool) -> bool:
+    """Say whether R is packed for so many products of so many rows; a backward in rounds has the gates in their order."""
     reads_lines = kernel_pass == "forward" or (
-        interface.heads == 1 and interface.head_dim % PANEL_UNITS == 0 and _is_wide(interface.precision)
+        not has_rounds
+        and interface.heads == 1
+        and interface.head_dim % PANEL_UNITS == 0
+        and _is_wide(interface.precision)
     )
     return not reads_lines or products * -(-rows // ROWS_AT_ONCE) > ROWS_READ_LEAST[kernel_pass]
 
