@@ -19,6 +19,7 @@ _PREFIXES = (
     ("gradient_previous_", "d.{0}[t-1]"),
     ("gradient_parameter_", "d.{0}"),
     ("gradient_state_", "in.{0}[t]"),
+    ("gradient_argument_", "in.argument.{0}"),
     ("gradient_", "in.{0}"),
     ("shared_", "shared.{0}"),
     ("let_", "{0}"),
@@ -34,7 +35,8 @@ _PREFIXES = (
 def gradient_equations(cell: Cell) -> tuple[str, ...]:
     """Return the vector-Jacobian product of one step of `cell`, an equation each, every one after what it uses.
 
-    `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h. `d.` stands before the total
+    `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h, and `in.argument.0` what comes
+    through R to the argument of the first round of products. `d.` stands before the total
     gradient of a named value, of a state and of a parameter, `dW.`, `dR.` and `dS.` before those of pre-activations, products
     and inputs S.* (of one channel);
     `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,12 +87,29 @@ def show(name: CellName, as_json: AsJson = False) -> None:
     screen.print()
     incoming = ", ".join(f"in.{state}[t]" for state in cell.states)
     screen.print(f"The gradient of one step: in.y is that of y, and later steps pass on {incoming}.", soft_wrap=True)
-    if cell.recurrent_gates:
-        through = " + ".join(f"R.{gate}^T dR.{gate}" for gate in cell.recurrent_gates)
-        screen.print(f"Through R, {equation_text(cell.output).replace('[t]', '[t-1]')} gets {through} besides.", soft_wrap=True)
+    for line in _through_products(cell):
+        screen.print(line, soft_wrap=True)
     screen.print()
     for line in gradient:
         screen.print(f"    {line}", soft_wrap=True)
+
+
+def _through_products(cell: Cell) -> list[str]:
+    """Return what comes through R in a step, to the previous output and to the argument of each later round."""
+    from minrnn_gen.cell.printing import equation_text
+    from minrnn_gen.cell.rounds import rounds_of
+
+    def through(gates: Iterable[str]) -> str:
+        return " + ".join(f"R.{gate}^T dR.{gate}" for gate in gates)
+
+    of_output = [gate for gate in cell.recurrent_gates if gate not in dict(cell.arguments)]
+    lines = [
+        f"Through R, in.argument.{number}, of {equation_text(together.argument)}, is {through(together.gates)}."
+        for number, together in enumerate(rounds_of(cell))
+    ]
+    if of_output:
+        lines.append(f"Through R, {equation_text(cell.output).replace('[t]', '[t-1]')} gets {through(of_output)} besides.")
+    return lines
 
 
 def _with_axes(names: list[str], wide: tuple[str, ...]) -> str:

@@ -28,7 +28,7 @@ HEAVY: dict[str, Any] = {
     "parameters": ["u", "v"],
     "states": ["h", "s", "n"],
 }
-DENSE = ("elman", "gru", "lstm", "slstm", "peephole_lstm", "recurrent_lif")
+DENSE = ("elman", "gru", "lstm", "slstm", "peephole_lstm", "recurrent_lif", "gru_reset_before")
 MODELS = {**{name: name for name in DENSE}, "heavy": HEAVY}
 HEADS_AND_SIZES = ((1, 512), (4, 768), (3, 33))
 # Every day each cell on every fifth GPU; the rest is part of the whole matrix.

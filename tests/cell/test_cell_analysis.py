@@ -23,7 +23,7 @@ KINDS = {
         ["min_gru", "min_gru_log", "min_gru_tanh", "min_lstm", "min_lstm_log", "hgrn", "qrnn", "rg_lru"], "affine-diagonal"
     ),
     **dict.fromkeys(["ind_rnn", "lif"], "diagonal"),
-    **dict.fromkeys(["elman", "lstm", "gru", "slstm", "peephole_lstm", "recurrent_lif"], "dense"),
+    **dict.fromkeys(["elman", "lstm", "gru", "gru_reset_before", "slstm", "peephole_lstm", "recurrent_lif"], "dense"),
 }
 
 

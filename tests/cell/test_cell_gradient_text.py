@@ -35,8 +35,10 @@ WORD = re.compile(r"[A-Za-z_][\w.]*(?:\[t(?:-1)?\])?")
 
 def shown_of(label: str) -> str:
     """How an input of the programs is called in equations."""
-    kind, _, name = re.fullmatch(r"(W|R|previous|parameter|gradient_state|gradient)(_)(\w+)", label).groups()  # type: ignore[union-attr]
+    kinds = r"(W|R|previous|parameter|gradient_state|gradient_argument|gradient)(_)(\w+)"
+    kind, _, name = re.fullmatch(kinds, label).groups()  # type: ignore[union-attr]
     forms = {"W": "W.{0}", "R": "R.{0}", "previous": "{0}[t-1]", "parameter": "{0}", "gradient_state": "in.{0}[t]"}
+    forms |= {"gradient_argument": "in.argument.{0}"}
     return forms.get(kind, "in.{0}").format(name)
 
 
@@ -71,6 +73,18 @@ def test_the_equations_that_are_shown_compute_the_gradient(name: str) -> None:
     assert set(shown) == {f"gradient_{each}" for each in lower_step(cell).inputs}
     for label, equation in shown.items():
         np.testing.assert_allclose(found[label], float(held[equation]), rtol=1e-12, atol=1e-14, err_msg=label)
+
+
+def test_a_round_of_products_takes_the_gradient_of_its_argument() -> None:
+    of_reset = cell_of("h[t] = tanh(W.n + R.n(W.r * h[t-1]))")
+    assert gradient_equations(of_reset) == (
+        "h[t] = tanh(W.n + R.n)",
+        "d.h[t] = in.h[t] + in.y",
+        "dW.n = d.h[t] * (1 - h[t] * h[t])",
+        "dW.r = in.argument.0 * h[t-1]",
+        "d.h[t-1] = in.argument.0 * W.r",
+        "dR.n = dW.n",
+    )
 
 
 # Values per element and step, read and written: the gates and y; the gates of which gradients depend, the states before the

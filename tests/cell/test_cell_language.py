@@ -39,6 +39,7 @@ ORDERS = {
     "elman": "h|h|h|",
     "lstm": "ifzo|ifzo|hc|",
     "gru": "rzn|rzn|h|",
+    "gru_reset_before": "zrn|zrn|h|",
     "slstm": "ifzo|ifzo|hcnm|",
     "peephole_lstm": "ifzo|ifzo|hc|p_ip_fp_o",
     "lif": "x||sm|decay",

@@ -27,9 +27,9 @@ HEADERS = {"arm_neon.h", "immintrin.h", "math.h", "pthread.h", "stdint.h", "stri
 
 
 def reached(name: str) -> set[str]:
-    """Return a template and all that it includes."""
+    """Return a template and all that it includes or imports macros from."""
     tree = environment().parse((FOLDER / name).read_text(encoding="utf-8"))
-    included = [node.template.value for node in tree.find_all(jinja2.nodes.Include)]
+    included = [node.template.value for node in tree.find_all((jinja2.nodes.Include, jinja2.nodes.FromImport))]
     return {name}.union(*map(reached, included))
 
 

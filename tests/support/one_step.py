@@ -22,9 +22,12 @@ def lower_step(cell: Cell) -> Program:
 def lower_step_backward(cell: Cell) -> Program:
     """Return the vector-Jacobian product of one time step of `cell`.
 
-    Inputs are those of `lower_step`, then `gradient_state_<state>`, the gradient of each next state, and `gradient_y`. Results
+    Inputs are those of `lower_step`, then `gradient_state_<state>`, the gradient of each next state, `gradient_y`, and
+    `gradient_argument_<round>`, of what the products of each later round multiply. Results
     are `gradient_<input>` for each input of `lower_step`: `gradient_W_<gate>`, `gradient_R_<gate>`, `gradient_previous_<state>`
     and `gradient_parameter_<name>`.
     """
     incoming = (*(f"gradient_state_{state}" for state in cell.states), "gradient_y")
-    return replace(lower_steps_backward(cell).backward, inputs=(*step_inputs(cell).values(), *incoming))
+    lowered = lower_steps_backward(cell)
+    of_arguments = (f"gradient_argument_{number}" for number in range(len(lowered.rounds)))
+    return replace(lowered.backward, inputs=(*step_inputs(cell).values(), *incoming, *of_arguments))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -59,6 +60,11 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
         n = tanh(W[2] + r * R[2])
         return ((1 - z) * n + z * s[0],)
 
+    def gru_reset_before(W: Any, R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
+        z, r = sigmoid(W[0] + R[0]), sigmoid(W[1] + R[1])
+        n = tanh(W[2] + R.of(2, r * s[0]))
+        return (z * s[0] + (1 - z) * n,)
+
     def slstm(W: Any, R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
         i, f, z, o = (one + other for one, other in zip(W, R, strict=True))
         _, c, n, m = s
@@ -107,6 +113,7 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
         "elman": elman,
         "lstm": lstm,
         "gru": gru,
+        "gru_reset_before": gru_reset_before,
         "slstm": slstm,
         "peephole_lstm": peephole_lstm,
         "lif": lif,
@@ -122,6 +129,34 @@ VECTORS: Mapping[str, Sequence[str]] = {
     "ind_rnn": ("u",),
     "peephole_lstm": ("p_i", "p_f", "p_o"),
 }
+
+
+@dataclass(frozen=True)
+class Products:
+    """The products of a step by gate order: R[gate] of the previous output, and R.of(gate, value)."""
+
+    weight: Any
+    bias: Any
+    heads: int
+    output: Any
+
+    def of(self, gate: int, value: Any) -> Any:
+        import torch
+
+        rows, hidden = value.shape
+        size = hidden // self.heads
+        block = self.weight.view(-1, self.heads, size, size)[gate]
+        product = torch.einsum("noi,bni->bno", block, value.view(rows, self.heads, size)).reshape(rows, hidden)
+        return product + self.bias.view(-1, hidden)[gate]
+
+    def __getitem__(self, gate: int) -> Any:
+        return self.of(gate, self.output)
+
+    def __len__(self) -> int:
+        return len(self.weight) // self.output.shape[1]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
 
 
 def plain_layer(
@@ -150,10 +185,7 @@ def plain_layer(
     for t in range(x.shape[1]):
         products = None
         if weight is not None:
-            size = hidden // heads
-            blocks = weight.view(-1, heads, size, size)
-            rows = torch.einsum("gnoi,bni->bgno", blocks, states[0].view(-1, heads, size))
-            products = (rows.reshape(x.shape[0], -1) + parameters["bias_hh"]).split(hidden, -1)
+            products = Products(weight, parameters["bias_hh"], heads, states[0])
         y, *after = step(W[:, t].split(hidden, -1), products, states, vectors)
         states = tuple(after) if model == "qrnn" else (y, *after)
         outputs.append(y)
