@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.native_store import native_store
+from support.round_cells import DEEP
 
 import minrnn_gen
 from minrnn_gen.build.cpu_kernel import why_no_native_code
@@ -27,16 +28,6 @@ CHAINED = {
         h[t] = b * h[t-1] + (1 - b) * tanh(R.x(a * c[t]) + m)
     """,
 }
-# Products of the output, of an argument that waits for them, and of one that waits for none.
-BRANCHED = {
-    "name": "branched",
-    "equations": """
-        r    = sigmoid(W.r + R.r)
-        u    = R.u(sigmoid(W.n) * r * h[t-1])
-        h[t] = tanh(W.n + u + R.n(W.r * h[t-1] + 0.125))
-    """,
-}
-
 
 @pytest.fixture(params=["numpy", "native"])
 def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -81,7 +72,7 @@ def test_a_gru_that_resets_before_the_product_gives_the_published_numbers(code: 
         np.testing.assert_allclose((gradient.astype(np.float64) ** 2).sum(), square, rtol=rtol, err_msg=name)
 
 
-@pytest.mark.parametrize("model", [CHAINED, BRANCHED], ids=lambda model: model["name"])
+@pytest.mark.parametrize("model", [CHAINED, DEEP], ids=lambda model: model["name"])
 def test_gradients_of_several_rounds_are_those_of_differences(code: str, model: dict[str, Any]) -> None:
     """Along one direction through all arrays, with a reset in the middle of time."""
     kernel = minrnn_gen.compile({"model": model, "hidden_size": 6, "heads": 2, "precision": "fp64"})
