@@ -56,7 +56,6 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
 def show(name: CellName, as_json: AsJson = False) -> None:
     """Show a cell: equations, class with its proof, derived gradient, gates, states, parameters, work, source."""
     from minrnn_gen.cell.gradient_text import gradient_equations
-    from minrnn_gen.cell.printing import equation_text
 
     entry, file, cell = _entry(name)
     equations, gradient = cell.equations.strip("\n").splitlines(), gradient_equations(cell)
@@ -97,7 +96,6 @@ def show(name: CellName, as_json: AsJson = False) -> None:
 def _through_products(cell: Cell) -> list[str]:
     """Return what comes through R in a step, to the previous output and to the argument of each later round."""
     from minrnn_gen.cell.printing import equation_text
-    from minrnn_gen.cell.rounds import rounds_of
 
     def through(gates: Iterable[str]) -> str:
         return " + ".join(f"R.{gate}^T dR.{gate}" for gate in gates)
@@ -105,7 +103,7 @@ def _through_products(cell: Cell) -> list[str]:
     of_output = [gate for gate in cell.recurrent_gates if gate not in dict(cell.arguments)]
     lines = [
         f"Through R, in.argument.{number}, of {equation_text(together.argument)}, is {through(together.gates)}."
-        for number, together in enumerate(rounds_of(cell))
+        for number, together in enumerate(cell.rounds)
     ]
     if of_output:
         lines.append(f"Through R, {equation_text(cell.output).replace('[t]', '[t-1]')} gets {through(of_output)} besides.")

@@ -27,13 +27,13 @@ class NativeRound:
 
 def native_rounds(cell: LoweredSteps | LoweredStepsBackward) -> tuple[NativeRound, ...]:
     """Return the rounds of a cell in the order of a step."""
-    is_backward = isinstance(cell, LoweredStepsBackward)
-    arguments = cell.arguments if is_backward else tuple(of_round.program for of_round in cell.rounds)
+    programs = tuple(of_round.program for of_round in cell.rounds)
+    arguments = cell.arguments if isinstance(cell, LoweredStepsBackward) else programs
     of_output, *places = places_by_round(cell.recurrent_gates, [of_round.gates for of_round in cell.rounds])
     rounds: list[NativeRound] = []
     first = len(of_output)
     for number, of_round in enumerate(cell.rounds):
-        gradients = of_round.program if is_backward else None
+        gradients = None if arguments is programs else of_round.program
         rounds.append(NativeRound(number, of_round.gates, places[number], first, arguments[number], gradients))
         first += len(of_round.gates)
     return tuple(rounds)

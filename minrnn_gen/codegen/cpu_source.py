@@ -255,8 +255,9 @@ class CpuPlan(NativePlan):
     @property
     def shares_gradients(self) -> bool:
         """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
-        same = all(self._results[f"gradient_W_{gate}"] == self._results[f"gradient_R_{gate}"] for gate in self.recurrent_gates)
-        return same and self.recurrent_gates == self.gates and self.x_dtype == self.arithmetic_dtype
+        if self.recurrent_gates != self.gates or self.x_dtype != self.arithmetic_dtype:
+            return False
+        return all(self._results[f"gradient_W_{gate}"] == self._results[f"gradient_R_{gate}"] for gate in self.gates)
 
     @staticmethod
     def read_of(names: tuple[str, ...], kind: str, inputs: Collection[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from support.round_cells import DEEP
 import minrnn_gen
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.kernel import Kernel
 
 RESET_BEFORE = "gru_reset_before"
 # Two gates of one argument, a chain of three, an argument that reads a state linearly, R's order, and no product of the output.
@@ -29,12 +30,19 @@ CHAINED = {
     """,
 }
 
+
 @pytest.fixture(params=["numpy", "native"])
 def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with native_store(tmp_path_factory, MINRNN_CPU=request.param):
         if request.param == "native" and (why := why_no_native_code()):
             pytest.skip(why)
         yield request.param
+
+
+def compiled(code: str, **spec: Any) -> Kernel:
+    kernel = minrnn_gen.compile(spec)
+    assert bool(kernel.executor.cpu.native.kernels.why_not) == (code == "numpy")
+    return kernel
 
 
 def fill(shape: tuple[int, ...], phase: float) -> Any:
@@ -44,7 +52,7 @@ def fill(shape: tuple[int, ...], phase: float) -> Any:
 @pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
 def test_a_gru_that_resets_before_the_product_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
     """Of a loop in float64, written by hand: outputs, and the sum of squares of each gradient."""
-    kernel = minrnn_gen.compile({"model": RESET_BEFORE, "hidden_size": 4, "precision": precision})
+    kernel = compiled(code, model=RESET_BEFORE, hidden_size=4, precision=precision)
     assert kernel.interface.recurrent_gates == ("z", "r", "n")
     dtype = numpy_dtype(kernel.interface.precision.storage_dtype)
 
@@ -75,7 +83,7 @@ def test_a_gru_that_resets_before_the_product_gives_the_published_numbers(code: 
 @pytest.mark.parametrize("model", [CHAINED, DEEP], ids=lambda model: model["name"])
 def test_gradients_of_several_rounds_are_those_of_differences(code: str, model: dict[str, Any]) -> None:
     """Along one direction through all arrays, with a reset in the middle of time."""
-    kernel = minrnn_gen.compile({"model": model, "hidden_size": 6, "heads": 2, "precision": "fp64"})
+    kernel = compiled(code, model=model, hidden_size=6, heads=2, precision="fp64")
     interface, random = kernel.interface, np.random.default_rng(0)
     shapes = {"x": (3, 7, len(interface.gates), 6), "R": interface.R_shape, "recurrent_bias": interface.recurrent_bias_shape}
     shapes |= {f"parameters {name}": (6,) for name in interface.parameters}

@@ -117,9 +117,7 @@ class _Products:
 
 
 @st.composite
-def cells(
-    draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense"), *, products_most: int = 3
-) -> DrawnCell:
+def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense"), *, products_most: int = 3) -> DrawnCell:
     """Cells of a kind, as far as the equations mean it; every name in them is read.
 
     Dense ones have at most `products_most` products of something else than the previous output.
@@ -144,12 +142,8 @@ def cells(
     previous = [f"{state}[t-1]" for state in states]
     inputs = free if kind == "affine" else [*free, *(f"R.{gate}" for gate in recurrent), *previous]
     equations: list[tuple[str, Tree]] = []
-    products = _Products(
-        draw,
-        free_gates[:later],
-        others[total - later :],
-        {*previous, *(f"R.{gate}" for gate in recurrent)},
-    )
+    reach_back = {*previous, *(f"R.{gate}" for gate in recurrent)}
+    products = _Products(draw, free_gates[:later], others[total - later :], reach_back)
     places = [draw(st.integers(0, len(states) - 1)) for _ in range(later)]
 
     def add_products(place: int) -> None:
@@ -160,8 +154,8 @@ def cells(
     for value in values:
         equations.append((value, draw(expressions(tuple(inputs), 3))))
         inputs.append(value)
-        if leaves_of(equations[-1][1]) & products.reach_back:
-            products.reach_back.add(value)
+        if leaves_of(equations[-1][1]) & reach_back:
+            reach_back.add(value)
     add_products(0)
     # The output's state last, so that all of the others may reach it.
     for number, state in enumerate((*states[1:], states[0])):
@@ -182,10 +176,10 @@ def cells(
         equations.append((f"{state}[t]", tree))
         if kind != "affine":
             inputs.append(f"{state}[t]")
-            if leaves_of(tree) & products.reach_back:
-                products.reach_back.add(f"{state}[t]")
-    products_of_values = [name for name, tree in equations if tree[0] == "product"]
-    wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *products_of_values, *previous, *(f"{state}[t]" for state in states[1:])]
+            if leaves_of(tree) & reach_back:
+                reach_back.add(f"{state}[t]")
+    values += [name for name, tree in equations if tree[0] == "product"]
+    wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *previous, *(f"{state}[t]" for state in states[1:])]
     if kind == "dense":
         name, tree = equations[-1]
         return _reading(DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None), wanted, name)

@@ -75,10 +75,7 @@ def _threads_for(multiply_adds: int) -> int:
 def _packs(interface: Interface, kernel_pass: CpuPass, rows: int, products: int, has_rounds: bool) -> bool:
     """Say whether R is packed for so many products of so many rows; a backward in rounds has the gates in their order."""
     reads_lines = kernel_pass == "forward" or (
-        not has_rounds
-        and interface.heads == 1
-        and interface.head_dim % PANEL_UNITS == 0
-        and _is_wide(interface.precision)
+        not has_rounds and interface.heads == 1 and interface.head_dim % PANEL_UNITS == 0 and _is_wide(interface.precision)
     )
     return not reads_lines or products * -(-rows // ROWS_AT_ONCE) > ROWS_READ_LEAST[kernel_pass]
 
