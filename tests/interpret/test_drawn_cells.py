@@ -21,6 +21,7 @@ from support.drawn_calls import Subject, check
 from support.drawn_cells import DrawnCall, DrawnCell, calls, cells, expressions
 from support.examples import examples
 
+from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.precision import precision_of
@@ -42,6 +43,11 @@ DIFFERENCE = DrawnCell(
 INFINITE = DrawnCall("fp32", "BTD", "forward", 1, 1, 1, 4, frozenset({"resets"}), 2, 275)
 
 
+# R has a NaN, and no initial state is given.
+WITHOUT_STATE = DrawnCell("dense", (("h[t]", ("tanh", ("+", ("leaf", "W.h"), ("leaf", "R.h")))),), ("h",), (), None)
+ODD = DrawnCall("fp32", "BTD", "forward", 1, 1, 2, 4, frozenset(), 2, 1)
+
+
 @settings(max_examples=examples(6), suppress_health_check=SLOW, phases=UNSHRUNK)
 @given(cells(), calls())
 @example(DIFFERENCE, INFINITE)
@@ -49,6 +55,16 @@ def test_the_cpu_target_is_the_oracles(cell: DrawnCell, call: DrawnCall) -> None
     subject = Subject(cell, call)
     with refused_as_too_large():
         assert check(subject, subject.on_cpu).wrong == ()
+
+
+@pytest.mark.matrix_full
+@pytest.mark.skipif(bool(why_no_native_code()), reason="no native code")
+@settings(max_examples=examples(6), suppress_health_check=SLOW, phases=UNSHRUNK)
+@given(cells(), calls())
+@example(WITHOUT_STATE, ODD)
+def test_native_code_is_the_oracles(cell: DrawnCell, call: DrawnCall) -> None:
+    subject = Subject(cell, call)
+    assert check(subject, subject.native).wrong == ()
 
 
 @contextlib.contextmanager

@@ -49,6 +49,8 @@ class Problem:
     # a backward takes the product of R and an initial state that is not given as 0, where a forward may have 0 times NaN.
     is_on_gpu: bool = False
     has_initial: bool = True
+    # Native code multiplies nothing by an initial state that is not given, so that 0 times NaN or an infinity is 0.
+    is_native: bool = False
 
     @property
     def output_gates(self) -> tuple[str, ...]:
@@ -170,7 +172,10 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
             value = replace(arithmetic, loose=False).add(exact(problem.x[sequence, t, index]), exact(problem.bias[index]))
             names[f"W.{gate}"] = ran.gates[t][gate] = tape.leaf(value)
         if problem.recurrent_gates:
-            product = _product(problem, tape, problem.output_gates, None if is_reset else state[cell.states[0]])
+            output = None if is_reset else state[cell.states[0]]
+            product = _product(problem, tape, problem.output_gates, output)
+            if problem.is_native and not problem.has_initial and output is ran.initial[cell.states[0]]:
+                _forget_odd(problem, product)
             ran.products.append(product)
             names |= {f"R.{gate}": node for gate, node in product.nodes.items()}
         names |= {f"{name}[t-1]": node for name, node in state.items()}
@@ -246,6 +251,13 @@ def _product(problem: Problem, tape: Tape, gates: tuple[str, ...], output: Node 
         tape.nodes.append(node)
         nodes[gate] = node
     return _Product(output, nodes)
+
+
+def _forget_odd(problem: Problem, product: _Product) -> None:
+    """Make unknown whatever a number of R that is not finite has a part in."""
+    for gate, node in product.nodes.items():
+        odd = ~np.isfinite(problem.R[problem.recurrent_gates.index(gate)]).all(-1).reshape(-1)
+        node.value = Bounded(np.where(odd, 0.0, node.value.value), np.where(odd, np.inf, node.value.radius))
 
 
 def _matrix(problem: Problem, R: Array, vector: Bounded) -> Bounded:

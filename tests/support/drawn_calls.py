@@ -128,7 +128,9 @@ class Subject:
             return self.interface.takes_recurrent_bias and name in self.call.given
         return name in self.call.given
 
-    def problem(self, run: int, sequences: bool = True, emulated: bool = False) -> cell_oracle.Problem:
+    def problem(
+        self, run: int, sequences: bool = True, emulated: bool = False, native: bool = False
+    ) -> cell_oracle.Problem:
         """Return the call of one direction for the oracle; without `sequences` it has neither resets nor lengths."""
         call, interface, arrays = self.call, self.interface, self.arrays
         wide = {name: np.asarray(values).astype(np.float64) for name, values in arrays.items()}
@@ -159,6 +161,7 @@ class Subject:
             is_scan=self.is_scan,
             is_on_gpu=emulated,
             has_initial=self.has("state"),
+            is_native=native,
         )
 
     @cached_property
@@ -242,7 +245,7 @@ def _forward_and_backward(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
     dstate = {name: subject._led(arrays[f"dstate {name}"]) for name in interface.states} if subject.has("dstate") else None
     gradients = dict(leaves(kernel.backward(saved, dy, dstate)))
     for run in range(len(interface.runs_reversed)):
-        problem = subject.problem(run, emulated=isinstance(kernel, InterpretedKernel))
+        problem = subject.problem(run, emulated=isinstance(kernel, InterpretedKernel), native=_is_native(kernel))
         expected, all_states = cell_oracle.forward(problem)
         yield f"y of {run}", subject.y_from(y)[:, :, run], expected["y"], True
         for name in interface.states:
@@ -260,6 +263,10 @@ def _forward_and_backward(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
             yield f"d{name} of {run}", np.reshape(found, exact[name].value.shape), exact[name], not name.startswith("state")
 
 
+def _is_native(kernel: Kernel) -> bool:
+    return not isinstance(kernel, InterpretedKernel) and not kernel.executor.cpu.native.kernels.why_not
+
+
 def _all_states(subject: Subject, states: Array, run: int) -> Array:
     states = np.asarray(states)
     if not subject.interface.directions:
@@ -274,7 +281,7 @@ def _steps(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
     interface, arrays = subject.interface, subject.arrays
     if interface.directions:
         return
-    problem = subject.problem(0, sequences=False)
+    problem = subject.problem(0, sequences=False, native=_is_native(kernel))
     expected, _ = cell_oracle.forward(problem)
     keywords = dict(subject.keywords)
     state: Mapping[str, Array] | None = keywords.pop("state", None)
