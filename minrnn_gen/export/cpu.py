@@ -11,6 +11,12 @@ from minrnn_gen.run.cpu.native import NativeKernels
 def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
     """Return what is exported of a spec."""
     interface = native.interface
+    left_out: tuple[str, ...] = ()
+    if training and native.builder.cell.arguments:
+        training = False
+        left_out += ("a backward through rounds of products cannot be exported for the cpu; it can for cuda",)
+    if len(interface.runs_reversed) > 1:
+        left_out += ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     passes: tuple[str, ...] = ("forward",)
     kept: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
@@ -30,8 +36,6 @@ def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource
         "backward_always_packs": not reads_lines,
         "chunk_steps": CHUNK_STEPS,
     }
-    left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
-    is_one_way = len(interface.runs_reversed) == 1
     spec = native.builder.spec
     return ExportSource(
         name,
@@ -42,7 +46,7 @@ def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource
         kept,
         read,
         limits,
-        () if is_one_way else left_out,
+        left_out,
         takes_logarithms=spec.scan_arithmetic == "log",
     )
 

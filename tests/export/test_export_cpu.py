@@ -179,6 +179,24 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
             assert np.array_equal(results[name], values), name
 
 
+def test_a_forward_through_rounds_of_products_is_that_of_python(tmp_path: Path) -> None:
+    """And its backward is left out, in a sentence."""
+    both = minrnn_gen.compile({"model": "gru_reset_before", "hidden_size": 24}, gpu="h200")
+    with pytest.raises(BadInput, match="a backward through rounds of products cannot be exported for the cpu"):
+        both.export(tmp_path, target="cpu")
+    kernel = exported(tmp_path, {"model": "gru_reset_before", "hidden_size": 24, "training": False}).kernel
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), False), 2)
+    generator = np.random.default_rng(7)
+    arrays = inputs_of(kernel, lambda _name, shape, _kind: generator.standard_normal(shape).astype(np.float32))
+    state = {"h": arrays["initial_h"]}
+    named = {name: arrays[name] for name in ("R", "bias", "recurrent_bias")}
+    y, final = kernel(arrays["x"], **named, state=state)
+    results = {"y": np.empty_like(y), "final_h": np.empty_like(final["h"])}
+    assert library.run("forward", library.call(BATCH, TIME, {**arrays, **results})) == 0, library.message
+    assert np.array_equal(results["y"], y)
+    assert np.array_equal(results["final_h"], final["h"])
+
+
 def test_a_step_by_strides_advances_a_state_in_place(tmp_path: Path) -> None:
     kernel = exported(tmp_path, {"model": "min_gru", "hidden_size": 16, "training": False}).kernel
     source = cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), False)

@@ -128,9 +128,7 @@ class Subject:
             return self.interface.takes_recurrent_bias and name in self.call.given
         return name in self.call.given
 
-    def problem(
-        self, run: int, sequences: bool = True, emulated: bool = False, native: bool = False
-    ) -> cell_oracle.Problem:
+    def problem(self, run: int, sequences: bool = True, emulated: bool = False, native: bool = False) -> cell_oracle.Problem:
         """Return the call of one direction for the oracle; without `sequences` it has neither resets nor lengths."""
         call, interface, arrays = self.call, self.interface, self.arrays
         wide = {name: np.asarray(values).astype(np.float64) for name, values in arrays.items()}
