@@ -13,6 +13,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -288,6 +289,12 @@ def test_files_are_small() -> None:
     paths |= {path.relative_to(templates).as_posix(): path for path in templates.rglob("*.j2")}
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in paths.items()}
     assert {name for name, lines in lengths.items() if lines > LINES_MOST} == set()
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Their folders are no packages, so that pytest would refuse the second one."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_machine_is_built_from_the_ground_up() -> None:

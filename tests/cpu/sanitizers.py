@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
             "CC": str(wrapper), "LD_PRELOAD": ":".join(path for path in libraries if path), "OMP_NUM_THREADS": "1",
             "MINRNN_CACHE_DIR": str(Path(folder) / "cache"),
         }  # fmt: skip
-        native = ("native_code", "native_log_space", "native_complex", "native_vectors", "rounds")
+        native = ("native_code", "native_log_space", "native_complex", "native_vectors", "host_rounds")
         tests = arguments or [str(TESTS / f"test_{part}.py") for part in native]
         command = [sys.executable, "-c", START, "-q", "-n", "0", "-s", "-p", "no:faulthandler", *tests]
         return subprocess.run(command, env=environment, check=False).returncode
