@@ -31,7 +31,12 @@ def step_behind_sums(step: Program, gates: Collection[str], states: Collection[s
     late = [*(sum_name(gate) for gate in read.values()), *(f"previous_{state}" for state in states)]
     inputs = [name for name in step.inputs if name not in read]
     inputs += [name(gate) for gate in read.values() for name in (sum_name, bias_name)]
-    return cut(Program(tuple(inputs), tuple(_Rewriting(step, read, late).statements()), step.results), late)
+    # A result that is a product itself has no statement to be rewritten.
+    whole = {f"R_{gate}": f"product_{gate}" for gate in read.values() if f"R_{gate}" in dict(step.results).values()}
+    named = tuple(Statement(whole[name], ex.named(name)) for name in read if name in whole)
+    rewritten = Program(step.inputs, (*step.statements, *named), step.results)
+    results = tuple((label, whole.get(name, name)) for label, name in step.results)
+    return cut(Program(tuple(inputs), tuple(_Rewriting(rewritten, read, late).statements()), results), late)
 
 
 class _Rewriting:

@@ -35,7 +35,7 @@ def check_numpy(draw: Draw) -> None:
 
 def check_emulated(draw: Draw) -> None:
     """A drawn cell and call as emulated kernels, beside the oracle."""
-    _check_cell(_subject(draw, products_most=0), lambda subject: subject.emulated)
+    _check_cell(_subject(draw), lambda subject: subject.emulated)
 
 
 def _check_cell(subject: Subject, kernel_of: Callable[[Subject], Any]) -> None:
@@ -46,8 +46,8 @@ def _check_cell(subject: Subject, kernel_of: Callable[[Subject], Any]) -> None:
     assert not verdict.wrong, (subject.cell.document, verdict.wrong)
 
 
-def _subject(draw: Draw, products_most: int = 3) -> Subject:
-    cell, call = draw(cells(products_most=products_most)), draw(calls())
+def _subject(draw: Draw) -> Subject:
+    cell, call = draw(cells()), draw(calls())
     return Subject(cell, call, other=call.seed % 3)
 
 

@@ -78,7 +78,7 @@ def refused_as_too_large() -> Iterator[None]:
 
 @pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 @settings(max_examples=examples(2), suppress_health_check=SLOW, phases=UNSHRUNK)
-@given(cells(products_most=0), calls(), st.integers(0, 2))
+@given(cells(), calls(), st.integers(0, 2))
 def test_emulated_kernels_are_the_oracles(cell: DrawnCell, call: DrawnCall, other: int) -> None:
     subject = Subject(cell, call, other)
     with refused_as_too_large():

@@ -48,6 +48,8 @@ class DrawnCall:
     seed: int
 
 
+# As rounds go: a chain of three has one more than is needed to tell the first, one between and the last apart.
+PRODUCTS_MOST = 3
 # Beside the odd names: usual ones, such that meet those of programs, and the longest.
 NAMES = (
     *odd_names(),
@@ -117,10 +119,10 @@ class _Products:
 
 
 @st.composite
-def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense"), *, products_most: int = 3) -> DrawnCell:
+def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense")) -> DrawnCell:
     """Cells of a kind, as far as the equations mean it; every name in them is read.
 
-    Dense ones have at most `products_most` products of something else than the previous output.
+    Dense ones have at most `PRODUCTS_MOST` products of something else than the previous output.
     """
     kind = draw(st.sampled_from(kinds))
     counts = {
@@ -128,7 +130,7 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
         for name, limits in {"gate": (1, 3), "state": (1, 3), "parameter": (0, 2), "value": (0, 2)}.items()
     }
     gates = draw(st.lists(st.sampled_from(NAMES), min_size=counts["gate"], max_size=counts["gate"], unique=True))
-    later = draw(st.integers(0, products_most)) if kind == "dense" else 0
+    later = draw(st.integers(0, PRODUCTS_MOST)) if kind == "dense" else 0
     total = counts["state"] + counts["parameter"] + counts["value"] + later
     others = draw(st.lists(st.sampled_from(NAMES), min_size=total, max_size=total, unique=True))
     states, parameters = others[: counts["state"]], others[counts["state"] : counts["state"] + counts["parameter"]]
