@@ -31,7 +31,7 @@ def vectors_of_forward(interface: Interface, call: Call, outputs: Outputs) -> di
         by_axis = dict(zip(axes, array.strides, strict=True))
         names = {"row": "b", "time": "t", "channel": "h", "value": "n"}
         values |= {f"states_{name}": by_axis[axis] for name, axis in names.items()}
-        values["states_row"] = _of_rows(call, by_axis["b"])
+        values["states_row"] = of_rows(call, by_axis["b"])
     return values
 
 
@@ -48,7 +48,7 @@ def _of_call(interface: Interface, call: Call, checkpoints: Array | None) -> dic
         "values": interface.state_size,
         "groups": interface.groups,
         "checkpoints": 0 if checkpoints is None else checkpoints.pointer,
-        "checkpoints_row": _of_rows(call, _chunks(call.time) * _state_values(interface) * interface.hidden_size),
+        "checkpoints_row": of_rows(call, _chunks(call.time) * _state_values(interface) * interface.hidden_size),
         **_shared(interface, call, "S", call.shared),
     }
 
@@ -62,7 +62,7 @@ def _shared(interface: Interface, call: Call, kind: str, arrays: tuple[Array, ..
         by_axis = dict(zip(axes, array.strides, strict=True))
         values[f"{kind}_{name}"] = array.pointer
         of_axes = {
-            "row": _of_rows(call, by_axis["b"]),
+            "row": of_rows(call, by_axis["b"]),
             "time": by_axis.get("t", 0),
             "group": by_axis["k"],
             "value": by_axis["n"],
@@ -76,7 +76,7 @@ def _chunks(time: int) -> int:
     return (time + CHUNK_STEPS - 1) // CHUNK_STEPS
 
 
-def _of_rows(call: Call, stride: int) -> int:
+def of_rows(call: Call, stride: int) -> int:
     """Return the stride from a sequence to the next one: packed ones lie in one row."""
     return 0 if call.sequences.cu_seqlens is not None else stride
 
