@@ -124,55 +124,11 @@ class Mask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """Bytes of one value."""
+class Called:
+    """A function of an export's own C, by its name; what it does with its arguments is written there."""
 
-    at: At
-    value: int
-    size_bytes: Number
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A demand: rows begin at multiples of `alignment` bytes; `of_step`: those that a step of a dense cell reads."""
-
-    alignment: int
-    of_step: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A copy of [.., heads, gates, square] to [.., gates, heads, square] in the storage dtype; all elements are `count`."""
-
-    source: At
-    target: At
-    count: Number
-    heads: int
-    gates: int
-    square: Number
-
-
-@dataclass(frozen=True, slots=True)
-class AddUp:
-    """Sums [runs, parts, rows, batch, width] added up over parts and batch: `count` rows from `first` on."""
-
-    source: At
-    target: At
-    parts: Number
-    rows: int
-    width: int
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class AddParts:
-    """Parts of `count` elements each, added up in the storage dtype."""
-
-    source: At
-    target: At
-    count: Number
-    parts: Number
+    function: str
+    arguments: tuple[Source, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.export.describe import Described, Paths
 from minrnn_gen.export.emit_c import Functions, number_in_c
-from minrnn_gen.program.data import At, Fill
+from minrnn_gen.program.data import At, Called
 from minrnn_gen.program.number import Number, bounds, divided_up, least, most, symbol, value
 
 SIZES = {"batch": 37, "time": 1025, "x_batch": 4096}
@@ -64,7 +64,7 @@ def test_a_dividend_that_may_be_negative_is_not_printed() -> None:
 
 
 def filling(size_bytes: Number, fill: int) -> Paths:
-    return (((), Described((), (Fill(At(0, 0), fill, size_bytes * symbol("batch", 1)),))),)
+    return (((), Described((), (Called("fill", (At(0, 0), fill, size_bytes * symbol("batch", 1))),))),)
 
 
 class Source:
@@ -84,7 +84,7 @@ def test_programs_that_differ_in_numbers_are_one_function() -> None:
 
 def test_paths_share_what_they_have_in_common() -> None:
     has_lengths, (always,) = symbol("has_lengths", 0, 1), filling(8, 0)[0][1].operations
-    more = Fill(At(0, 0), 255, 3)
+    more = Called("fill", (At(0, 0), 255, 3))
     program: Paths = (
         (((has_lengths == 0, True),), Described((), (always,))),
         (((has_lengths == 0, False),), Described((), (more, always))),
