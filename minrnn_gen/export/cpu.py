@@ -8,6 +8,7 @@ from typing import Any
 
 from minrnn_gen.codegen.c_names import with_prefix
 from minrnn_gen.codegen.cpu_source import CpuPass, NativePlan, cpu_source, pool_source
+from minrnn_gen.errors import BadInput
 from minrnn_gen.export.emit_c import Printer, called_in, joined, number_in_c
 from minrnn_gen.export.host_calls import HostCalls
 from minrnn_gen.export.source import ExportSource, rendered
@@ -77,7 +78,9 @@ class HostCode:
 
 
 def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
-    """Return what is exported of a spec."""
+    """Return what is exported of a spec; raises BadInput where there is no native code for its cell."""
+    if native.why_no_text:
+        raise BadInput(f"export: there is no code for the cpu, since {native.why_no_text}; export for cuda")
     left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     spec = native.builder.spec
     return ExportSource(

@@ -168,6 +168,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         call = library.call(BATCH, TIME, {**arrays, **extra, **results, "dy": dy})
         memory = library.saved(call)
         call.saved = memory.ctypes.data
+        assert library.saved(call).size == memory.size
         assert library.run("forward", call) == 0, library.message
         assert library.run("backward", call) == 0, library.message
         expected = {"y": y, "dx": gradients["x"], "dbias": gradients["bias"]}
@@ -220,6 +221,76 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     for name in ("Kernel", "a-b", "1a", "", "a" * 41, "a\n"):
         with pytest.raises(BadInput, match="allowed: a small letter"):
             both.export(tmp_path, target="cpu", name=name)
+
+
+def test_a_cell_without_native_code_is_not_exported(tmp_path: Path) -> None:
+    equations = "r = sigmoid(W.r + R.r(h[t-1]))\nn = tanh(W.n + R.n(r * h[t-1]))\nh[t] = n + r * h[t-1]"
+    kernel = minrnn_gen.compile({"model": {"name": "reset_before", "equations": equations}, "hidden_size": 32}, gpu="h200")
+    assert NativeKernels(kernel.interface, kernel.builder).forward is None
+    with pytest.raises(BadInput, match="there is no code for the cpu, since products multiply other values"):
+        kernel.export(tmp_path, target="cpu", partial=True)
+
+
+@pytest.mark.parametrize("layout", one_in(2, ["BTD", "TBD"]))
+@pytest.mark.parametrize("model", one_in(2, ["lstm", "s4d"]))
+def test_arrays_with_gaps_and_packed_sequences_are_those_of_python(tmp_path: Path, model: str, layout: str) -> None:
+    """In both directions, whose arrays have offsets that follow from strides."""
+    more = {"s4d": {"state_size": 3}}.get(model, {})
+    kernel = exported(
+        tmp_path, {"model": model, "hidden_size": 24, "layout": layout, "direction": "bidirectional", **more}
+    ).kernel
+    interface, generator = kernel.interface, np.random.default_rng(5)
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True), 2)
+
+    def draw(_name: str, shape: tuple[int, ...], _kind: str) -> np.ndarray:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in inputs_of(kernel, draw).items()}
+    x = arrays.pop("x")
+    named = {"R": arrays.get("R"), "bias": arrays["bias"], "recurrent_bias": arrays.get("recurrent_bias")}
+    named["parameters"] = {name: arrays[f"parameter_{name}"] for name in interface.parameters} or None
+    named["shared"] = {name: arrays[f"shared_{name}"] for name in interface.shared} or None
+    y, _, saved = kernel.forward(
+        x, **named, state={name: arrays[f"initial_{name}"] for name in interface.states}, all_states=True
+    )
+    dx = kernel.backward(saved, np.ones_like(y))["x"]
+    words = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel"}
+
+    def with_gaps(array: np.ndarray, axes: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+        whole = np.full([2 * size for size in array.shape], np.nan, np.float32)
+        view = whole[tuple(slice(None, None, 2) for _ in axes)]
+        view[...] = array
+        return whole, view, {words[axis]: stride // 4 for axis, stride in zip(axes, view.strides, strict=True)}
+
+    y_axes = "bth" if layout == "BTD" else "tbh"
+    (wide_x, _, x_strides), (wide_y, found_y, y_strides) = with_gaps(x, interface.x_axes), with_gaps(y * np.nan, y_axes)
+    (wide_dx, found_dx, dx_strides), (wide_dy, _, _) = with_gaps(x, interface.x_axes), with_gaps(np.ones_like(y), y_axes)
+    strides = {"x_strides": x_strides, "y_strides": y_strides, "dx_strides": dx_strides}
+    results = {"y": wide_y, "dx": wide_dx, "dy": wide_dy}
+    call = library.call(BATCH, TIME, {"x": wide_x, **arrays, **results, **strides})
+    memory = library.saved(call)
+    call.saved = memory.ctypes.data
+    assert (library.run("forward", call), library.run("backward", call)) == (0, 0), library.message
+    assert np.array_equal(found_y, y)
+    assert np.array_equal(found_dx, dx)
+
+
+def test_packed_sequences_are_those_of_python(tmp_path: Path) -> None:
+    kernel = exported(tmp_path, {"model": "gru", "hidden_size": 24, "direction": "bidirectional"}).kernel
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), True), 2)
+    generator, ends = np.random.default_rng(5), np.array([0, 9, 9, TIME], np.int64)
+    shapes = {"x": (1, TIME, 2, 3, 24), "R": (2, 3, 1, 24, 24), "resets": (1, TIME), "y": (1, TIME, 48)}
+    x, R, resets, dy = (generator.standard_normal(shape).astype(np.float32) / 4 for shape in shapes.values())
+    more = {"resets": resets > 0.2, "cu_seqlens": ends}
+    y, final, saved = kernel.forward(x, R, **more)
+    gradients = kernel.backward(saved, dy)
+    results = {"y": np.empty_like(y), "dx": np.empty_like(x), "final_h": np.empty_like(final["h"])}
+    call = library.call(3, TIME, {"x": x, "R": R, **more, **results, "dy": dy})
+    memory = library.saved(call)
+    call.saved = memory.ctypes.data
+    assert (library.run("forward", call), library.run("backward", call)) == (0, 0), library.message
+    expected = {"y": y, "dx": gradients["x"], "final_h": final["h"]}
+    assert {name: np.array_equal(results[name], values) for name, values in expected.items()} == dict.fromkeys(results, True)
 
 
 def test_the_text_names_nothing_of_the_machine_and_is_the_same_again(tmp_path: Path) -> None:

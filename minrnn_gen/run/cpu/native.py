@@ -87,11 +87,12 @@ class NativeKernels:
     @cached_property
     def _refusal(self) -> str:
         """Why no native code is generated; nothing where it is."""
-        if reason := why_no_native_code():
-            return reason
-        if self.builder.cell.arguments:
-            return "products multiply other values than the previous output"
-        return ""
+        return why_no_native_code() or self.why_no_text
+
+    @property
+    def why_no_text(self) -> str:
+        """Why there is no text of native code for the cell, as a part of a sentence; nothing where there is."""
+        return "products multiply other values than the previous output" if self.builder.cell.arguments else ""
 
     @cached_property
     def _forward(self) -> CpuKernel | str:
