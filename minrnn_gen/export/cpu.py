@@ -33,7 +33,7 @@ class HostPrinter(Printer):
 
     def saved(self, calls: HostCalls) -> str:
         """Return the body that lays out what a forward keeps for a backward."""
-        lines = [*self._rooms(calls.saved(), "saved")]
+        lines = [*self._rooms(calls.saved(), "room")]
         return self.with_symbols(lines, self.head if lines else ())
 
     def schedule(self, paths: tuple[tuple[Decisions, Schedule], ...]) -> str:

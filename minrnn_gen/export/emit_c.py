@@ -132,7 +132,7 @@ class Printer:
         unused = ["(void)k;"] if self.takes_numbers and "k[" not in body else []
         return textwrap.indent("\n".join([*head, *values, *unused, body]), _INDENT)
 
-    def _rooms(self, rooms: tuple[Room, ...], source: str = "room") -> Iterator[str]:
+    def _rooms(self, rooms: tuple[Room, ...], source: str = "&run->room") -> Iterator[str]:
         slots, seen = self._export.slots, dict[str, int]()
         self._names = {slot: f"at[AT_{name}]" for slot, name in enumerate(slots)}
         self._absent = {slot for slot, name in enumerate(slots) if name not in {"x", "y", "dy", "R", "weight"}}
@@ -149,7 +149,7 @@ class Printer:
             elif room.slot < len(slots) and slots[room.slot] not in SHARED:
                 wanted = [f"!{name}"]
             condition = f"if ({' || '.join(wanted)}) " if wanted else ""
-            yield f"{condition}{name} = take(&run->{source}, {size});"
+            yield f"{condition}{name} = take({source}, {size});"
 
     def _path(self, operations: tuple[Any, ...]) -> Iterator[str]:
         yield "if (!begins(run))\n    return;"
