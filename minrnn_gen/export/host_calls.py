@@ -59,19 +59,17 @@ class HostCalls:
 
     def forward(self) -> Paths:
         """Describe a forward."""
+        interface = self.source.interface
 
         def describe() -> Described:
-            recorder, call = self._begin()
+            recorder, call, projected, outputs = self._begin()
             final = tuple(map(recorder.given, self._arrays.states("final", call.batch)))
-            y, *kept = self._arrays.outputs(call, "arithmetic")
-            projected = self._multiplied(call)
             if call.weight is not None:
                 recorder.given(projected.x)
                 recorder.call("project", call.x.pointer, call.weight.pointer, projected.x.pointer)
-            outputs = Outputs(y, tuple(kept), final, self._products(call.rows, call.time))
-            for run, part in runs_of(self.source.interface, projected):
-                written = outputs_of_run(self.source.interface, outputs, run)
-                arguments = forward_arguments(self.source.interface, part, written, self._steps, _SCHEDULE)
+            for run, part in runs_of(interface, projected):
+                written = outputs_of_run(interface, replace(outputs, final=final), run)
+                arguments = forward_arguments(interface, part, written, self._steps, _SCHEDULE)
                 recorder.run_kernel(self.plans["forward"], arguments)
             return recorder.described()
 
@@ -82,13 +80,10 @@ class HostCalls:
         interface, plan = self.source.interface, self.plans["backward"]
 
         def describe() -> Described:
-            recorder, call = self._begin()
-            y, *kept = self._arrays.outputs(call, "arithmetic")
-            outputs = Outputs(y, tuple(kept), (), self._products(call.rows, call.time))
-            projected = self._multiplied(call)
+            recorder, call, projected, outputs = self._begin()
             gradients, extra = self._gradients(recorder, call, projected)
             dR = None if call.R is None else recorder.room(interface.R_shape[-4:], self._arrays.real, "dR")
-            dy = self._arrays.array("dy", y.shape, y.dtype, y.strides)
+            dy = self._arrays.array("dy", outputs.y.shape, outputs.y.dtype, outputs.y.strides)
             incoming = IncomingGradient(dy, self._arrays.states("dfinal", call.batch))
             for run, part in runs_of(interface, projected):
                 of_run = gradients_of_run(interface, projected.x_axes, gradients, run)
@@ -115,9 +110,14 @@ class HostCalls:
         firsts, counts = (place_in(self.source.slots.index(name)) for name in ("cu_seqlens", "counts"))
         return Steps(firsts, counts, symbol("steps"), symbol("has_lengths", 0, 1))
 
-    def _begin(self) -> tuple[HostRecorder, Call]:
-        call = self._arrays.call(packed=False, resets=True)
-        return HostRecorder(self.source, call.x), call
+    def _begin(self) -> tuple[HostRecorder, Call, Call, Outputs]:
+        """Return what records a call, the call, itself with x projected, and what it writes but for final states."""
+        call = projected = self._arrays.call(packed=False, resets=True)
+        y, *kept = self._arrays.outputs(call, "arithmetic")
+        x, products = self._projected(call.rows, call.time), self._products(call.rows, call.time)
+        if x is not None:
+            projected = replace(call, x=x, x_axes=f"bt{self.source.interface.gate_axes}", weight=None)
+        return HostRecorder(self.source, call.x), call, projected, Outputs(y, tuple(kept), (), products)
 
     def _products(self, rows: Number, time: Number) -> Array | None:
         """Return what a forward saves besides states, where a backward comes."""
@@ -129,11 +129,6 @@ class HostCalls:
         interface, arrays = self.source.interface, self._arrays
         shape = interface.shape(f"bt{interface.gate_axes}", rows, time)
         return arrays.array("projected", shape, arrays.real) if interface.input_size else None
-
-    def _multiplied(self, call: Call) -> Call:
-        """Return a call with x projected."""
-        x = self._projected(call.rows, call.time)
-        return call if x is None else replace(call, x=x, x_axes=f"bt{self.source.interface.gate_axes}", weight=None)
 
     def _of_run(self, name: str, run: int, shape: tuple[int, ...], dtype: str) -> Address:
         """Return where the part of one direction begins in a gradient."""
