@@ -186,9 +186,9 @@ class RoomRecorder(Describer):
 
     def room(self, shape: tuple[int, ...], dtype: str, *of: str) -> Array:
         """Return a room as an array; it is needed only where one of the arrays `of` is given."""
-        return self.given(super().new_array(shape, dtype), *of)
+        return self.with_room(super().new_array(shape, dtype), *of)
 
-    def given(self, array: Array, *of: str) -> Array:
+    def with_room(self, array: Array, *of: str) -> Array:
         """Return an array that has a room unless the call gives it."""
         slot = array.address.slot
         assert slot is not None
@@ -228,7 +228,7 @@ class Recorder(RoomRecorder):
         assert slot is not None
         name = self._name(slot)
         if name not in {"y", "projected"} and not name.startswith("states_"):
-            self.given(array)
+            self.with_room(array)
         if fill is not None:
             self.call("fill", array.pointer, fill, math.prod(shape) * array.itemsize)
         return array

@@ -54,7 +54,7 @@ class HostCalls:
         recorder = HostRecorder(self.source, arrays.array("y", (), arrays.storage))
         for array in (self._products(rows, time), *states, self._projected(rows, time)):
             if array is not None:
-                recorder.given(array)
+                recorder.with_room(array)
         return tuple(recorder.rooms)
 
     def forward(self) -> Paths:
@@ -63,9 +63,9 @@ class HostCalls:
 
         def describe() -> Described:
             recorder, call, projected, outputs = self._begin()
-            final = tuple(map(recorder.given, self._arrays.states("final", call.batch)))
+            final = tuple(map(recorder.with_room, self._arrays.states("final", call.batch)))
             if call.weight is not None:
-                recorder.given(projected.x)
+                recorder.with_room(projected.x)
                 recorder.call("project", call.x.pointer, call.weight.pointer, projected.x.pointer)
             for run, part in runs_of(interface, projected):
                 written = outputs_of_run(interface, replace(outputs, final=final), run)
@@ -141,7 +141,7 @@ class HostCalls:
         if interface.input_size:
             dx = recorder.room(projected.x.shape, arrays.real)
         else:
-            dx = recorder.given(arrays.x("dx", call.rows, call.time, call.x_axes))
+            dx = recorder.with_room(arrays.x("dx", call.rows, call.time, call.x_axes))
 
         def sums_of_runs(shape: tuple[int, ...]) -> Array:
             room = recorder.room(shape, "float64")
@@ -150,7 +150,7 @@ class HostCalls:
         sums = sums_of_runs((interface.summed_count, interface.hidden_size))
         vectors = tuple(sums_of_runs((interface.hidden_size, interface.state_size)) for _ in interface.vector_parameters)
         shared = zip(interface.shared, call.shared, strict=True)
-        dshared = tuple(recorder.given(arrays.array(f"dshared_{name}", array.shape, array.dtype)) for name, array in shared)
+        dshared = tuple(recorder.with_room(arrays.array(f"dshared_{name}", array.shape, array.dtype)) for name, array in shared)
         gradients = Gradients(dx, arrays.states("dinitial", call.batch), sums, dshared, vectors)
         if call.R is None:
             return gradients, None

@@ -100,7 +100,12 @@ OF_STRATEGIES = (
     ),
 )
 # What is still to be filled, by column and row; nothing else may be missing.
-HOLES: frozenset[tuple[str, str]] = frozenset((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`"))
+HOLES: frozenset[tuple[str, str]] = frozenset(
+    {
+        *((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`")),
+        *((column, "dense, rounds of products") for column in ("C for CPUs", "operators")),
+    }
+)
 _HOLE = "not yet"
 
 
