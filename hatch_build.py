@@ -19,6 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = "minrnn_gen/native/trip.c"
+HEADERS = ("key.h", "program.h", "graphs.h", "replay.h")
 COMPILED = "minrnn_gen/native/_trip.abi3.so"
 SECONDS_MOST = 120
 
@@ -70,7 +71,7 @@ def why_not(source: Path, target: Path) -> str:
     # Beside the target and then in its place: what a process has loaded is never written into.
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     # By which a checkout that went on knows that it has to be installed again.
-    read = b"".join(path.read_bytes() for path in (source, source.with_name("key.h"), source.with_name("program.h")))
+    read = b"".join(source.with_name(name).read_bytes() for name in (source.name, *HEADERS))
     digest = f'-DSOURCE_DIGEST="{hashlib.sha256(read).hexdigest()}"'
     command = [*compiler, "-O2", "-fPIC", digest, *kind, f"-I{include}", str(source), "-o", str(beside)]
     try:

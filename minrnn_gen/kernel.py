@@ -154,6 +154,8 @@ class Kernel:
         """
         wanted, run = sizes_from(sizes), self.executor.gpu
         prepare(self._builder, self.executor.backend.plan, wanted, watch)
+        if self.spec.training:
+            self.executor.backend.prepare_gradients()
         passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if self.spec.training else ("forward",)
         beside = [size for size in wanted if any(run.directions_beside(kernel_pass, size) for kernel_pass in passes)]
         if beside:

@@ -27,7 +27,7 @@ PACKAGE = Path(minrnn_gen.__file__).parent
 # Beside the package, in a checkout alone: it may import any room, and no room imports it.
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 LINES_MOST = 400
-ARROWS_MOST = 148
+ARROWS_MOST = 150
 # Functions whose body is one that another module or class has, of more characters than these.
 TWICE_MOST, BODY_CHARACTERS = 7, 60
 

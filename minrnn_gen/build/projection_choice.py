@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from minrnn_gen.config.environment import scans_take_their_projection
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.program.number import Number
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class ProjectionChoice:
     is_everywhere: bool = False
     broken: set[Specialization] = field(default_factory=set, kw_only=True)
 
-    def serves(self, problem: Problem) -> bool:
-        """Say whether one kernel is asked for, and faster for `problem`, whose sizes are those of a call."""
+    def serves(self, problem: Problem) -> Number:
+        """Say whether one kernel is asked for, and faster for `problem`, whose sizes are those of a call or expressions."""
         from minrnn_gen.plan.scan.projected import is_feasible, serves
 
         return is_feasible(problem) if self.is_everywhere else scans_take_their_projection() and serves(problem)

@@ -160,12 +160,14 @@ class Outputs:
 class IncomingGradient:
     """The gradients that a backward starts from: of y, and of the final states in the cell's order, None for zeros.
 
-    `keyed`: they and the arrays of the forward with their key, whose slots they have then.
+    `keyed`: they and the arrays of the forward with their key, whose slots they have then. `given_only`: gradients of initial
+    states that were not given are not asked for.
     """
 
     dy: Array
     dfinal: tuple[Array | None, ...]
     keyed: KeyedArrays | None = None
+    given_only: bool = False
 
     def with_slots(self, keyed: KeyedArrays | None) -> IncomingGradient:
         """Return the gradients of the same arrays as the last of `keyed`, each in its slot; itself where they have no key."""
@@ -173,7 +175,7 @@ class IncomingGradient:
             return self
         dy, *dfinal = with_slots((self.dy, *self.dfinal), len(keyed.arrays) - 1 - len(self.dfinal))
         assert dy is not None
-        return IncomingGradient(dy, tuple(dfinal), keyed)
+        return IncomingGradient(dy, tuple(dfinal), keyed, self.given_only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.slots import BIAS, FIXED, RECURRENT_BIAS, WEIGHT, R, X
+from minrnn_gen.call.results import SlotGradients
+from minrnn_gen.call.slots import BIAS, FIXED, RECURRENT_BIAS, WEIGHT, WEIGHTS, R, X
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,19 @@ class RawGradients:
     shared: Sequence[Any] = ()
 
 
+AnyGradients = RawGradients | SlotGradients
+"""Gradients as computed, or as their arrays are."""
+
+
 def gradients_by_name(
-    interface: Interface, call: Call, raw: RawGradients, in_form_of: Callable[[Array, Any], Any]
+    interface: Interface, call: Call, raw: AnyGradients, in_form_of: Callable[[Array, Any], Any]
 ) -> dict[str, Any]:
     """Return {"x", "state", and where they were given "weight", "bias", "R", "recurrent_bias", "parameters", "shared"}.
 
     `in_form_of(array, gradient)` turns a gradient into the library, shape and dtype of its array.
     """
+    if isinstance(raw, SlotGradients):
+        return _of_slots_by_name(interface, call, raw, in_form_of)
     named: dict[str, Any] = {"x": raw.x, "state": dict(zip(interface.states, raw.initial, strict=True))}
     if call.weight is not None:
         named["weight"] = in_form_of(call.weight, raw.weight)
@@ -59,12 +66,29 @@ def gradients_by_name(
     return named
 
 
-def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients) -> list[Any]:
+def _of_slots_by_name(
+    interface: Interface, call: Call, raw: SlotGradients, in_form_of: Callable[[Array, Any], Any]
+) -> dict[str, Any]:
+    slots, arrays = interface.slots, raw.arrays
+    named: dict[str, Any] = {"x": arrays[X], "state": dict(zip(interface.states, arrays[slots.states], strict=True))}
+    for slot, array in enumerate(call.flat()[WEIGHTS], WEIGHTS.start):
+        if array is not None:
+            named[FIXED[slot]] = in_form_of(array, arrays[slot])
+    if call.parameters:
+        pairs = zip(call.parameters, arrays[slots.parameters], strict=True)
+        named["parameters"] = dict(zip(interface.parameters, (in_form_of(*pair) for pair in pairs), strict=True))
+    return named
+
+
+def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGradients) -> list[Any]:
     """Return the gradients of tensors of torch by slot, each in the form of its tensor, None where there is none of it.
 
     No two overlap, since autograd adds to them; parts of the sums over time lie side by side in one buffer.
     """
     slots = interface.slots
+    if isinstance(raw, SlotGradients):
+        of_states = zip(tensors[slots.states], raw.arrays[slots.states], strict=True)
+        return [*raw.arrays[slots.wide], *(None if tensor is None else gradient for tensor, gradient in of_states)]
     gradients = in_forms_of(tensors[slots.wide], wide_by_slot(interface, tensors, raw))
     gradients[X] = None if raw.x is None else raw.x.view(tensors[X].shape)
     pairs = zip(tensors[slots.carried], (*raw.initial, *raw.shared), strict=True)

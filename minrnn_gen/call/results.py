@@ -51,6 +51,16 @@ class StepResult(NamedTuple):
         return StepResult(change(y), tuple(map(change, final)))
 
 
+class SlotGradients(NamedTuple):
+    """The gradients of a call's arrays by slot, each in the shape and dtype of its array; None for what has none."""
+
+    arrays: tuple[Any, ...]
+
+    def mapped(self, change: Callable[[Any], Any]) -> SlotGradients:
+        """Return the gradients with every entry changed."""
+        return SlotGradients(tuple(None if array is None else change(array) for array in self.arrays))
+
+
 class BackwardResult(NamedTuple):
     """What a backward writes: gradients of x and of the initial states; of others, sums that are not added up yet, or None.
 

@@ -8,6 +8,7 @@ from functools import cache
 import jinja2
 
 from minrnn_gen.codegen.context import AnyLowered, context_of
+from minrnn_gen.codegen.gradients import GRADIENTS, SUMMED_LANES, SUMMED_ROWS
 from minrnn_gen.codegen.parameter import initializer_text, member_text, parameter_text
 from minrnn_gen.codegen.signature import names_of, signature_context
 from minrnn_gen.config.package_files import package_folder
@@ -87,10 +88,10 @@ class Gradients:
     """
 
     problem: Types
-    entry: str = "gradients"
+    entry: str = GRADIENTS
     budget: NoSharedMemory = NoSharedMemory()
-    lanes: int = 32
-    rows: int = 16
+    lanes: int = SUMMED_LANES
+    rows: int = SUMMED_ROWS
 
 
 def render_gradients(plan: Gradients) -> str:

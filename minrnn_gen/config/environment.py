@@ -88,6 +88,15 @@ def scans_take_their_projection() -> bool:
     return _one_of("MINRNN_PROJECTED_SCAN", ("auto", "never"), meaning) != "never"
 
 
+def makes_graphs() -> bool:
+    """Return whether runs that come again on the same memory are launched as CUDA graphs: not where `MINRNN_GRAPHS` is never.
+
+    Raises BadInput where it says anything else.
+    """
+    meaning = "never for launches one after the other, auto or nothing for one graph where arrays come again at their addresses"
+    return _one_of("MINRNN_GRAPHS", ("auto", "never"), meaning) != "never"
+
+
 def logs_plans() -> bool:
     """Return whether every kernel that is compiled, or taken from the cache, says so on stderr; see `_what_is_logged`."""
     return "plan" in _what_is_logged()

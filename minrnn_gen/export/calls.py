@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from minrnn_gen.build.projected import condition
 from minrnn_gen.call.arguments import Call, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.export.describe import Backend, CallArrays, Described, Paths, Recorder
 from minrnn_gen.export.source import ExportSource
-from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
+from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.program.data import At
-from minrnn_gen.program.number import paths, symbol
+from minrnn_gen.program.number import least, paths, symbol
 from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.run.saved import Forward
 
 # Arrays of a backward have the slots that they are described with.
 _SLOTTED = KeyedArrays((), [], [])
+
+
+class Variant(NamedTuple):
+    """Calls of one pass that have their own kernels."""
+
+    kernel_pass: KernelPass
+    packed: bool = False
+    resets: bool = False
+    states_out: StatesOut = "none"
+
+
+PLAIN = Variant("forward")
 
 
 @dataclass(frozen=True)
@@ -29,15 +43,27 @@ class ExportedCalls:
     backend: Backend
     saved_states_out: StatesOut
 
+    def of(self, variant: Variant) -> Paths:
+        """Describe the calls of a variant."""
+        if variant.kernel_pass == "step":
+            return self.step()
+        if variant.kernel_pass == "backward":
+            return self.backward(variant.packed, variant.resets)
+        return self.forward(variant.states_out, variant.packed, variant.resets)
+
     def forward(self, states_out: StatesOut, packed: bool, resets: bool) -> Paths:
         """Describe a forward."""
 
         def describe() -> Described:
-            call = self._arrays.call(packed, resets)
+            projecting = self._projecting()
+            call = self._arrays.call(packed, resets, is_plain=projecting is not None)
             final = self._arrays.states("final", call.batch)
             self.backend.provided = [*self._arrays.outputs(call, states_out), *final, *self._projected(call)]
-            self._run.forward(call, states_out, saves=False)
-            return self.backend.recorder.described()
+            self._run_with(projecting).forward(call, states_out, saves=projecting is not None)
+            recorder = self.backend.recorder
+            if projecting:  # pre-activations are written where they are kept for a backward
+                recorder.taken_by(recorder.slot("projected"), "projected")
+            return recorder.described()
 
         return tuple(paths(describe))
 
@@ -71,6 +97,7 @@ class ExportedCalls:
             self.backend.provided = [None if interface.input_size else dx, *arrays.states("dinitial", call.batch)]
             forward = Forward(call, projected, Outputs(y, tuple(kept), ()))
             result = self._run.perform_backward(forward, incoming).result
+            assert isinstance(result, BackwardResult)
             self._finish(self.backend.recorder, result)
             return self.backend.recorder.described()
 
@@ -83,8 +110,20 @@ class ExportedCalls:
 
     @property
     def _run(self) -> GpuRun:
+        return self._run_with(None)
+
+    def _run_with(self, projecting: Specialization | None) -> GpuRun:
         backend: Any = self.backend  # which has what a description asks for
-        return GpuRun(self.source.interface, self.backend.builder, backend, fuses=False)
+        return GpuRun(self.source.interface, self.backend.builder, backend, lambda *_: projecting)
+
+    def _projecting(self) -> Specialization | None:
+        """Decide whether a call is one whose scan multiplies x itself, as `ProjectedScan` does, and return its kernel's."""
+        key = self.backend.projecting
+        if key is None:
+            return None
+        is_plain = least(symbol("lies_whole", 0, 1), symbol("has_lengths", 0, 1) == 0)
+        is_served = least(is_plain, condition(self.backend.builder, key.specialization))
+        return key.specialization if is_served else None
 
     @property
     def _arrays(self) -> CallArrays:
@@ -102,16 +141,16 @@ class ExportedCalls:
         """Add gradients up, and store them in the form of their arrays; what of them is absent is written nowhere."""
         interface, rounds = self.source.interface, self.source.rounds
         slots = result.mapped(lambda array: array.address.slot)
-        time_parts = result.sums.shape[1]
+        _, time_parts, _, batch, _ = result.sums.shape
         recorder.needed_for([slots.sums], *(recorder.slot(target) for target, *_ in self.source.sums))
         for name, _, first, count in self.source.sums:
-            numbers = time_parts, interface.summed_count, interface.hidden_size, first, count
+            numbers = time_parts, interface.summed_count, batch, interface.hidden_size, first, count
             recorder.call("add_up", At(slots.sums, 0), At(recorder.slot(name), 0), *numbers)
         for name, slot in zip(interface.vector_parameters, slots.vectors, strict=True):
             target = recorder.slot(f"dparameter_{name}")
             recorder.needed_for([slot], target)
             width = interface.hidden_size * interface.state_size
-            recorder.call("add_up", At(slot, 0), At(target, 0), time_parts, 1, width, 0, 1)
+            recorder.call("add_up", At(slot, 0), At(target, 0), time_parts, 1, batch, width, 0, 1)
         for name, slot, array in zip(interface.shared, slots.shared, result.shared, strict=True):
             target, (parts, *shape) = recorder.slot(f"dshared_{name}"), array.shape
             recorder.call("add_parts", At(slot, 0), At(target, 0), math.prod(shape), parts)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import product
-from typing import NamedTuple
+from itertools import product, starmap
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
+from minrnn_gen.build.projected import first_projected
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
-from minrnn_gen.export.calls import ExportedCalls
+from minrnn_gen.export.calls import PLAIN, ExportedCalls, Variant
 from minrnn_gen.export.cuda_code import CudaCode, Dispatch, ExportedGpu, ExportedKernel
 from minrnn_gen.export.describe import Backend, Paths
 from minrnn_gen.export.emit_c import Functions
@@ -31,6 +32,7 @@ from minrnn_gen.run.ahead import step_specialization
 OPTIONAL = ("resets", "cu_seqlens", "states")
 # Of a pass and its options, where no sizes are asked for: the first lose least in all sizes together; more make files larger.
 KERNELS_OF_ALL_SIZES = 8
+ALL_SIZES = sorted(starmap(Sizes, product(BATCHES, TIMES)), key=math.prod)
 
 
 def targets_of(builder: Builder, gpus: Sequence[str]) -> tuple[Target, ...]:
@@ -83,26 +85,10 @@ def cuda_export(
         has_step_kernel=is_one_way and collected.has_step,
         absent=absent,
         takes_logarithms=builder.spec.scan_arithmetic == "log",
+        projected_at=collected.projected_at,
     )
     code = collected.code(source)
     return replace(source, multiplies_steps=code.has_stepwise), code
-
-
-class _Variant(NamedTuple):
-    """Calls of one pass that have their own kernels."""
-
-    kernel_pass: KernelPass
-    packed: bool = False
-    resets: bool = False
-    states_out: StatesOut = "none"
-
-    def described(self, calls: ExportedCalls) -> Paths:
-        """Return the programs of such calls."""
-        if self.kernel_pass == "step":
-            return calls.step()
-        if self.kernel_pass == "backward":
-            return calls.backward(self.packed, self.resets)
-        return calls.forward(self.states_out, self.packed, self.resets)
 
 
 class _Collected:
@@ -130,13 +116,14 @@ class _Collected:
         for builder in self._builders:
             if self.has_backward:
                 yield partial(self._expect_gradients, builder.target)
+            yield partial(self._projecting, builder)
             for variant in variants:
                 for key in dict.fromkeys(self._expected_keys(builder, variant)):
                     if (request := builder.request_key(key)) not in requests:
                         requests.add(request)
                         yield partial(self._kernel, builder, key)
 
-    def _expected_keys(self, builder: Builder, variant: _Variant) -> Iterator[KernelKey]:
+    def _expected_keys(self, builder: Builder, variant: Variant) -> Iterator[KernelKey]:
         for specialization in self._specializations(builder, variant).values():
             if self._interface.recurrent_gates:  # which of these serve is known when they are compiled
                 yield from self._candidates(builder, variant.kernel_pass, specialization)
@@ -194,19 +181,19 @@ class _Collected:
         )
 
     def _gpu(
-        self, builder: Builder, source: ExportSource, variants: Sequence[_Variant], described: Sequence[list[Paths]]
+        self, builder: Builder, source: ExportSource, variants: Sequence[Variant], described: Sequence[list[Paths]]
     ) -> ExportedGpu:
         """Compile the kernels of a GPU, and describe the calls that run them, each behind those of its variant before it."""
         first, numbers, dispatch = len(self._kernels), dict[KernelKey, int](), list[Dispatch]()
         for variant, programs in zip(variants, described, strict=True):
             by_place = self._by_place(builder, variant)
-            chosen = list(dict.fromkeys(tuple(keys.items()) for keys in by_place))
-            self._build(builder, [key for keys in chosen for _, key in keys], first, numbers)
-            places = tuple(chosen.index(tuple(keys.items())) for keys in by_place) if len(chosen) > 1 else ()
-            kernels = tuple(tuple(numbers[key] for _, key in keys) for keys in chosen)
+            chosen = list(dict.fromkeys(by_place))
+            self._build(builder, [key for keys in chosen for key in keys], first, numbers)
+            places = tuple(map(chosen.index, by_place)) if len(chosen) > 1 else ()
+            kernels = tuple(tuple(numbers[key] for key in keys) for keys in chosen)
             dispatch.append(Dispatch(tuple(range(len(programs), len(programs) + len(chosen))), kernels, places))
-            backends = [Backend(source, builder, dict(keys), numbers) for keys in chosen]
-            programs += [variant.described(ExportedCalls(backend, self._saved_states_out)) for backend in backends]
+            backends = [Backend(source, builder, keys, numbers) for keys in chosen]
+            programs += [ExportedCalls(backend, self._saved_states_out).of(variant) for backend in backends]
         own = self._kernels[first:]
         return ExportedGpu(
             builder.target,
@@ -233,35 +220,44 @@ class _Collected:
             numbers[key] = next(alike, len(self._kernels))
             self._kernels += [ExportedKernel(built, image)] if numbers[key] == len(self._kernels) else []
 
-    def _variants(self, has_step: bool) -> list[_Variant]:
+    def _variants(self, has_step: bool) -> list[Variant]:
         """Return the variants of calls in the order in which NAME.c finds them."""
         forwards = product(self._packed, self._resets, self._states_out)
-        variants = [_Variant("forward", *choices) for choices in forwards]
+        variants = [Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
-            variants += [_Variant("backward", *choices) for choices in product(self._packed, self._resets)]
+            variants += [Variant("backward", *choices) for choices in product(self._packed, self._resets)]
         if has_step:
-            variants.append(_Variant("step"))
+            variants.append(Variant("step"))
         return variants
 
-    def _by_place(self, builder: Builder, variant: _Variant) -> list[dict[tuple[KernelPass, bool], KernelKey]]:
-        """Return the kernels of a variant by pass and direction, for each place of the grid of sizes."""
+    def _by_place(self, builder: Builder, variant: Variant) -> list[tuple[KernelKey, ...]]:
+        """Return the kernels of a variant, for each place of the grid of sizes."""
         specializations = self._specializations(builder, variant)
         if variant.kernel_pass == "step":
             steps = self._at_places(builder, "step", specializations[False])
             if not self._interface.recurrent_gates:
-                return [{("step", False): key} for key in steps]
+                return [(key,) for key in steps]
             # More sequences than a step has kernels for are a forward of one step.
-            forwards = self._by_place(builder, _Variant("forward"))[:: len(TIMES)]
-            return [{("step", False): key, **forward} for key, forward in zip(steps, forwards, strict=True)]
-        directions: dict[tuple[KernelPass, bool], list[KernelKey]] = {
-            (variant.kernel_pass, reverse): self._at_places(builder, variant.kernel_pass, specialization)
-            for reverse, specialization in specializations.items()
-        }
+            forwards = self._by_place(builder, Variant("forward"))[:: len(TIMES)]
+            return [(key, *forward) for key, forward in zip(steps, forwards, strict=True)]
+        runs = [self._at_places(builder, variant.kernel_pass, of_run) for of_run in specializations.values()]
         if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
-            directions["arguments", False] = self._at_places(builder, "arguments", builder.hinted_specialization)
-        return [dict(zip(directions, keys, strict=True)) for keys in zip(*directions.values(), strict=True)]
+            runs.append(self._at_places(builder, "arguments", builder.hinted_specialization))
+        projecting = self._projecting(builder) if variant == PLAIN else []
+        return list(zip(*runs, *([projecting] if projecting else []), strict=True))
 
-    def _specializations(self, builder: Builder, variant: _Variant) -> dict[bool, Specialization]:
+    def _projecting(self, builder: Builder) -> list[KernelKey]:
+        """Return the kernels of a scan that multiplies x itself, for each place; none where two are faster everywhere."""
+        first = first_projected(builder, self._sizes or ALL_SIZES)
+        return self._at_places(builder, "forward", first[1]) if first else []
+
+    @property
+    def projected_at(self) -> Sizes | None:
+        """The fewest steps of all sequences at which the kernel of a GPU multiplies x itself; None where none does."""
+        firsts = (first_projected(builder, ALL_SIZES) for builder in self._builders if self._projecting(builder))
+        return next((first[0] for first in firsts if first), None)
+
+    def _specializations(self, builder: Builder, variant: Variant) -> dict[bool, Specialization]:
         """Return the specialization of each run of a variant, by whether it is in reverse."""
         if variant.kernel_pass == "step":
             return {False: step_specialization(builder)}

@@ -11,7 +11,9 @@ from minrnn_gen.codegen.render import Gradients
 from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.export.emit_c import Functions, called_in
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
+from minrnn_gen.program.number import ROOT_STEPS
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 
 
@@ -105,6 +107,8 @@ class CudaCode:
     has_packed: bool
     striding_threads: int = 256
     striding_blocks: int = 4 * STRIDING_BLOCKS
+    root_steps: int = ROOT_STEPS
+    widest_copy_bytes: int = WIDEST_COPY_BYTES
     summed_lanes: int = Gradients.lanes
     summed_rows: int = Gradients.rows
     batches: tuple[int, ...] = BATCHES

@@ -103,14 +103,17 @@ class CallArrays:
                 outputs.append(self.array(f"states_{name}", of_state, dtype, None if is_vector else strides))
         return outputs
 
-    def call(self, packed: bool, resets: bool, is_step: bool = False) -> Call:
-        """Return a call; whether its sequences are packed is asked of it where no kernel is for them alone."""
+    def call(self, packed: bool, resets: bool, is_step: bool = False, is_plain: bool = False) -> Call:
+        """Return a call; whether its sequences are packed is asked of it where no kernel is for them alone.
+
+        Of a call that `is_plain` all sequences have the same steps, and some.
+        """
         source, interface = self.source, self.source.interface
         dense, on_gpu, new = bool(interface.recurrent_gates), source.is_dispatched, self.array
-        batch, time = symbol("batch", int(on_gpu)), 1 if is_step else symbol("time")
+        batch, time = symbol("batch", int(on_gpu)), 1 if is_step else symbol("time", int(is_plain))
         if source.has_cu_seqlens and not is_step and (dense or not on_gpu):
             packed = bool(symbol("is_packed", 0, 1))
-        has_lengths = on_gpu and not packed and not is_step and bool(symbol("has_lengths", 0, 1))
+        has_lengths = on_gpu and not (packed or is_step or is_plain) and bool(symbol("has_lengths", 0, 1))
         rows = (1 if packed else batch) if on_gpu else symbol("rows")
         axes, shared_axes = (axes.replace("t", "") if is_step else axes for axes in (interface.x_axes, interface.shared_axes))
         gates, parameters = (*interface.directions, len(interface.gates), interface.hidden_size), interface.parameters
@@ -140,14 +143,14 @@ class CallArrays:
 
 @dataclass
 class Backend:
-    """What a call is described with: its kernels by pass and direction, and their numbers.
+    """What a call is described with: its kernels, and their numbers.
 
     `provided` are the arrays that the next run allocates first: those of the caller, or None for one of its own.
     """
 
     source: ExportSource
     builder: Builder
-    keys: Mapping[tuple[KernelPass, bool], KernelKey]
+    keys: Sequence[KernelKey]
     numbers: Mapping[KernelKey, int]
     provided: Sequence[Array | None] = ()
     built: Mapping[KernelKey, BuiltKernel] = field(default_factory=dict)
@@ -160,8 +163,17 @@ class Backend:
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
         """Return the kernel of a pass in a direction; one that is read off a call serves either direction."""
-        of_pass = {reverse: key for (name, reverse), key in self.keys.items() if name == kernel_pass}
-        return of_pass.get(specialization.reverse) or next(iter(of_pass.values()))
+
+        def likeness(key: KernelKey) -> tuple[bool, bool]:
+            own = key.specialization
+            return own.input_size == specialization.input_size, own.reverse == specialization.reverse
+
+        return max((key for key in self.keys if key.kernel_pass == kernel_pass), key=likeness)
+
+    @property
+    def projecting(self) -> KernelKey | None:
+        """The kernel of a scan that multiplies x itself, for some of the calls."""
+        return next((key for key in self.keys if key.specialization.input_size), None)
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
         return self.builder.build(kernel).plan
@@ -227,7 +239,7 @@ class Recorder(RoomRecorder):
         slot = array.address.slot
         assert slot is not None
         name = self._name(slot)
-        if name not in {"y", "projected"} and not name.startswith("states_"):
+        if name != "y" and not name.startswith("states_"):
             self.with_room(array)
         if fill is not None:
             self.call("fill", array.pointer, fill, math.prod(shape) * array.itemsize)
@@ -263,7 +275,8 @@ class Recorder(RoomRecorder):
         plan, number = self._backend.plan(kernel), self._backend.numbers[kernel]
         resident: Any = Expr("resident", (number,), 1, 1 << 31)  # as many as the device holds, at most those of the plan
         of_step = plan.problem.kernel_pass == "step"
-        if plan.strategy not in ("stepwise", "elementwise") and (plan.problem.has_matrix or not of_step):
+        # Calls of "projected" are those whose arrays lie as it takes them.
+        if plan.strategy not in ("stepwise", "elementwise", "projected") and (plan.problem.has_matrix or not of_step):
             self.call("check_step" if of_step else "check", plan.problem.specialization.alignment_bytes)
         return DescribedKernel(self, data.KernelRef(number, part), plan, lambda: resident)
 

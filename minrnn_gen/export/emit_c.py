@@ -26,6 +26,7 @@ _SYMBOLS = {
     "steps": "run->steps",
     "has_lengths": "run->call->lengths != 0",
     "has_initial": "any_initial(run)",
+    "lies_whole": "is_whole(run)",
     "is_packed": "CU_SEQLENS(run->call) != 0",
     "has_wide_states": "state_bytes(run->states_out) > (int64_t)sizeof({name}_storage)",
     "most_threads": "run->kernel->threads",
@@ -212,7 +213,10 @@ class Printer:
 
 
 def _call(name: str, *arguments: str) -> str:
-    text = f"{name}(run, {', '.join(arguments)});"
+    return _wrapped(f"{name}(run, {', '.join(arguments)});")
+
+
+def _wrapped(text: str) -> str:
     return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False))
 
 
@@ -245,7 +249,7 @@ def _negated(condition: Any) -> Expr:
 
 
 def _block(condition: Expr, lines: list[str]) -> str:
-    return f"if ({number_in_c(condition)}) {_body(lines)}"
+    return f"{_wrapped(f'if ({number_in_c(condition)})')} {_body(lines)}"
 
 
 def _body(lines: list[str]) -> str:
@@ -274,8 +278,8 @@ def number_in_c(number: Any, is_operand: bool = False) -> str:
             return number_in_c(condition.operands[0]) if _is_zero(condition) else f"!{number_in_c(condition, is_operand=True)}"
         case "==" if _is_zero(number):
             return f"!{number_in_c(operands[0], is_operand=True)}"
-        case "up" | "min" | "max":
-            name = {"up": "divided_up", "min": "least", "max": "most"}[operator]
+        case "up" | "min" | "max" | "overlapped":
+            name = {"up": "divided_up", "min": "least", "max": "most"}.get(operator, operator)
             return f"{name}({', '.join(map(number_in_c, operands))})"
     if operator == "//":
         assert bounds(operands[0])[0] >= 0, "C rounds towards 0, which is down only of what is not negative"

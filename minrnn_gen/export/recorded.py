@@ -20,6 +20,8 @@ Values = numpy.typing.NDArray[Any]
 SAMPLES_MOST = 48
 BATCH, TIME = 3, 6
 LENGTHS = (6, 0, 2)
+# Products of a case on the CPU that records it, some seconds: a larger one is left out.
+PRODUCTS_MOST = 1 << 35
 # The first steps of as many sequences, one behind the other, and where the last one ends.
 CU_SEQLENS = (0, 4, 4, 6)
 
@@ -91,6 +93,9 @@ def recorded_cases(source: ExportSource, executor: Executor) -> tuple[Case, ...]
     passes = tuple(name for name in source.passes if name != "step")
     names = ["sequences", "lengths", *(["states"] if source.has_states else []), *(["packed"] if source.has_cu_seqlens else [])]
     cases = [_Recorder(source, executor, name, passes).case() for name in names]
+    projected = source.projected_at
+    if projected and math.prod(projected) * source.interface.weight_rows * (source.interface.input_size or 0) <= PRODUCTS_MOST:
+        cases.append(_Recorder(source, executor, "projected", ("forward",), projected).case())
     if source.has_step:
         cases.append(_Recorder(source, executor, "step", ("step",)).case())
     return tuple(cases)
@@ -99,10 +104,18 @@ def recorded_cases(source: ExportSource, executor: Executor) -> tuple[Case, ...]
 class _Recorder:
     """One case under way."""
 
-    def __init__(self, source: ExportSource, executor: Executor, name: str, passes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        source: ExportSource,
+        executor: Executor,
+        name: str,
+        passes: tuple[str, ...],
+        sizes: tuple[int, int] = (BATCH, TIME),
+    ) -> None:
         self._source, self._executor, self._name, self._passes = source, executor, name, passes
         self._inputs: list[InputArray] = []
-        self._sizes = (1, CU_SEQLENS[-1]) if name == "packed" else (BATCH, TIME)
+        self._batch, self._time = sizes
+        self._sizes = (1, CU_SEQLENS[-1]) if name == "packed" else sizes
         self._all_states = name == "states"
 
     def case(self) -> Case:
@@ -123,7 +136,7 @@ class _Recorder:
             results = self._results(forward)
             dy = self._input("dy", "storage", interface.y_shape(*self._sizes), 1.0)
             dfinal = {
-                name: self._input(f"dfinal_{name}", "real", interface.shape_of_state(name, BATCH), 1.0)
+                name: self._input(f"dfinal_{name}", "real", interface.shape_of_state(name, self._batch), 1.0)
                 for name in interface.states
             }
             results |= _gradients(source, self._executor.backward(saved, dy, dfinal))
@@ -132,8 +145,8 @@ class _Recorder:
             results = self._results(forward)
         kinds = {array.name: array.kind for array in source.arrays}
         written = tuple(_result(source, name, kinds[name], values) for name, values in results.items())
-        time = 1 if is_step else TIME
-        return Case(self._name, BATCH, time, self._passes, tuple(self._inputs), written, boundaries)
+        time = 1 if is_step else self._time
+        return Case(self._name, self._batch, time, self._passes, tuple(self._inputs), written, boundaries)
 
     def _results(self, forward: ForwardResult) -> dict[str, Any]:
         states = self._source.interface.states
@@ -160,7 +173,7 @@ class _Recorder:
         }
         least_state = 0.0 if self._source.takes_logarithms else None
         state = {
-            name: self._input(f"initial_{name}", "real", interface.shape_of_state(name, BATCH), 1.0, least_state)
+            name: self._input(f"initial_{name}", "real", interface.shape_of_state(name, self._batch), 1.0, least_state)
             for name in interface.states
         }
         of_steps = interface.shared_axes.replace("t", "") if is_step else interface.shared_axes

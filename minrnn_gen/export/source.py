@@ -11,6 +11,7 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
+from minrnn_gen.plan.problem import Sizes
 
 Target = Literal["cpu", "cuda"]
 # Axes of arrays by their names in strides.
@@ -60,8 +61,8 @@ class ExportSource:
 
     `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
     `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
-    none is negative.
-    `kept_states` are those that a forward keeps for a backward.
+    none is negative. `kept_states` are those that a forward keeps for a backward. `projected_at` are the fewest steps at which
+    a scan multiplies x itself.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ExportSource:
     absent: tuple[str, ...] = ()
     multiplies_steps: bool = False
     takes_logarithms: bool = False
+    projected_at: Sizes | None = None
 
     @property
     def macro(self) -> str:

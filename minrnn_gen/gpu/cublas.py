@@ -38,6 +38,9 @@ _TERMS_AT_ONCE, _LONG_SUM = 64, 2048
 _NARROW_BYTES = {"float16": 2, "bfloat16": 2}
 # What cuBLAS asks for on sm_90 and later (cuBLAS documentation, cublasSetWorkspace).
 WORKSPACE_BYTES = 32 << 20
+# Streams on which graphs with products are launched, each with a workspace.
+WORKSPACES_HELD = 8
+_workspaces: dict[tuple[int, int], Any] = {}
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,19 @@ def new_handle() -> int:
     from cupy_backends.cuda.libs import cublas
 
     return int(cublas.create())
+
+
+def workspace_on(device: int, stream: int) -> int:
+    """Return memory of WORKSPACE_BYTES for products of graphs launched on a stream, kept from then on.
+
+    0 where `WORKSPACES_HELD` streams have theirs.
+    """
+    if (device, stream) not in _workspaces:
+        if len(_workspaces) >= WORKSPACES_HELD:
+            return 0
+        with gpu_device.on_device(device):
+            _workspaces[device, stream] = gpu_device.cupy_module().cuda.alloc(WORKSPACE_BYTES)
+    return int(_workspaces[device, stream].ptr)
 
 
 def load_library() -> None:

@@ -119,6 +119,22 @@ def functions() -> tuple[Any, Any, Any]:
     return library.cuLaunchKernelEx, library.cuMemsetD8Async, library.cuMemcpy2DAsync_v2
 
 
+def graph_functions() -> tuple[Any, ...]:
+    """Return the functions that capture a stream as a graph and launch it, as native/graphs.h takes them."""
+    library = _library()
+    return (
+        library.cuStreamIsCapturing,
+        library.cuStreamCreate,
+        library.cuStreamDestroy_v2,
+        library.cuStreamBeginCapture_v2,
+        library.cuStreamEndCapture,
+        library.cuGraphInstantiateWithFlags,
+        library.cuGraphDestroy,
+        library.cuGraphExecDestroy,
+        library.cuGraphLaunch,
+    )
+
+
 @lru_cache(maxsize=_LAYOUTS_HELD)
 def _layout_of(kinds: tuple[type, ...]) -> struct.Struct:
     """Return the layout of a slot for each argument of these types, and behind them of as many addresses of slots.

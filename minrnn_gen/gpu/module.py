@@ -66,6 +66,10 @@ class LoadedKernel:
         """Return the function on `device`, loaded there if it was not yet."""
         return self._functions.get(device) or self._load(device)
 
+    def is_loaded(self, device: int | None) -> bool:
+        """Say whether the function is there on `device`."""
+        return device in self._functions
+
     def _load(self, device: int) -> Any:
         cupy = gpu_device.cupy_module()
         with self._lock, cupy.cuda.Device(device):

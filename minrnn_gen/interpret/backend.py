@@ -114,6 +114,9 @@ class EmulatedBackend:
             self._emulated[text] = emulated_kernel(text, built.plan, self._builder.store)
         return self._emulated[text]
 
+    def prepare_gradients(self) -> None:
+        """Prepare nothing: NumPy ends backwards."""
+
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> EmulatedRecorder:
         """Begin a run beside `like` that may touch `operands`; raises BadInput for one that a GPU could not load."""
         operands = tuple(operands)
@@ -148,6 +151,10 @@ class EmulatedRecorder(DescribedRun):
         self._backend, self._operands = backend, [array for array in operands if array is not None]
         self._emulated: dict[KernelRef, EmulatedKernel] = {}
         super().__init__(like, keyed, backend, resident_blocks)
+
+    def can_store(self, *, waits: bool) -> bool:  # noqa: ARG002
+        """Return True: NumPy does `AddUp` and `Store`."""
+        return True
 
     def load(self, kernel: KernelKey, part: str = "") -> DescribedKernel:
         """Return a kernel, compiled for the host when it is first met."""

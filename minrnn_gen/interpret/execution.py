@@ -86,12 +86,26 @@ class Execution:
                 R = Array("R", "numpy", None, 0, shape, contiguous_strides(shape), dtype, None)
                 copy_heads_first(None, 0, R, self._address(source), self._address(target))
                 self._give([target])
+            case data.AddUp(source, target, parts, rows, batch, width, first, count):
+                sums, total = self._ends(source, target)
+                by_row = sums.reshape(-1, parts, rows, batch, width)[:, :, first : first + count]
+                total[...] = by_row.sum((1, 3)).astype(total.dtype).reshape(total.shape)
+                self._give([target])
+            case data.Store(source, target, _, heads, gates, square):
+                wide, stored = self._ends(source, target)
+                stored[...] = wide.reshape(-1, heads, gates, square).swapaxes(1, 2).astype(stored.dtype).reshape(stored.shape)
+                self._give([target])
             case data.OnLanes(steps):
                 for step in steps:
                     for inner in step.body:
                         self._perform(inner, kernels)
             case _:
                 raise TypeError(f"no host does {operation!r}")
+
+    def _ends(self, *places: At) -> list[Any]:
+        """Return whole buffers as NumPy's arrays."""
+        self._allocate_all(places)
+        return [as_numpy(memory.inspect(self.arrays[place.slot or 0], "a gradient")) for place in places]
 
     def _multiply(self, product: data.Multiply) -> None:
         """Multiply by NumPy, in float64, factors rounded as the product says."""

@@ -128,7 +128,7 @@ static int run(const XLA_FFI_CallFrame *frame, int where) {
   int is_run = fill(call, frame, addresses);
   if (is_run) {
     if (call->handle != NULL) pthread_mutex_lock(&multiplying);
-    is_run = !run_program(call->program, addresses, stream, call->handle, (char *)(addresses + call->slots), &index);
+    is_run = !run_program(call->program, addresses, stream, call->handle, NULL, (char *)(addresses + call->slots), &index);
     if (call->handle != NULL) pthread_mutex_unlock(&multiplying);
   }
   if (addresses != on_stack) free(addresses);

@@ -169,9 +169,10 @@ static int prepare_products(const Program *program, void *handle, void *stream, 
 /* Bytes behind the addresses of a run in which arguments are put together. */
 static size_t room_of(const Program *program) { return 16 * program->arguments_most + 8; }
 
-/* Run a program from operation `*index` on; return the status of the one that is refused, whose index is left behind. */
-static int run_program(const Program *program, const int64_t *addresses, void *stream, void *handle, char *room,
-                       ptrdiff_t *index) {
+/* Run a program from operation `*index` on; return the status of the one that is refused, whose index is left behind.
+   `own_workspace`: for products without a workspace in the program; NULL is cuBLAS's own. */
+static int run_program(const Program *program, const int64_t *addresses, void *stream, void *handle, void *own_workspace,
+                       char *room, ptrdiff_t *index) {
   void *workspace = NULL;
   int status = 0, is_ready = 0;
   for (; *index < program->count; ++*index) {
@@ -186,7 +187,7 @@ static int run_program(const Program *program, const int64_t *addresses, void *s
       status = do_kernel(operation, addresses, room);
     } else {
       const Place place = operation->places[3];
-      void *wanted = place.slot < 0 ? NULL : (void *)(uintptr_t)at(addresses, place);
+      void *wanted = place.slot < 0 ? own_workspace : (void *)(uintptr_t)at(addresses, place);
       if (!is_ready || wanted != workspace) {
         is_ready = 1;
         workspace = wanted;

@@ -13,10 +13,15 @@
 #include "key.h"
 #include "program.h"
 
+#include "graphs.h"
+
 #define PROGRAM_NAME "minrnn_gen.native.program"
+#include "replay.h"
 #define SLOTS_MOST (PY_SSIZE_T_MAX / 16) /* addresses of 8 bytes, and as many bytes of arguments */
 
 static void free_program(Program *program) {
+  Kept *kept = (Kept *)program;
+  for (int index = 0; index < GRAPHS_MOST; index++) free_captured(&kept->captured[index]);
   for (Py_ssize_t index = 0; index < program->count; index++) {
     free(program->operations[index].arguments);
     free(program->operations[index].patches);
@@ -136,8 +141,9 @@ static PyObject *new_program(PyObject *Py_UNUSED(module), PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "(KKKKKKK)O!", &launch, &set_bytes, &copy, &set_stream, &set_workspace, &set_mode, &multiply,
                         &PyTuple_Type, &items))
     return NULL;
-  Program *program = calloc(1, sizeof(Program));
-  if (program == NULL) return PyErr_NoMemory();
+  Kept *kept = calloc(1, sizeof(Kept));
+  if (kept == NULL) return PyErr_NoMemory();
+  Program *program = &kept->program;
   program->launch = (LaunchFunction)(uintptr_t)launch;
   program->set_bytes = (SetBytesFunction)(uintptr_t)set_bytes;
   program->copy = (CopyFunction)(uintptr_t)copy;
@@ -148,7 +154,7 @@ static PyObject *new_program(PyObject *Py_UNUSED(module), PyObject *arguments) {
   program->count = PyTuple_Size(items);
   program->operations = calloc(program->count + 1, sizeof(Operation));
   if (program->operations == NULL) {
-    free(program);
+    free(kept);
     return PyErr_NoMemory();
   }
   for (Py_ssize_t index = 0; index < program->count; index++) {
@@ -184,25 +190,17 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "OO!KKn", &capsule, &PyList_Type, &list, &stream_address, &handle_address, &index)) return NULL;
   Program *program = PyCapsule_GetPointer(capsule, PROGRAM_NAME);
   if (program == NULL) return NULL;
-  Py_ssize_t slots = PyList_Size(list);
-  if (slots < program->slots || index < 0) {
-    PyErr_SetString(PyExc_ValueError, "an operation is on an array that is not there");
+  if (index < 0) {
+    PyErr_SetString(PyExc_ValueError, "the first operation is none of the program");
     return NULL;
   }
-  int64_t *addresses = malloc(8 * slots + room_of(program));
-  if (addresses == NULL) return PyErr_NoMemory();
-  for (Py_ssize_t slot = 0; slot < slots; slot++) {
-    addresses[slot] = PyLong_AsLongLong(PyList_GetItem(list, slot));
-    if (addresses[slot] == -1 && PyErr_Occurred()) {
-      free(addresses);
-      return NULL;
-    }
-  }
   void *stream = (void *)(uintptr_t)stream_address, *handle = (void *)(uintptr_t)handle_address;
+  int64_t *addresses = new_addresses(program, list, stream);
+  if (addresses == NULL) return NULL;
   ptrdiff_t refused = index;
   int status;
   Py_BEGIN_ALLOW_THREADS
-  status = run_program(program, addresses, stream, handle, (char *)(addresses + slots), &refused);
+  status = run_program(program, addresses, stream, handle, NULL, (char *)(addresses + PyList_Size(list) + 1), &refused);
   Py_END_ALLOW_THREADS
   free(addresses);
   if (!status) Py_RETURN_NONE;
@@ -240,6 +238,9 @@ static PyMethodDef methods[] = {
     {"describe", describe, METH_VARARGS, "Return the key of tensors, as bytes, and their addresses; None where there is none."},
     {"program", new_program, METH_VARARGS, "Return launches, products and fills to be run on arrays at any addresses."},
     {"run", run, METH_VARARGS, "Run a program; return None, or (operation, kind, status) where one is refused."},
+    {"replay", replay, METH_VARARGS, "Allocate the arrays of a run, and run a program; see trip.c for what is returned."},
+    {"capture", capture, METH_VARARGS, "Make a run on arrays at the same addresses a CUDA graph; say whether it is one."},
+    {"graphs", graphs, METH_VARARGS, "Take the functions of the driver that capture and launch graphs."},
     {"forward", forward, METH_VARARGS, "Have one of two functions call the function at an address; return its own address."},
     {NULL, NULL, 0, NULL},
 };

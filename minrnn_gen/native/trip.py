@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("trip.c", "key.h", "program.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("trip.c", "key.h", "program.h", "graphs.h", "replay.h"))
 
 
 def library_of_source() -> ModuleType | None:
@@ -33,13 +33,19 @@ LAUNCH, PRODUCT, SET_BYTES, COPY, KERNEL = 0, 1, 2, 3, 4
 Describer = Callable[[list[Any]], tuple[bytes, list[int]] | None]
 
 
+def exchange_of(tensor: type) -> Any:
+    """Return the interface by which C reads tensors of a type; None where there is none that it knows."""
+    exchange = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    return exchange if LIBRARY is not None and exchange is not None and LIBRARY.serves(exchange) else None
+
+
 def describer_of(tensor: type, parameter: type, is_recorded: Callable[[], bool]) -> Describer | None:
     """Return what gives the key and the addresses of tensors of these two types; None where C does not read them.
 
     `is_recorded` says whether tensors that require grad are refused.
     """
-    exchange = getattr(tensor, "__dlpack_c_exchange_api__", None)
-    if LIBRARY is None or exchange is None or not LIBRARY.serves(exchange):
+    exchange = exchange_of(tensor)
+    if LIBRARY is None or exchange is None:
         return None
     describe = LIBRARY.describe
     return lambda arrays: describe(exchange, tensor, parameter, arrays, is_recorded())

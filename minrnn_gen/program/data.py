@@ -132,6 +132,32 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """A copy of [.., heads, gates, square] to [.., gates, heads, square] in the storage dtype; all elements are `count`."""
+
+    source: At
+    target: At
+    count: Number
+    heads: int
+    gates: int
+    square: Number
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp:
+    """Sums [runs, parts, rows, batch, width] added up over parts and batch: `count` rows from `first` on."""
+
+    source: At
+    target: At
+    parts: Number
+    rows: int
+    batch: Number
+    width: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """What only Python does, once: it gets a function that returns the address of a pointer of the run."""
 

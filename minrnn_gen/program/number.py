@@ -16,6 +16,8 @@ UNBOUNDED = 1 << 62
 # No power of two that divides a number is of interest beyond this.
 _DIVISOR_MOST = 1 << 30
 _CONDITIONS = ("<", "==", "not")
+# Newton's, from the greater of two numbers to the root of their sum of third powers, at most 26 % beyond it: to the last digit.
+ROOT_STEPS = 6
 ResultT = TypeVar("ResultT")
 Decisions = tuple[tuple[Any, bool], ...]
 """Conditions, and whether each holds."""
@@ -28,8 +30,9 @@ class Undecided(ArithmeticError):
 class Expr:
     """An operator and its operands; `low` and `high` bound its value, `divisor` is a power of two that divides it.
 
-    `operator` is "symbol" with a name as the only operand, one of + * // up min max, or a condition: < == not. "up" divides
-    and rounds up. As a condition an expression is true or false where bounds decide it, and raises Undecided elsewhere.
+    `operator` is "symbol" with a name as the only operand, one of + * // up min max overlapped, or a condition: < == not.
+    "up" divides and rounds up. As a condition an expression is true or false where bounds decide it, and raises Undecided
+    elsewhere.
     """
 
     __slots__ = ("divisor", "high", "low", "operands", "operator")
@@ -166,6 +169,22 @@ def divided_up(number: Number, by: Number) -> Number:
     return cast(Number, Expr("up", (number, by), -(-low // by_high), -(-high // by_low) if high < UNBOUNDED else UNBOUNDED))
 
 
+def overlapped(first: Number, second: Number) -> Number:
+    """Return the third root of the sum of third powers of two numbers that are not negative, rounded down.
+
+    Cost models combine times that partly overlap so. C computes it by the same operations, in `export/numbers.c.j2`.
+    """
+    if not isinstance(first, Expr) and not isinstance(second, Expr):
+        a, b = float(first), float(second)
+        total, root = a * a * a + b * b * b, max(a, b)
+        for _ in range(ROOT_STEPS):
+            root -= (root - total / (root * root)) / 3 if root else 0.0
+        return int(root)
+    (low, high), (other_low, other_high) = bounds(first), bounds(second)
+    assert low >= 0 and other_low >= 0, "times are not negative"
+    return cast(Number, Expr("overlapped", (first, second), 0, high + other_high))
+
+
 def value(number: Any, sizes: Mapping[str, int]) -> Any:
     """Return a number, or anything else as it is, where symbols have these values."""
     if not isinstance(number, Expr):
@@ -187,6 +206,8 @@ def text(number: Any) -> str:
             return f"not ({operands[0]})"
         case "up":
             return f"divided_up({', '.join(operands)})"
+        case "overlapped":
+            return f"overlapped({', '.join(operands)})"
         case "min" | "max":
             return f"{'least' if number.operator == 'min' else 'most'}({', '.join(operands)})"
     return f"({operands[0]} {number.operator} {operands[1]})"
@@ -208,6 +229,7 @@ _EVALUATE: dict[str, Callable[..., Any]] = {
     "up": lambda a, b: -(-a // b),
     "min": min,
     "max": max,
+    "overlapped": overlapped,
     "<": lambda a, b: a < b,
     "==": lambda a, b: a == b,
     "not": lambda a: not a,

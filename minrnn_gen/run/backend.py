@@ -109,6 +109,15 @@ class Recorder(Protocol):
     def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
         """Have `action` enqueue what only Python does; it gets a function that returns the address of a pointer of the run."""
 
+    def can_store(self, *, waits: bool) -> bool:
+        """Say whether `AddUp` and `Store` may be noted, with which a run ends; `waits`: for their kernels to be compiled."""
+
+    def note(self, operation: Any) -> None:
+        """Append an operation of a program."""
+
+    def in_shape(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Have a whole contiguous array of the run be allocated in another shape of as many elements; return it."""
+
     def stop(self) -> None:
         """Keep nothing of this run for other calls."""
 
@@ -156,6 +165,9 @@ class Backend(Protocol):
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         """Begin to build the kernel that a call of these sizes will need, if that saves time."""
+
+    def prepare_gradients(self) -> None:
+        """Have the kernels with which a backward ends compiled."""
 
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> Recorder:
         """Begin a run beside `like` that reads `operands`; those of `keyed` have their slots."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projected import Projects
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cell_run import CellRun
@@ -11,11 +12,11 @@ from minrnn_gen.run.scan.runs import ScanRun
 from minrnn_gen.run.vectors.runs import VectorsRun
 
 
-def run_of(interface: Interface, builder: Builder, backend: Backend) -> CellRun:
-    """Return what runs the kernels of a builder."""
+def run_of(interface: Interface, builder: Builder, backend: Backend, projects: Projects) -> CellRun:
+    """Return what runs the kernels of a builder; `projects` decides which scans multiply x themselves."""
     match builder.family:
         case "scan" | "diagonal":
-            return ScanRun(interface, builder)
+            return ScanRun(interface, builder, projects)
         case "dense":
             return DenseRun(interface, builder, backend)
         case "vectors":

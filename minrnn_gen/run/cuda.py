@@ -11,6 +11,7 @@ from minrnn_gen.call.address import plain_numbers
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.codegen.gradients import GRADIENTS
 from minrnn_gen.gpu import cublas, graph
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
@@ -51,6 +52,10 @@ class KernelLoader(Protocol):
     def load(self, kernel: KernelKey, part: str = "") -> tuple[LoadedKernel, KernelPlan]: ...
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None: ...
+
+    def gradient_kernels(self, waits: bool) -> Mapping[str, LoadedKernel] | None: ...
+
+    def prepare_gradients(self) -> None: ...
 
 
 class CudaBackend:
@@ -94,6 +99,10 @@ class CudaBackend:
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         """Begin to build the kernel for a call of these sizes by another thread."""
         self._kernels.build_ahead(kernel_pass, specialization, sizes)
+
+    def prepare_gradients(self) -> None:
+        """Have the kernels with which a backward ends compiled, if they are not yet."""
+        self._kernels.prepare_gradients()
 
     def begin(self, like: Array, keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> CudaRecorder:
         """Begin a run beside `like`; the arrays of `keyed` have their slots."""
@@ -141,6 +150,21 @@ class CudaRecorder(TracedRun):
         """Begin a run beside `like`."""
         self._modules: dict[KernelRef, LoadedKernel] = {}
         super().__init__(like, keyed, kernels, gives_workspace=gives_workspace)
+
+    def can_store(self, *, waits: bool) -> bool:
+        """Say whether `AddUp` and `Store` may be noted: not where others replay the run, who add up what they need.
+
+        While their kernels are compiled, unless the run `waits`, and while the stream is captured and they are not loaded, it
+        ends without them, and is not kept.
+        """
+        kernels = {} if self._gives_workspace else self._kernels.gradient_kernels(waits)
+        device = self._like.device
+        are_loaded = kernels is not None and all(kernel.is_loaded(device) for kernel in kernels.values())
+        if kernels is None or (not are_loaded and gpu_stream.is_capturing(self._like)):
+            self.stop()
+            return False
+        self._modules |= {KernelRef(GRADIENTS, part): loaded for part, loaded in kernels.items()}
+        return bool(kernels)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes.

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient, Outputs, flat_gradient
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.gradients import RawGradients, gradients_by_name
+from minrnn_gen.call.gradients import AnyGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
-from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
+from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, BackwardSlots
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
 from minrnn_gen.errors import BadInput
@@ -87,11 +88,11 @@ class Run(Protocol):
 
     def products_shape(self, rows: int, time: int, /) -> tuple[int, ...]: ...
 
-    def forward(self, call: Call, states_out: StatesOut, saves: bool, /) -> Forward: ...
+    def forward(self, call: Call, states_out: StatesOut, saves: bool, of_layer: bool, /) -> Forward: ...
 
     def step(self, call: Call, /) -> StepResult: ...
 
-    def backward(self, forward: Forward, incoming: IncomingGradient, /) -> RawGradients: ...
+    def backward(self, forward: Forward, incoming: IncomingGradient, /) -> AnyGradients: ...
 
     def in_form_of(self, array: Array, gradient: Any, /) -> Any: ...
 
@@ -117,18 +118,21 @@ class Executor:
 
         return CpuRun(self.interface, self._builder)
 
-    def forward(self, arguments: CallArguments, all_states: bool, saves: bool) -> tuple[ForwardResult, Forward | ForwardReplay]:
+    def forward(
+        self, arguments: CallArguments, all_states: bool, saves: bool, of_layer: bool = False
+    ) -> tuple[ForwardResult, Forward | ForwardReplay]:
         """Run over time; return the results and, where it `saves`, what the backward needs.
 
-        The results have the states after every step with `all_states`, and where only a backward reads them.
+        The results have the states after every step with `all_states`, and where only a backward reads them. `of_layer`: as
+        of `GpuRun.forward`.
         """
         states_out = self._states_out(all_states, saves)
-        call_key = self._keyed(("forward", states_out, saves), arguments)
+        call_key = self._keyed(("forward", states_out, saves, of_layer), arguments)
         replay = self.gpu.forwards.replay(call_key)
         if replay is not None:
             return replay.result, replay
         call = self.checked(arguments).with_slots(call_key)
-        forward = self._run_of(call).forward(call, states_out, saves)
+        forward = self._run_of(call).forward(call, states_out, saves, of_layer)
         return forward.result, forward.replay or forward
 
     def step(self, arguments: CallArguments) -> StepResult:
@@ -145,12 +149,14 @@ class Executor:
         call = call.with_slots(call_key)
         return self._run_of(call).step(call)
 
-    def backward(self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the gradients of a forward by the names of its arguments."""
+    def backward(
+        self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None, given_only: bool = False
+    ) -> dict[str, Any]:
+        """Return the gradients of a forward by the names of its arguments; `given_only`: of initial states only those given."""
         call_key = None
         if not isinstance(forward, Forward):
             # The trace of the forward identifies the arrays before these.
-            call_key = keyed(forward.trace, flat_gradient(self.interface, dy, dstate))
+            call_key = keyed((forward.trace, given_only), flat_gradient(self.interface, dy, dstate))
             call_key = None if call_key is None else call_key.behind(forward.arrays, forward.addresses)
             replayed = self.gpu.replay_backward(call_key)
             if replayed is not None:
@@ -159,20 +165,22 @@ class Executor:
         call, run = checked.call, self._run_of(checked.call)
         incoming = check_gradient(self.interface, memory.inspect, checked.outputs.y, dy, dstate, call.batch)
         if not incoming.dy.is_contiguous:
-            return self.backward(forward, memory.without_gaps(incoming.dy).owner, dstate)
-        raw = run.backward(checked, incoming.with_slots(call_key))
+            return self.backward(forward, memory.without_gaps(incoming.dy).owner, dstate, given_only)
+        raw = run.backward(checked, replace(incoming, given_only=given_only).with_slots(call_key))
         return gradients_by_name(self.interface, call, raw, run.in_form_of)
 
-    def replay_forward(self, arrays: Sequence[Any], all_states: bool, saves: bool) -> ForwardResult | None:
+    def replay_forward(
+        self, arrays: Sequence[Any], all_states: bool, saves: bool, of_layer: bool = False
+    ) -> ForwardResult | None:
         """Run a call whose key was met before, on arrays by slot; None where it was not.
 
-        For callers who keep arrays and nothing else and have no time to lose, such as a layer of torch.
+        For callers who keep arrays and nothing else, such as a layer of torch.
         """
         if saves and not self._builder.spec.training:
             return None  # `Kernel.forward` says why not
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
-        call_key = keyed(("forward", self._states_out(all_states, saves), saves), [*arrays])
+        call_key = keyed(("forward", self._states_out(all_states, saves), saves, of_layer), [*arrays])
         if is_on_cpu(arrays[0]):
             return self.cpu.replay_forward(call_key)
         replay = self.gpu.forwards.replay(call_key)
@@ -180,7 +188,7 @@ class Executor:
 
     def replay_backward(
         self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], all_states: bool, reads_x: bool = True
-    ) -> RawGradients | None:
+    ) -> AnyGradients | None:
         """Run a backward whose key was met before, on arrays by slot; None where it was not.
 
         For the callers of `replay_forward`: `results` are y and `Saved.arrays`, `incoming` the gradients of y and of the final
@@ -205,7 +213,7 @@ class Executor:
 
     def backward_in_place(
         self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], dx: Any, all_states: bool
-    ) -> RawGradients:
+    ) -> AnyGradients:
         """Run the backward of a call on a GPU, as `InPlace.backward` does."""
         return self._in_place.backward(arrays, results, incoming, dx, self._states_out(all_states, True))
 
@@ -221,7 +229,7 @@ class Executor:
         incoming: Sequence[Any],
         all_states: bool,
         reads_x: bool,
-    ) -> RawGradients | None:
+    ) -> AnyGradients | None:
         """Run a backward on tensors in host memory for calls of its key to come; None where there is no native code for it."""
         if not all(tensor is None or tensor.is_contiguous() for tensor in flat.arrays):
             return None
@@ -238,10 +246,10 @@ class Executor:
     def _restored(self, states_out: StatesOut, flat: KeyedArrays, slots: BackwardSlots) -> RestoredBackward | None:
         """Return the backward of a forward that is restored from the inputs and results in `slots`, if its trace is there."""
         arrays = flat.arrays
-        call = keyed(("forward", states_out, True), arrays[slots.inputs])
+        call = keyed(("forward", states_out, True, False), arrays[slots.inputs])
         y, *saved = arrays[slots.results]
         forward = restored_replay(self.gpu.forwards.find(call), call, y, saved)
-        arriving = None if forward is None else keyed(forward.trace, arrays[slots.incoming])
+        arriving = None if forward is None else keyed((forward.trace, True), arrays[slots.incoming])
         if forward is None or arriving is None:
             return None
         trace = self.gpu.backwards.find(arriving.behind(forward.arrays, forward.addresses))
@@ -250,15 +258,15 @@ class Executor:
         written, inputs = forward.trace.slots, slots.inputs.stop
         by_slot = dict(zip((written.y, *written.saved), range(inputs, slots.results.stop), strict=True))
         allocated = range(inputs, inputs + len(forward.trace.allocations))
-        order = (*range(inputs), *(by_slot.get(slot) for slot in allocated), *range(slots.incoming.start, len(arrays)))
-        return self.gpu.restored.keep(flat.key, RestoredBackward(trace, order))
+        order = (*range(inputs), *(by_slot.get(slot, -1) for slot in allocated), *range(slots.incoming.start, len(arrays)))
+        return self.gpu.restored.keep(flat.key, RestoredBackward(trace, itemgetter(*order)))
 
     def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
         """Return what a forward saved of a call, from the call's arguments, its y and `Saved.arrays()`.
 
         For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
         """
-        call_key = self._keyed(("forward", self._states_out(all_states, True), True), arguments)
+        call_key = self._keyed(("forward", self._states_out(all_states, True), True, False), arguments)
         replay = restored_replay(self.gpu.forwards.find(call_key), call_key, y, arrays)
         if replay is not None:
             return Saved(self, replay.result, replay)
@@ -328,7 +336,7 @@ class Executor:
 
     def record_backward(
         self, forward: ForwardReplay, dy: Any, dstate: Mapping[str, Any]
-    ) -> tuple[KeyedArrays, Trace[BackwardResult, Call]] | None:
+    ) -> tuple[KeyedArrays, Trace[Any, Call]] | None:
         """Run the backward of a recorded forward, and return its arrays by slot and its trace; None as above."""
         arriving = keyed(forward.trace, flat_gradient(self.interface, dy, dstate))
         if arriving is None:

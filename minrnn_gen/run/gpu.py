@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projected import Projects, projected_at
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import outputs_of_run, runs_of
-from minrnn_gen.call.gradients import RawGradients
+from minrnn_gen.call.gradients import AnyGradients, RawGradients
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
+from minrnn_gen.call.results import BackwardResult, ForwardResult, SlotGradients, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
@@ -22,17 +23,21 @@ from minrnn_gen.run.backend import Backend, Recorder
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.cells import run_of
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice
+from minrnn_gen.run.ending import in_slots, of_layers
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.recording.replay import ByKey, Finished, Trace, TraceCache, without_slots
 from minrnn_gen.run.saved import Forward
 
+Result = BackwardResult | SlotGradients
+"""What a backward gives: gradients as computed, or those of the call's arrays."""
+
 
 class RestoredBackward(NamedTuple):
-    """A backward of a forward that is known by its arrays alone; `order`: where in them each array of the trace is, or None."""
+    """A backward of a forward that is known by its arrays alone; `pick` takes those of the trace from them and one behind."""
 
-    trace: Trace[BackwardResult, Call]
-    order: tuple[int | None, ...]
+    trace: Trace[Result, Call]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class GpuRun:
@@ -41,12 +46,12 @@ class GpuRun:
     What was run once for a key is replayed the next time, without being looked at: see `run.recording.replay`.
     """
 
-    def __init__(self, interface: Interface, builder: Builder, backend: Backend, fuses: bool = True) -> None:
-        """Run on a backend; `fuses`: a scan and its projection by one kernel where that is faster."""
-        self._interface, self._builder, self._backend, self._fuses = interface, builder, backend, fuses
+    def __init__(self, interface: Interface, builder: Builder, backend: Backend, projects: Projects = projected_at) -> None:
+        """Run on a backend; `projects` decides which scans multiply x themselves."""
+        self._interface, self._builder, self._backend, self._projects = interface, builder, backend, projects
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
-        self.backwards = TraceCache[BackwardResult, Call]()
+        self.backwards = TraceCache[Result, Call]()
         self.restored = ByKey[RestoredBackward]()
 
     def directions_beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
@@ -55,7 +60,7 @@ class GpuRun:
 
     @cached_property
     def _cells(self) -> CellRun:
-        return run_of(self._interface, self._builder, self._backend)
+        return run_of(self._interface, self._builder, self._backend, self._projects)
 
     @property
     def preactivation_axes(self) -> str:
@@ -79,10 +84,13 @@ class GpuRun:
         """Nothing: no products with R are saved."""
         return ()
 
-    def forward(self, call: Call, states_out: StatesOut, saves: bool, into: Sequence[Array] = ()) -> Forward:
+    def forward(
+        self, call: Call, states_out: StatesOut, saves: bool, of_layer: bool = False, into: Sequence[Array] = ()
+    ) -> Forward:
         """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward.
 
-        `into`: y and those states where they are there already, to be written but beyond lengths.
+        `into`: y and those states where they are there already, to be written but beyond lengths. `of_layer`: final states
+        may be in the dtype of y, and with an axis of one in front where there is none of directions.
         """
         if saves:
             self._cells.expect_backward(call)
@@ -104,11 +112,13 @@ class GpuRun:
             *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
         outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
-        fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves) if self._fuses else None
+        fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves)
         projected = fused or self._projected(recorder, call, interface.preactivation_axes)
         if call.batch and not fused:
             runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
             self._cells.forward(recorder, runs, states_out)
+        if of_layer:
+            outputs = replace(outputs, final=tuple(of_layers(interface, recorder, state) for state in outputs.final))
         forward = Forward(call, projected, outputs)
         finished = recorder.finish(forward.written, forward)
         self.forwards.keep(finished.replay)
@@ -130,7 +140,7 @@ class GpuRun:
         self.steps.keep(finished.replay)
         return finished.result
 
-    def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> RawGradients:
+    def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.
 
         `into`: the gradient of pre-activations where it is there already, to be written but beyond lengths.
@@ -139,8 +149,8 @@ class GpuRun:
 
     def perform_backward(
         self, forward: Forward, incoming: IncomingGradient, into: Array | None = None
-    ) -> Finished[BackwardResult, Call]:
-        """Run against time as `backward` does, and return the run, whose sums are not added up."""
+    ) -> Finished[Result, Call]:
+        """Run against time as `backward` does, and return the run, whose sums may be not added up."""
         if incoming.keyed is None:  # arrays have the slots of the forward, if any
             forward, incoming = without_slots((forward, incoming))
         interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
@@ -154,21 +164,21 @@ class GpuRun:
         )
         wide = self._cells.backward(recorder, forward, incoming, gradients)
         dx, dweight = self._through_projection(recorder, call, gradients.dx)
-        result = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R, wide.vectors, wide.shared)
+        computed = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R, wide.vectors, wide.shared)
+        result = (None if into is not None else in_slots(interface, recorder, call, computed, incoming.given_only)) or computed
         finished = recorder.finish(result, call)
         self.backwards.keep(finished.replay)
         return finished
 
-    def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, RawGradients] | None:
+    def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, AnyGradients] | None:
         """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""
         replay = self.backwards.replay(keyed)
         return None if replay is None else (replay.trace.metadata, self._added_up(replay.result))
 
-    def replay_restored(self, known: RestoredBackward, flat: KeyedArrays) -> RawGradients:
+    def replay_restored(self, known: RestoredBackward, flat: KeyedArrays) -> AnyGradients:
         """Replay a backward on arrays of its key."""
-        trace, order = known
-        arrays = [None if place is None else flat.arrays[place] for place in order]
-        addresses = [0 if place is None else flat.addresses[place] for place in order]
+        trace, pick = known
+        arrays, addresses = [*pick((*flat.arrays, None))], [*pick((*flat.addresses, 0))]
         return self._added_up(trace.replay(KeyedArrays(trace.key, arrays, addresses)).result)
 
     @staticmethod
@@ -215,8 +225,8 @@ class GpuRun:
                 recorder.multiply(product)
         return dx, dweight
 
-    def _added_up(self, result: BackwardResult) -> RawGradients:
-        return added_up(self._interface, result)
+    def _added_up(self, result: Result) -> AnyGradients:
+        return result if isinstance(result, SlotGradients) else added_up(self._interface, result)
 
 
 def added_up(interface: Interface, result: BackwardResult) -> RawGradients:

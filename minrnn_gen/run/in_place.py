@@ -11,7 +11,7 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient, Outputs, with_slots
 from minrnn_gen.call.array import Array
-from minrnn_gen.call.gradients import RawGradients
+from minrnn_gen.call.gradients import AnyGradients
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays, keyed
 from minrnn_gen.call.results import ForwardResult
@@ -44,11 +44,11 @@ class InPlace:
         check_exact_shape(written[0], self.interface.y_shape(call.rows, call.time))
         for name, array in zip(self.interface.states, written[1:], strict=False):  # those that `states_out` asks for
             check_exact_shape(array, self.interface.states_shape(name, call.rows, call.time))
-        return self.gpu.forward(call, states_out, False, written).result
+        return self.gpu.forward(call, states_out, False, into=written).result
 
     def backward(
         self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], dx: Any, states_out: StatesOut
-    ) -> RawGradients:
+    ) -> AnyGradients:
         """Run a call, its arrays by slot, against time, and write the gradient of x into `dx`.
 
         `results`: y and the states that its forward wrote; `incoming`: the gradients of y and of the final states.

@@ -11,12 +11,15 @@ from typing import Self
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.gradients import GradientCubin
 from minrnn_gen.build.nvrtc import why_no_nvrtc
+from minrnn_gen.codegen.gradients import ADD_UP, ADD_UP_STORED, STORE, SUMMED_THREADS
 from minrnn_gen.config.environment import specializes_by_sizes
 from minrnn_gen.errors import MinrnnError, ToolchainMissing
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.precision import precision_of
 
 
 class BuiltKernels:
@@ -77,6 +80,7 @@ class CompiledKernels(BuiltKernels):
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
         super().__init__(builder, built)
         self._loaded: dict[tuple[KernelKey, str], tuple[LoadedKernel, KernelPlan]] = {}
+        self._gradient_kernels: dict[str, LoadedKernel] = {}
 
     def load(self, kernel: KernelKey, part: str = "") -> tuple[LoadedKernel, KernelPlan]:
         """Return a kernel to launch and its plan; raises ToolchainMissing where there is no NVRTC to compile it.
@@ -91,9 +95,35 @@ class CompiledKernels(BuiltKernels):
             raise ToolchainMissing(f"the kernel was not compiled, since {why_no_nvrtc() or 'NVRTC was not there then'}")
         return self._loaded.setdefault(key, (loaded_kernel(built.cubin, built.plan, part), built.plan))
 
+    def gradient_kernels(self, waits: bool) -> Mapping[str, LoadedKernel] | None:
+        """Return the kernels with which a run ends, by name; none without a compiler.
+
+        None while they are compiled, unless this `waits` for them.
+        """
+        if waits:
+            self._gradient_cubin.build()
+        cubin = self._gradient_cubin.find()
+        if cubin is None:
+            return {} if self._gradient_cubin.is_made else None
+        if not self._gradient_kernels:
+            sums_bytes = SUMMED_THREADS * precision_of(self._builder.spec.precision).arithmetic_bytes
+            arch, sizes_bytes = self._gradient_cubin.arch, {ADD_UP: sums_bytes, ADD_UP_STORED: sums_bytes, STORE: 0}
+            self._gradient_kernels = {name: LoadedKernel(cubin, name, arch, size) for name, size in sizes_bytes.items()}
+        return self._gradient_kernels
+
+    def prepare_gradients(self) -> None:
+        """Have these kernels compiled, if they are not yet."""
+        self._gradient_cubin.build()
+
+    @cached_property
+    def _gradient_cubin(self) -> GradientCubin:
+        return GradientCubin(self._builder)
+
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         """Begin to plan and build the kernel for a call of these sizes by another thread, if it is not built yet."""
         request = (kernel_pass, specialization, sizes)
+        if kernel_pass == "backward":
+            self._gradient_cubin.build_ahead()
         if self._builder.is_planned(kernel_pass, specialization) and self.choose(*request) in self._built:
             return
         threading.Thread(target=self._try_to_build, args=request, name=f"minrnn_gen {kernel_pass}").start()

@@ -121,6 +121,7 @@ class ByKernels(Settled, LayerStack):
 class _Layer(DecodingStack, ByKernels):
     """One of LSTM, GRU and RNN. With `proj_size` its call is torch's own: kernels multiply R and all units of the output."""
 
+    _has_narrow_states: ClassVar[bool] = True
     proj_size: int
     _flat_weights_names: list[str]
 

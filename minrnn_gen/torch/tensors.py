@@ -88,7 +88,8 @@ def marks_in(resets: Any, name: str = "resets") -> Any:
 
 def autocasts(x: torch.Tensor) -> bool:
     """Say whether autocast is on where a tensor is; it knows nothing of tensors without values."""
-    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    # The first question takes a tenth of the others' time.
+    return torch._C._is_any_autocast_enabled() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def without_values(value: Any, name: str) -> Array:

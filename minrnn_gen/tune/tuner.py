@@ -84,12 +84,8 @@ class TunedKernel:
 
 
 def kernels_of(builder: Builder) -> tuple[KernelKey, ...]:
-    """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included.
-
-    A scan with its projection in it is not tuned: there is little to choose, and it is not measured on pre-activations.
-    """
-    passes = passes_of(builder, builder.hinted_sizes)
-    return tuple(builder.key_of(*of_pass) for of_pass in passes if not of_pass[1].input_size)
+    """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included."""
+    return tuple(builder.key_of(*of_pass) for of_pass in passes_of(builder, builder.hinted_sizes))
 
 
 def tune(

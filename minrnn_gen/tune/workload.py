@@ -74,29 +74,37 @@ class Arguments:
 class TrialBuilder(Builder):
     """Builder of the other kernels of calls that run `trial`, whatever their sizes."""
 
-    trial: KernelKey | None = None
+    trial: BuiltKernel | None = None
+
+    @cached_property
+    def projection(self) -> ProjectionChoice:
+        """Have a trial that multiplies x itself run all calls that it can."""
+        return ProjectionChoice(is_everywhere=bool(self._key and self._key.specialization.input_size))
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the trial for calls of its pass and specialization; of a dense cell it also says how calls are run."""
-        trial = self.trial
+        trial = self._key
         if trial and trial.kernel_pass == kernel_pass:
             asks_how = self.cell_shape.has_matrix and specialization == self.hinted_specialization
             if asks_how or specialization == trial.specialization:
                 return trial
         return super().choose(kernel_pass, specialization, sizes)
 
+    def build(self, key: KernelKey) -> BuiltKernel:
+        """Return the trial itself, which is compiled, or another kernel."""
+        return self.trial if self.trial and key == self._key else super().build(key)
+
     @cached_property
-    def projection(self) -> ProjectionChoice:
-        """A trial with its projection in it serves wherever it can, whatever is faster."""
-        return ProjectionChoice(is_everywhere=bool(self.trial and self.trial.specialization.input_size))
+    def _key(self) -> KernelKey | None:
+        return KernelKey.of(self.trial.plan) if self.trial else None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The calls that run one kernel of a spec: from pre-activations, in one direction, and nothing else that takes long.
+    """The calls that run one kernel of a spec, in one direction, and nothing else that takes long.
 
-    A scan with its projection in it takes inputs and a weight; dropout takes y and a mask that keeps half of it. `trial` is
-    any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`, apart from
+    They begin at pre-activations, or at x where the kernel itself multiplies it by the weight; dropout takes y and a mask that
+    keeps half of it. `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`, apart from
     what `compile()` finds, and without asking what was measured.
     """
 
@@ -113,7 +121,7 @@ class Workload:
     @cached_property
     def builder(self) -> Builder:
         """What builds the other kernels of its calls."""
-        return TrialBuilder(self._spec(), self.target, self.store, trial=KernelKey.of(self.plan))
+        return TrialBuilder(self._spec(), self.target, self.store, trial=_built(self.trial))
 
     def prepare(self) -> None:
         """Make what is the same for every candidate: what it should give, and what runs before it."""
@@ -190,8 +198,8 @@ class Workload:
         return self._made(Sizes(self.plan.problem.batch, self.plan.problem.time), self.place, is_whole=False)
 
     def _spec(self, **changes: Any) -> Spec:
-        direction = "reverse" if self.plan.problem.specialization.reverse else "forward"
-        input_size = self.plan.problem.specialization.input_size or None
+        specialization = self.plan.problem.specialization
+        direction, input_size = "reverse" if specialization.reverse else "forward", specialization.input_size or None
         return load_spec(json.loads(self.trial.recipe), input_size=input_size, direction=direction, **changes)
 
     def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:
@@ -262,6 +270,9 @@ def checked_sizes(plan: KernelPlan, has_matrix: bool, sm_count: int) -> Sizes:
     least_time = min(plan.problem.time, SHORT_STEPS)
     batch = min(plan.problem.batch, max(least_batch, CHECKED_ELEMENTS // (least_time * plan.problem.hidden_size)))
     most = CHECKED_DENSE_STEPS if has_matrix else CHECKED_ELEMENTS // (batch * plan.problem.hidden_size)
+    if plan.strategy == "projected":  # which takes whole tiles alone, of which some wait for others
+        tile_steps = plan.launch.tile_steps
+        return Sizes(batch, min(plan.problem.time, max(2, most // tile_steps) * tile_steps))
     # Not whole tiles of a power of two, and rows aligned as the planned ones are.
     time = max(SHORT_STEPS, most // (2 * ALIGNMENT_ELEMENTS) * 2 * ALIGNMENT_ELEMENTS) + ALIGNMENT_ELEMENTS
     return Sizes(batch, min(plan.problem.time, time + plan.problem.time % ALIGNMENT_ELEMENTS))

@@ -5,25 +5,23 @@ from __future__ import annotations
 import random
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.exported import run_in
 
 from minrnn_gen.build.c_compiler import c_compiler
+from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.export.describe import Described, Paths
 from minrnn_gen.export.emit_c import Functions, number_in_c
 from minrnn_gen.program.data import At, Called
-from minrnn_gen.program.number import Number, bounds, divided_up, least, most, symbol, value
+from minrnn_gen.program.number import ROOT_STEPS, Number, bounds, divided_up, least, most, overlapped, symbol, value
 
 SIZES = {"batch": 37, "time": 1025, "x_batch": 4096}
-HEAD = """#include <stdint.h>
-#include <stdio.h>
-static int64_t least(int64_t first, int64_t second) { return first < second ? first : second; }
-static int64_t most(int64_t first, int64_t second) { return first > second ? first : second; }
-static int64_t divided_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
-"""
+FUNCTIONS = ("least", "most", "divided_up", "overlapped")
+HEAD = "#include <stdint.h>\n#include <stdio.h>\n"
 
 
 def drawn(source: random.Random, depth: int) -> Any:
@@ -31,11 +29,13 @@ def drawn(source: random.Random, depth: int) -> Any:
     if not depth or source.random() < 0.2:
         return symbol(source.choice(list(SIZES)), 1) if source.random() < 0.7 else source.randint(0, 1 << 33)
     first, second = drawn(source, depth - 1), drawn(source, depth - 1)
-    kind = source.choice(("+", "-", "*", "//", "up", "min", "max", "<", "=="))
+    kind = source.choice(("+", "-", "*", "//", "up", "min", "max", "<", "==", "overlapped"))
     if kind in {"//", "up"}:
         first, second = (number if bounds(number)[0] >= 0 else 7 for number in (first, second))
         by = most(second, 1)
         return first // by if kind == "//" else divided_up(first, by)
+    if kind == "overlapped":
+        return overlapped(*(least(most(number, 0), 1 << 50) for number in (first, second)))
     operations = {"+": first + second, "-": first - second, "min": least(first, second), "max": most(first, second)}
     operations |= {"*": least(first, 1000) * least(second, 1000), "<": first < second, "==": first == second}
     return operations[kind]
@@ -50,7 +50,11 @@ def test_numbers_in_c_are_those_of_python(tmp_path: Path) -> None:
     expressions = [drawn(source, 4) for _ in range(300)]
     sizes = " ".join(f"const int64_t {name} = {size};" for name, size in SIZES.items())
     lines = [f'printf("%lld\\n", (long long)({number_in_c(expression)}));' for expression in expressions]
-    text = f"{HEAD}int main(void) {{ {sizes} (void)batch, (void)time, (void)x_batch; {' '.join(lines)} return 0; }}"
+    code = SimpleNamespace(calls=FUNCTIONS, root_steps=ROOT_STEPS)
+    functions = environment().get_template("export/numbers.c.j2").render(code=code)
+    text = (
+        f"{HEAD}{functions}\nint main(void) {{ {sizes} (void)batch, (void)time, (void)x_batch; {' '.join(lines)} return 0; }}"
+    )
     (tmp_path / "numbers.c").write_text(text)
     built = run_in(tmp_path, compiler, "-std=c99", "numbers.c", "-o", "numbers")
     assert built.returncode == 0, built.stderr

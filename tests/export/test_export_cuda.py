@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from support.steps_in_place import emulated
 import minrnn_gen
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.build.projected import projected_at
+from minrnn_gen.config.gpu_profile import load_profile
 from minrnn_gen.errors import BadInput, ToolchainMissing
 from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.recorded import BATCH, TIME
@@ -75,6 +78,11 @@ WITHOUT = ("resets", "cu_seqlens", "states")
 # A scan of all blocks together, and sizes at which it is the fastest.
 TOGETHER = {"model": "min_gru", "hidden_size": 256, "precision": "bf16"}
 LONG = (1, 65536)
+
+# A scan that multiplies x by its weight itself, and sizes at which that is faster.
+PROJECTED = {"model": "min_gru", "hidden_size": 512, "input_size": 512, "precision": "bf16"}
+PROJECTED_AT = (64, 512)
+PLAIN = Way()
 
 
 def case(name: str, spec: dict[str, Any], *sizes: tuple[int, int], without: tuple[str, ...] = (), whole: bool = True) -> Any:
@@ -132,6 +140,8 @@ CASES: tuple[Any, ...] = (
         {"model": "qrnn", "hidden_size": 32, "input_size": 16, "precision": "fp16", "layout": "BDT"},
         (2, 33),
     ),
+    case("projection-in-scan", PROJECTED, PROJECTED_AT, without=WITHOUT, whole=False),
+    case("projection-in-scan-whole", {**PROJECTED, "model": "hgrn"}, PROJECTED_AT, (8, 4096), (4, 16)),
     case("n-values", {"model": "selective", "hidden_size": 32, "state_size": 4}, (4, 16), without=WITHOUT, whole=False),
     case("n-values-whole", {"model": "selective", "hidden_size": 32, "state_size": 4, "precision": "fp16"}, (4, 16)),
     case("n-values-both-directions", N_VALUES_BOTH, (4, 16)),
@@ -154,11 +164,12 @@ def kernel_of(spec: str, cache: str = "") -> minrnn_gen.Kernel:
 
 @pytest.fixture
 def _compiled_in_the_whole_matrix(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every day kernels are not compiled, and apart from those that are: nothing runs them."""
+    """Every day kernels are not compiled, and apart from those that are: nothing runs them, nor a large call of the check."""
     if not request.node.get_closest_marker("matrix_full"):
         monkeypatch.setenv("MINRNN_CACHE_DIR", f"{os.environ['MINRNN_CACHE_DIR']}-not-compiled")
         for module in ("build.builder", "export.cuda"):
             monkeypatch.setattr(f"minrnn_gen.{module}.compile_source", not_compiled)
+        monkeypatch.setattr("minrnn_gen.export.recorded.PRODUCTS_MOST", 0)
 
 
 def exported(
@@ -244,6 +255,44 @@ def test_scans_of_all_blocks_together_have_as_many_as_the_device_holds(tmp_path:
             assert one.blocks <= min(blocks_per_sm * H200_SMS, plans[one.image].launch.resident_blocks)
         grids.append([one.blocks for one in together])
     assert grids[0] <= grids[1] <= grids[2] and max(grids[0]) > H200_SMS // 2
+
+
+def passed_forward(kernel: minrnn_gen.Kernel, pair: tuple[int, int], way: Way = PLAIN) -> dict[str, Any]:
+    """Return a forward as C takes it."""
+    return planned_launches(kernel, planned_call(kernel.interface, *pair, way), way).passed[0]
+
+
+@pytest.mark.usefixtures("_compiled_in_the_whole_matrix")
+def test_a_scan_multiplies_x_itself_where_it_does_in_python(tmp_path: Path) -> None:
+    """At drawn sizes, of which some are faster so, on two GPUs; in one whole tile more or less, of no steps and of many."""
+    gpus, drawn = ("h200", "h100"), random.Random(3)
+    _, source = exported(tmp_path, PROJECTED, [PROJECTED_AT], *gpus, without=WITHOUT)
+    sizes = [(drawn.randint(1, 200), 128 * drawn.randint(1, 16)) for _ in range(60)]
+    sizes += [(batch, time + drawn.randint(1, 127)) for batch, time in sizes[:4]] + [(1, 1 << 20), (64, 0)]
+    for gpu in gpus:
+        kernel = minrnn_gen.compile(PROJECTED, gpu=gpu)
+        in_python = [projected_at(kernel.builder, Sizes(*pair)) is not None for pair in sizes]
+        assert 10 < sum(in_python) < len(sizes) - 10
+        calls = [passed_forward(kernel, pair) for pair in sizes]
+        answers = run_calls(tmp_path, source, calls, driver_name=load_profile(gpu).device_names[-1])
+        assert set(answers.codes) == {(0, "")}
+        assert ["projected" in one.entry for one in answers.launches] == in_python
+
+
+@pytest.mark.usefixtures("_compiled_in_the_whole_matrix")
+def test_a_scan_that_multiplies_x_itself_is_asked_for_as_in_python(tmp_path: Path) -> None:
+    """With as many blocks as are resident, and no product; where sequences have lengths or arrays have gaps, by two kernels."""
+    kernel, source = exported(tmp_path, PROJECTED, [PROJECTED_AT], without=WITHOUT)
+    fused = [pair for pair in ((64, 512), (96, 384), (200, 256), (130, 128)) if projected_at(kernel.builder, Sizes(*pair))]
+    assert len(fused) > 2
+    answers = compared(tmp_path, kernel, source, [(*pair, PLAIN) for pair in fused])
+    assert all([type(one) for one in of_call] == [SeenFill, SeenLaunch] for of_call in answers.by_call)
+    whole, lengths = passed_forward(kernel, fused[0]), passed_forward(kernel, fused[0], Way(lengths=True))
+    arrays, gaps = whole["arrays"], {"batch": 520 * fused[0][1], "time": 512, "channel": 1}
+    apart = [{"x": arrays["x"] + 2}, {"weight": arrays["weight"] + 8}, {"y_strides": gaps}]
+    answers = run_calls(tmp_path, source, [lengths, *({**whole, "arrays": arrays | change} for change in apart)])
+    assert set(answers.codes) == {(0, "")} and len(answers.launches) == 1 + len(apart)
+    assert not any("projected" in one.entry for one in answers.launches)
 
 
 @pytest.mark.matrix_full
@@ -367,6 +416,19 @@ def test_the_check_builds_without_cuda_and_finds_kernels_that_do_nothing(tmp_pat
 
 
 @pytest.mark.matrix_full
+def test_the_check_repeats_a_call_whose_scan_multiplies_x_itself(tmp_path: Path) -> None:
+    """The smallest one, which has many more products than the others."""
+    _, source = exported(tmp_path, PROJECTED, [PROJECTED_AT], without=WITHOUT)
+    assert source.projected_at is not None and math.prod(source.projected_at) < math.prod(PROJECTED_AT)
+    log = tmp_path / "log"
+    variables = {"LD_LIBRARY_PATH": str(fake_library(tmp_path)), "FAKE_DRIVER_LOG": str(log)}
+    fake_library(tmp_path, "fake_cublas.c", "libcublas.so.12")
+    ran = check(tmp_path, "rnn_cell", *WARNINGS, **variables)
+    assert ran.returncode == 1  # of a driver that computes nothing
+    assert sum("projected_forward" in line for line in log.read_text().splitlines()) == 1
+
+
+@pytest.mark.matrix_full
 def test_of_several_gpus_only_those_need_cublas_whose_steps_are_multiplied_one_by_one(tmp_path: Path) -> None:
     _, source = exported(tmp_path, DENSE, [(4, 16)], "h200", "t4", without=WITHOUT)
     for capability, cublas, code in (("90", None, 0), ("75", None, NO_DEVICE), ("75", "libcublas.so.11", 0)):
@@ -405,6 +467,7 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "diagonal": {"model": "ind_rnn", "hidden_size": 40, "layout": "TBD", "direction": "reverse", "precision": "fp64"},
     "time-last": {"model": "min_gru", "hidden_size": 32, "layout": "BDT", "input_size": 12},
     "projection": {"model": "min_lstm", "hidden_size": 64, "input_size": 24, "direction": "bidirectional", "precision": "bf16"},
+    "projection-in-scan": PROJECTED,
     "dense": DENSE,
     "dense-gradients": {"model": "lstm", "hidden_size": 64, "heads": 2, "precision": "bf16", "input_size": 24},
     "dense-both-directions": {"model": "gru", "hidden_size": 64, "direction": "bidirectional", "layout": "TBD"},
@@ -421,7 +484,9 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "tf32": {"model": "gru", "hidden_size": 64, "input_size": 24, "fp32_product": "tf32"},
 }
 # The sizes that kernels are planned for, where these are not those of the call that is checked.
-PLANNED_FOR = {"n-values-in-parts": BY_SIZES[-1], "cooperative": LONG}
+PLANNED_FOR = {"n-values-in-parts": BY_SIZES[-1], "cooperative": LONG, "projection-in-scan": PROJECTED_AT}
+# As many products would take minutes emulated; `tests/interpret` has smaller calls of that kernel.
+TOO_LARGE = {"projection-in-scan"}
 
 
 @pytest.mark.gpu
@@ -439,7 +504,11 @@ def test_the_check_passes_on_a_gpu(tmp_path: Path, name: str) -> None:
     ("name", "gpu"),
     [
         pytest.param(*case, marks=() if case == EVERY_DAY else pytest.mark.matrix_full)
-        for case in [*((name, "h200") for name in ON_A_GPU), ("dense-both-directions", "t4"), ("dense", "t4")]
+        for case in [
+            *((name, "h200") for name in ON_A_GPU if name not in TOO_LARGE),
+            ("dense-both-directions", "t4"),
+            ("dense", "t4"),
+        ]
     ],
 )
 def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: str) -> None:

@@ -32,7 +32,7 @@ def _on_hopper() -> None:
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Project in the kernel of the scan wherever there is one, whatever is faster; nowhere while the list has False."""
     does = [True]
-    monkeypatch.setattr(ProjectionChoice, "serves", lambda _, problem: does[0] and not projected.refusal(problem))
+    monkeypatch.setattr(ProjectionChoice, "serves", lambda _, problem: projected.is_feasible(problem) if does[0] else 0)
     yield does
 
 

@@ -11,7 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minrnn_gen.program.number import Undecided, bounds, divided_up, divisor_of, least, most, paths, same, symbol, text, value
+from minrnn_gen.program.number import (
+    Undecided,
+    bounds,
+    divided_up,
+    divisor_of,
+    least,
+    most,
+    overlapped,
+    paths,
+    same,
+    symbol,
+    text,
+    value,
+)
 
 SYMBOLS = {"batch": (1, 64, 1), "time": (1, 4096, 1), "stride": (0, 1 << 20, 16)}
 BINARY: tuple[Callable[..., Any], ...] = (operator.add, operator.mul, operator.sub, least, most)
@@ -66,6 +79,15 @@ def test_conditions_are_decided_by_bounds_or_not_at_all(data: st.DataObject) -> 
         except Undecided:
             continue
         assert decided == compare(known, other)
+
+
+@given(st.lists(st.integers(0, 1 << 60), min_size=2, max_size=2))
+def test_what_overlaps_is_the_root_of_third_powers(parts: list[int]) -> None:
+    exact = math.fsum(float(part) ** 3 for part in parts) ** (1 / 3)
+    assert overlapped(*parts) == pytest.approx(exact, rel=1e-12, abs=1)
+    first, second = symbol("first"), symbol("second")
+    known = value(overlapped(first, second), dict(zip(("first", "second"), parts, strict=True)))
+    assert known == overlapped(*parts) == overlapped(*reversed(parts))
 
 
 def test_sizes_that_are_not_known_decide_nothing() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.codegen.gradients import ADD_UP, ADD_UP_STORED, STORE
 from minrnn_gen.gpu import cublas
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import kernels
@@ -23,6 +24,10 @@ class Nothing:
     def launch(self, *_: Any) -> None: ...
 
     launch_on = launch
+
+    @staticmethod
+    def is_loaded(_device: int) -> bool:
+        return True
 
     @staticmethod
     def resident_blocks(*_: Any) -> int:
@@ -44,6 +49,9 @@ def build_nothing(patch: pytest.MonkeyPatch, begin: Callable[[KernelKey], None] 
 
     patch.setattr(Builder, "build", build)
     patch.setattr(kernels, "loaded_kernel", lambda *_: Nothing())
+    end = {name: Nothing() for name in (ADD_UP, ADD_UP_STORED, STORE)}
+    patch.setattr(kernels.CompiledKernels, "gradient_kernels", lambda *_: end)
+    patch.setattr(kernels.CompiledKernels, "prepare_gradients", lambda _: None)
     patch.setattr(cublas, "multiply", lambda *_, **__: None)
     patch.setattr(StepwiseRun, "run", lambda *_: None)
     return built

@@ -53,19 +53,19 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason(
-        "`minrnn_gen.scan` is given its coefficients: it has no weights that a layer could hold, its step is `a * h + b`, and "
-        "its channels read nothing of each other, so that each rank scans its own.",
+        "`minrnn_gen.scan` is given its coefficients. It has no weights that a layer could hold, its step is `a * h + b`, and "
+        "no channel reads another, so that each rank scans its own.",
         ("single step", "torch `RNN`", "JAX `RNN`", "`head_group`"),
         (_COMPLEX,),
     ),
     Reason(
-        "Equations are over real numbers: they compare, and their signs and bounds are proved, but complex numbers have no "
-        "order. So no spec has complex numbers, and nothing that begins with one.",
+        "Equations are over real numbers: they compare values, and the compiler proves signs and bounds. Complex numbers have "
+        "no order, so no spec has them, and no front that begins with a spec.",
         ("C for CPUs", "C for GPUs", "operators", "`prepare`", "`tune`"),
         (_COMPLEX,),
     ),
     Reason(
-        "The reverse direction begins at the last step of a sequence: there is no next step before all are known.",
+        "The reverse direction begins at the last step of a sequence: there is no next step before all steps are known.",
         ("single step",),
         (_BOTH,),
     ),
@@ -80,44 +80,35 @@ REASONS = (
         ("a scan", _LOG, _COMPLEX, _DIAGONAL, _DENSE, _N_DIAGONAL, _BOTH),
     ),
     Reason(
-        "Both need a piece of time as one map of the state before it, of fixed size. Steps that are affine in the state "
-        "compose to one, others do not.",
+        "Both need one map of fixed size from the state before a piece of time to the state after it. Affine steps compose to "
+        "such a map, others do not.",
         ("`correct`", "`summary`"),
         (_DIAGONAL, _DENSE, _N_DIAGONAL),
     ),
 )
 OF_STRATEGIES = (
     Reason(
-        "Dropout runs between the layers of a stack while it trains: no call of one kernel has any. In JAX it is JAX's own, by "
-        "its random keys.",
+        "Dropout runs between the layers of a stack in training, so that no call of a single kernel has any. JAX has its own, "
+        "with its random keys.",
         ("`verify`", "JAX", "C for GPUs", "`tune`"),
         ("dropout",),
     ),
     Reason(
-        "In JAX the product of x and its weight is XLA's, which fuses and shards it: kernels begin at pre-activations.",
+        "In JAX the product of x and its weight is XLA's, which fuses and shards it. Kernels begin at pre-activations.",
         ("JAX",),
         ("scan_forward_projected",),
     ),
 )
-# What is still to be filled, by column and row; nothing else may be missing.
-HOLES: frozenset[tuple[str, str]] = frozenset(
-    {
-        *((column, "scan_forward_projected") for column in ("C for GPUs", "`tune`")),
-        *((column, "dense, rounds of products") for column in ("C for CPUs", "operators")),
-    }
-)
-_HOLE = "not yet"
 
 
 def entry(takes: bool, column: str, row: str) -> str:
     """Return what the page says where a front `takes` a row, or not; raises AssertionError where nothing says why not."""
     reasons = [str(number) for number, reason in _numbered() if column in reason.columns and row in reason.rows]
-    is_hole = (column, row) in HOLES
     if takes:
-        assert not reasons and not is_hole, f"{column} takes {row}, and something says that it does not"
+        assert not reasons, f"{column} takes {row}, and a reason says that it does not"
         return "yes"
-    assert len(reasons) + is_hole == 1, f"{column} does not take {row}: fill it, or say in a sentence why it cannot"
-    return _HOLE if is_hole else f"no ({reasons[0]})"
+    assert len(reasons) == 1, f"{column} does not take {row}: fill it, or say in a sentence why it cannot"
+    return f"no ({reasons[0]})"
 
 
 def _numbered() -> Iterable[tuple[int, Reason]]:

@@ -102,7 +102,86 @@ _SetStream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _Copy = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_CopyOfRows), ctypes.c_void_p)
 _SetWorkspace = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _SetMode = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_IsCapturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+_Create = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint)
+_OfOne = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_Begin = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_End = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+_Instantiate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_ulonglong)
+_LaunchGraph = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _Multiply = ctypes.CFUNCTYPE(ctypes.c_int, *cublas._GEMM_ARGUMENTS)
+
+
+class GraphsOnHost:
+    """Streams that are captured and graphs that are launched: what is enqueued meanwhile is done when its graph is launched.
+
+    `recording`: what is enqueued on the stream that is captured, None where none is; `is_captured`: whether a caller captures
+    the stream of calls; `launched`: the graphs that were launched, by number; `refuses`: whether no graph can be made.
+    """
+
+    def __init__(self) -> None:
+        self.recording: list[Callable[[], None]] | None = None
+        self.made: dict[int, list[Callable[[], None]]] = {}
+        self.launched: list[int] = []
+        self.is_captured = self.refuses = False
+        self.streams = 0
+        self.functions = (
+            _IsCapturing(self._is_capturing),
+            _Create(self._create),
+            _OfOne(self._destroy_stream),
+            _Begin(self._begin),
+            _End(self._end),
+            _Instantiate(self._instantiate),
+            _OfOne(lambda _graph: 0),
+            _OfOne(self._destroy),
+            _LaunchGraph(self._launch),
+        )
+
+    def enqueue(self, action: Callable[[], None]) -> None:
+        """Do something now, or when the graph is launched that is being captured."""
+        if self.recording is None:
+            action()
+        else:
+            self.recording.append(action)
+
+    def _is_capturing(self, _stream: int | None, status: Any) -> int:
+        status[0] = int(self.is_captured)
+        return 0
+
+    def _create(self, stream: Any, _flags: int) -> int:
+        self.streams += 1
+        stream[0] = 77
+        return 0
+
+    def _destroy_stream(self, _stream: int) -> int:
+        self.streams -= 1
+        return 0
+
+    def _begin(self, stream: int, mode: int) -> int:
+        assert (stream, mode) == (77, 1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.recording = []
+        return 0
+
+    def _end(self, _stream: int, graph: Any) -> int:
+        number = len(self.made) + 1
+        assert self.recording is not None
+        self.made[number], self.recording = self.recording, None
+        graph[0] = number
+        return 0
+
+    def _instantiate(self, executable: Any, graph: int, _flags: int) -> int:
+        executable[0] = graph
+        return 900 if self.refuses else 0
+
+    def _destroy(self, executable: int) -> int:
+        del self.made[executable]
+        return 0
+
+    def _launch(self, executable: int, _stream: int | None) -> int:
+        self.launched.append(executable)
+        for action in self.made[executable]:
+            action()
+        return 0
 
 
 class DriverOnHost:
@@ -117,6 +196,7 @@ class DriverOnHost:
         self.refusals: list[int] = []
         self.asked: list[tuple[Any, ...]] = []
         self.blas = CublasOnHost()
+        self.graphs = GraphsOnHost()
         self.driver = _Launch(self._launch), _SetBytes(self._set_bytes), _Copy(self._copy)
         settings = _SetStream(self._set_stream), _SetWorkspace(self._set_workspace), _SetMode(self._set_mode)
         self.cublas = *settings, _Multiply(self._multiply)
@@ -136,12 +216,13 @@ class DriverOnHost:
         self.asked.append(
             ("launch", function, shape.blocks[0], shape.threads[0], shape.shared_bytes, shape.stream, is_cooperative)
         )
-        self.kernels[function](shape.blocks[0], shape.threads[0], values)
+        blocks, threads = shape.blocks[0], shape.threads[0]
+        self.graphs.enqueue(lambda: self.kernels[function](blocks, threads, values))
         return 0
 
     def _set_bytes(self, address: int, value: int, size_bytes: int, _stream: Any) -> int:
         self.asked.append(("bytes", address, value, size_bytes))
-        set_bytes_on_host(None, address, size_bytes, value)
+        self.graphs.enqueue(lambda: set_bytes_on_host(None, address, size_bytes, value))
         return 0
 
     def _copy(self, copy: Any, _stream: Any) -> int:
@@ -158,7 +239,8 @@ class DriverOnHost:
         return self.blas.cublasSetWorkspace_v2(handle, workspace, size_bytes)
 
     def _set_stream(self, handle: int, stream: int | None) -> int:
-        return self.blas.cublasSetStream_v2(handle, stream or 0)
+        assert stream == 77 or self.graphs.recording is None, "products go where launches go"
+        return self.blas.cublasSetStream_v2(handle, 0)
 
     def _set_mode(self, handle: int, mode: int) -> int:
         return self.blas.cublasSetMathMode(handle, mode)
@@ -171,13 +253,24 @@ class DriverOnHost:
             value = ctypes.c_double.from_address(numbers[scalar])
             numbers[place] = SimpleNamespace(_obj=value)
         self.asked.append(("multiply", *arguments[:5], *arguments[6:14], *arguments[15:]))
-        return self.blas.cublasGemmStridedBatchedEx(handle, *numbers)
+        mode, workspace = self.blas._mode, self.blas._workspace
+        assert workspace[0] or self.graphs.recording is None, "of a graph a product has memory of its own"
+
+        def run() -> None:
+            now = self.blas._mode, self.blas._workspace
+            self.blas._mode, self.blas._workspace = mode, workspace
+            self.blas.cublasGemmStridedBatchedEx(handle, *numbers)
+            self.blas._mode, self.blas._workspace = now
+
+        self.graphs.enqueue(run)
+        return 0
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Let C find these functions."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver, "functions", lambda: self.driver)
+            patch.setattr(driver, "graph_functions", lambda: self.graphs.functions)
             patch.setattr(cublas, "functions", lambda: self.cublas)
             yield
 

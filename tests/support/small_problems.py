@@ -34,6 +34,7 @@ from minrnn_gen.plan.problem import Problem as KernelProblem
 from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.precision import error_allowed, precision_of, remembered_error
+from minrnn_gen.program.number import Number
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
@@ -48,8 +49,8 @@ class WantedProjection(ProjectionChoice):
 
     is_wanted: bool = True
 
-    def serves(self, problem: KernelProblem) -> bool:
-        return self.is_wanted and not projected.refusal(problem)
+    def serves(self, problem: KernelProblem) -> Number:
+        return projected.is_feasible(problem) if self.is_wanted else 0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.verify import Verification
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
 from minrnn_gen.run.layers.dropout import Dropout
 from minrnn_gen.run.layers.stack import StackResult
@@ -97,14 +98,15 @@ def kernel_of(served: Served) -> Kernel:
     return _kernel(json.dumps(served.spec))
 
 
+def specialization_of(served: Served, builder: Builder) -> Specialization:
+    """Return the specialization of a call of the sizes."""
+    projected = projected_at(builder, served.sizes)
+    return builder.hinted_specialization if projected is None else projected
+
+
 def key_of(served: Served, builder: Builder) -> KernelKey:
     """Return the kernel that a call of the sizes runs."""
-    specialization = builder.hinted_specialization
-    if served.spec is _PROJECTED:
-        projected = projected_at(builder, served.sizes)
-        assert projected is not None
-        specialization = projected
-    return builder.choose(served.kernel_pass, specialization, served.sizes)
+    return builder.choose(served.kernel_pass, specialization_of(served, builder), served.sizes)
 
 
 def of_a_call(served: Served, _: Path) -> set[str]:
@@ -236,7 +238,7 @@ def _prepared_layers() -> set[str]:
 
 def tuned(served: Served, folder: Path) -> set[str]:
     """What is measured of the kernel where as few candidates are as there are strategies."""
-    if served.kernel_pass == "dropout" or served.spec is _PROJECTED:
+    if served.kernel_pass == "dropout":
         return set()
     kernel, measurer, store = kernel_of(served), FakeMeasurer(), Store(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -244,7 +246,7 @@ def tuned(served: Served, folder: Path) -> set[str]:
         for module in ("build.builder", "tune.candidates", "tune.tuner"):
             patch.setattr(f"minrnn_gen.{module}.toolchain_version", lambda: "nvrtc 13.4")
         builder = Builder(kernel.spec, kernel.builder.target, store)
-        key = builder.key_of(served.kernel_pass, builder.hinted_specialization, served.sizes)
+        key = builder.key_of(served.kernel_pass, specialization_of(served, builder), served.sizes)
         pool = CandidatePool(builder, key, measurer, History(store), compilers=1)
         KernelTuning(pool, len(pool.solutions), 60.0, lambda _: None).run()
     return {family for family, _ in measurer.timed}

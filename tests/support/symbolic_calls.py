@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.call_corpus import RESIDENT_BLOCKS, Options, PlannedKernels, arguments_of, gradients_of
 
+from minrnn_gen.build.projected import projected_at
 from minrnn_gen.call.address import place_in
 from minrnn_gen.call.arguments import Call, IncomingGradient, with_slots
 from minrnn_gen.call.array import Array, contiguous_strides
@@ -23,7 +24,6 @@ from minrnn_gen.program.number import Expr, Undecided, divisor_of, symbol, value
 from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.run.recording.describer import Describer
 from minrnn_gen.run.recording.replay import Finished
-from minrnn_gen.run.scan import projected
 
 # Arrays of a run that is not replayed have the slots of their call.
 SLOTTED = KeyedArrays((), [], [])
@@ -64,9 +64,9 @@ class DescribingBackend:
 
 
 @contextmanager
-def decided_by(sizes: dict[str, int], batch: int, time: int) -> Iterator[None]:
+def decided_by(sizes: dict[str, int]) -> Iterator[None]:
     """Decide what bounds do not as it is for these sizes: an exported call has a variant for it."""
-    by_bounds, known = Expr.__bool__, projected.projected_at
+    by_bounds = Expr.__bool__
 
     def decide(condition: Expr) -> bool:
         try:
@@ -76,7 +76,6 @@ def decided_by(sizes: dict[str, int], batch: int, time: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Expr, "__bool__", decide)
-        patch.setattr(projected, "projected_at", lambda builder, _sizes: known(builder, Sizes(batch, time)))
         yield
 
 
@@ -166,9 +165,13 @@ def bound_traces(kernel: Kernel, kernels: PlannedKernels, options: Options) -> I
     call = checked.with_slots(keyed("x", flat))
     symbols = Symbols(call)
     backends = [DescribingBackend(kernels, len(flat), is_symbolic) for is_symbolic in (True, False)]
-    runs: list[Any] = [GpuRun(interface, kernel.builder, backend) for backend in backends]  # type: ignore[arg-type]
+    sizes = Sizes(call.batch, call.time)
+    runs: list[Any] = [
+        GpuRun(interface, kernel.builder, backend, lambda builder, _: projected_at(builder, sizes))  # type: ignore[arg-type]
+        for backend in backends
+    ]
     calls = symbols.call(interface, call), call
-    with decided_by(symbols.values, call.batch, call.time):
+    with decided_by(symbols.values):
         if options.is_step:
             for run, each in zip(runs, calls, strict=True):
                 run.step(each)

@@ -17,7 +17,9 @@ from support.fake_measurer import FakeMeasurer, spread_us
 from minrnn_gen import api
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
+from minrnn_gen.build.projected import projected_at
 from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.tune import device, lookup, session, tuner
 from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import History, open_history
@@ -168,6 +170,32 @@ def test_every_strategy_has_its_turn_and_one_that_wins_is_taken(builder_of: Buil
         won = raced(emptied(builder), measurer, top=len(families))
         assert {one[0] for one in measurer.timed} == set(families)
         assert winner_of(won)[0] == taken(builder)[0] == taken(builder_of(model=model, precision="bf16"))[0] == family
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_scan_that_multiplies_x_itself_is_tuned_and_found_again(builder_of: BuilderOf) -> None:
+    """By calls of these sizes, and of sizes near them: also where kernels are compiled anew, from the results alone."""
+    spec = {"hidden_size": 512, "input_size": 512, "precision": "bf16", "batch": 1024, "time": 512}
+    builder = builder_of(**spec)
+    key = next(key for key in kernels_of(builder) if key.specialization.input_size)
+    pool = CandidatePool(builder, key, FakeMeasurer(), open_history(builder.store))
+    first, *_, last = pool.ranked
+    assert taken_by_calls(builder, 1024, 512) == first
+    pool.measurer = FakeMeasurer(lambda one: 1.0 if one == last else 9.0)
+    assert winner_of(KernelTuning(pool, None, 60.0, lambda _: None).run()) == last
+    builder_of().store.clear()
+    for _ in ("compiled anew", "as it was kept"):
+        again = builder_of(**spec)
+        assert [taken_by_calls(again, *sizes) for sizes in ((1024, 512), (700, 512))] == [last] * 2
+        assert "measured" in again.build(again.choose("forward", key.specialization, key.sizes)).chosen
+    assert taken_by_calls(builder_of(**spec), 64, 512) == first
+
+
+def taken_by_calls(builder: Builder, batch: int, time: int) -> CandidateKey:
+    specialization = projected_at(builder, Sizes(batch, time))
+    assert specialization is not None
+    plan = builder.build(builder.choose("forward", specialization, Sizes(batch, time))).plan
+    return key_of(plan.name, plan.variables)
 
 
 @pytest.mark.usefixtures("compiler")

@@ -5,19 +5,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
+from support.emulated_code import HAS_COMPILER
 from support.everyday import one_in
+from support.exported_launches import PlannedRun, SeenLaunch, Way, planned_call
 from support.fake_compiler import BuilderOf
 
+from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.tuned_choice import Trial
 from minrnn_gen.config.gpu_profile import load_profile
-from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import Sizes, alignment_of
+from minrnn_gen.interpret.builder import EmulatedBuilder
+from minrnn_gen.interpret.kernel import InterpretedKernel
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Sizes, alignment_of
+from minrnn_gen.plan.scan.projected import TILE_STEPS
+from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.tune.measurer import CannotMeasure
 from minrnn_gen.tune.tuner import kernels_of
 from minrnn_gen.tune.workload import (
@@ -84,6 +93,56 @@ def test_gradients_of_everything_given_are_among_the_results(subjects_of: Callab
     assert timed["x"].shape == (3, 37, 3, 32)
 
 
+def projecting(builder: Builder, emulated: EmulatedBuilder, folder: Path) -> tuple[Workload, BuiltKernel]:
+    """Return calls of a scan that multiplies x itself, and its kernel to be emulated."""
+    specialization = Specialization(WIDEST_COPY_BYTES, input_size=builder.spec.input_size or 0)
+    built = emulated.build(emulated.key_of("forward", specialization, Sizes(1, 2 * TILE_STEPS)))
+    trial = Trial(builder.recipe, built.cell, built.plan, bytes(64))
+    return Workload(trial, builder.target, Store(folder), on_host), built
+
+
+PROJECTED = {"hidden_size": 128, "input_size": 64, "precision": "bf16", "training": True}
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_scan_that_multiplies_x_itself_is_run_on_x_and_its_weight(builder_of: BuilderOf, tmp_path: Path) -> None:
+    builder = builder_of(**PROJECTED)
+    subject, built = projecting(builder, EmulatedBuilder(builder.spec, builder.target, Store(tmp_path)), tmp_path)
+    interface, run = subject.kernel_of(subject.trial).interface, PlannedRun(subject.builder)
+    call = planned_call(interface, 1, 2 * TILE_STEPS, Way())
+    GpuRun(interface, subject.builder, run).forward(call, "none", saves=False)
+    assert [one.entry for one in run.seen if isinstance(one, SeenLaunch)] == [built.plan.symbol]
+    results = dict(subject.checked_run(subject.kernel_of(subject.trial))())
+    assert results["y"].shape == (1, 2 * TILE_STEPS, 128) and subject.error_share(results) <= 0.5
+    assert subject.timed_run(subject.kernel_of(subject.trial))()["y"].shape == results["y"].shape
+
+
+@pytest.mark.matrix_full
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+def test_a_scan_that_multiplies_x_itself_is_right_where_it_is_checked(
+    builder_of: BuilderOf, emulated_kernels: Path, tmp_path: Path
+) -> None:
+    builder = builder_of(**PROJECTED)
+    emulated = EmulatedBuilder(builder.spec, builder.target, Store(emulated_kernels), projects=True)
+    subject, built = projecting(builder, emulated, tmp_path)
+    kernel = InterpretedKernel(emulated, (built,))
+    results = dict(subject.checked_run(kernel)())
+    demand_specialization(kernel, subject.plan)
+    assert subject.error_share(results) <= 0.5
+
+
+def test_a_scan_that_multiplies_x_itself_is_checked_at_whole_tiles(builder_of: BuilderOf) -> None:
+    builder = builder_of(hidden_size=512, input_size=512, precision="bf16")
+    specialization = Specialization(WIDEST_COPY_BYTES, input_size=512)
+    for batch, time in ((1, 2048), (64, 512), (300, 128), (4096, 1024), (8, 1 << 18)):
+        plan = builder.solve(builder.key_of("forward", specialization, Sizes(batch, time))).plan()
+        found = checked_sizes(plan, False, builder.target.profile.sm_count)
+        assert 0 < found.batch <= batch and found.time % TILE_STEPS == 0
+        assert min(2 * TILE_STEPS, time) <= found.time <= time
+        assert found.batch * found.time * 512 <= 2 * CHECKED_ELEMENTS
+
+
 def test_checked_sizes_are_of_the_specialization_and_few() -> None:
     profile = load_profile("h200")
     shapes = itertools.product((1, 8, 64, 4096), (1, 100, 129, 1000, 16384, 10**6), (5, 512, 1536), (True, False))
@@ -103,6 +162,7 @@ def plan(batch: int, time: int, hidden_size: int) -> KernelPlan:
     """Sizes alone."""
     made = object.__new__(KernelPlan)
     object.__setattr__(made, "problem", SimpleNamespace(batch=batch, time=time, hidden_size=hidden_size))
+    object.__setattr__(made, "strategy", "channels")
     return made
 
 

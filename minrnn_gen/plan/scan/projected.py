@@ -10,6 +10,7 @@ from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, solve
+from minrnn_gen.program.number import Number, divided_up, least, most, overlapped
 
 # Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
@@ -32,11 +33,12 @@ CYCLES_PER_SCAN = 4000.0  # of a tile's, which the products of the other warpgro
 # chain was measured.
 HOP_US = 1.5
 WORTH = 0.95  # a smaller gain is within the error of the predictions
+FS_PER_US = 10**9  # whole numbers of femtoseconds, which an exported call computes too
 ENDS_US = 5.0  # the maps of the operands and the first chunks, and the last states stored
 
 
 def refusal(problem: Problem) -> str:
-    """Return why such a kernel is not for calls of the sizes of `problem`; empty where it is."""
+    """Return why such a kernel is not for calls of `problem`, whatever their sizes; empty where it is."""
     specialization, storage_bytes = problem.specialization, problem.precision.storage_bytes
     if problem.gpu.compute_capability != COMPUTE_CAPABILITY:
         return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
@@ -48,8 +50,6 @@ def refusal(problem: Problem) -> str:
         return f"products in {problem.precision.name} are not those of warpgroups in 16 bits"
     if specialization.reverse or specialization.resets or specialization.packed or specialization.states_out != "none":
         return "it runs forward, without resets, over whole sequences, and writes no states but y"
-    if problem.time % TILE_STEPS:
-        return f"sequences are no whole tiles of {TILE_STEPS} steps"
     if specialization.alignment_bytes < WIDEST_COPY_BYTES:
         return f"rows start at multiples of {specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
     return ""
@@ -156,33 +156,75 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     which waits for the state of the one before. `fill_and_drain`: what does not overlap at both ends. `launch`: also that of
     the workspace's ones.
     """
-    block, gpu = resources(problem, candidate), problem.gpu
     along_time = ceil(problem.time / TILE_STEPS)
-    tiles = problem.batch * along_time * -(-problem.hidden_size // block.channels_per_block)
-    products = len(problem.cell.gates) * block.channels_per_block * TILE_STEPS * problem.specialization.input_size
-    # Chunks of other stages are under way while one is multiplied.
-    cycles = products / (_products_per_cycle(problem) * SHARE_OF_PEAK) * (1 + 1 / candidate["stages"] ** 2)
-    rounds, cycles_per_us = maximum(1, ceil(tiles / gpu.sm_count)), gpu.sm_clock_hz / 1e6
+    tiles = problem.batch * along_time * _channel_tiles(problem, candidate)
+    rounds = maximum(1, ceil(tiles / problem.gpu.sm_count))
     return {
-        "product": rounds * cycles / cycles_per_us,
-        "cells": rounds * CYCLES_PER_SCAN / cycles_per_us,
+        "product": rounds * _product_us(problem, candidate),
+        "cells": rounds * _cells_us(problem),
         "chain": along_time * HOP_US,
         "fill_and_drain": ENDS_US,
-        "launch": 2 * gpu_rates.launch_us(gpu),
+        "launch": 2 * gpu_rates.launch_us(problem.gpu),
     }
 
 
-def is_feasible(problem: Problem) -> bool:
-    """Say whether there is a kernel for `problem`, whose sizes are those of a call."""
+def _channel_tiles(problem: Problem, candidate: Candidate) -> int:
+    return -(-problem.hidden_size // (candidate["channel_warpgroups"] * WARPGROUP_CHANNELS))
+
+
+def _product_us(problem: Problem, candidate: Candidate) -> float:
+    """Return the time of the product of a tile."""
+    channels = candidate["channel_warpgroups"] * WARPGROUP_CHANNELS
+    products = len(problem.cell.gates) * channels * TILE_STEPS * problem.specialization.input_size
+    # Chunks of other stages are under way while one is multiplied.
+    cycles = products / (_products_per_cycle(problem) * SHARE_OF_PEAK) * (1 + 1 / candidate["stages"] ** 2)
+    return cycles * 1e6 / problem.gpu.sm_clock_hz
+
+
+def _cells_us(problem: Problem) -> float:
+    """Return the time of the scan of a tile."""
+    return CYCLES_PER_SCAN * 1e6 / problem.gpu.sm_clock_hz
+
+
+def is_feasible(problem: Problem) -> Number:
+    """Say whether there is a kernel for `problem`, whose sizes are those of a call.
+
+    Sizes may be expressions, then so is the answer: an exported call decides as one in Python does.
+    """
+    has_whole_tiles: Number = problem.time // TILE_STEPS * TILE_STEPS == problem.time
+    return has_whole_tiles if _best(problem.at(1, TILE_STEPS)) else 0
+
+
+def serves(problem: Problem) -> Number:
+    """Say whether there is a kernel for `problem`, as `is_feasible` does, and two take longer one after the other."""
+    tile, along_time = problem.at(1, TILE_STEPS), problem.time // TILE_STEPS
+    candidate = _best(tile)
+    if candidate is None:
+        return 0
+    is_faster = _one_fs(tile, candidate, problem.batch, along_time) < _apart_fs(tile, problem.batch * along_time)
+    return least(is_feasible(problem), is_faster)
+
+
+def _best(problem: Problem) -> Candidate | None:
+    """Return the fastest candidate, which is the fastest at all sizes; None where there is none."""
     try:
-        return not refusal(problem) and bool(solve(problem, FORWARD))
+        return None if refusal(problem) else solve(problem, FORWARD).candidates[0]
     except Infeasible:
-        return False
+        return None
 
 
-def serves(problem: Problem) -> bool:
-    """Say whether there is a kernel for `problem`, whose sizes are those of a call, and two take longer one after the other."""
-    return is_feasible(problem) and solve(problem, FORWARD).plan().predicted_total_us < WORTH * apart_us(problem)
+def _one_fs(tile: Problem, candidate: Candidate, batch: Number, along_time: Number) -> Number:
+    """Return what `predicted_us` comes to of sequences of so many tiles, in femtoseconds; `tile` is the problem of one tile."""
+    rounds = most(1, divided_up(batch * along_time * _channel_tiles(tile, candidate), tile.gpu.sm_count))
+    times_us = _product_us(tile, candidate), _cells_us(tile), HOP_US, ENDS_US + 2 * gpu_rates.launch_us(tile.gpu)
+    product, cells, hop, ends = (round(us * FS_PER_US) for us in times_us)
+    return overlapped(rounds * product, along_time * hop) + rounds * cells + ends
+
+
+def _apart_fs(tile: Problem, tiles: Number) -> Number:
+    """Return what the time of two kernels is worth, see `apart_us`, of so many tiles of all sequences, in femtoseconds."""
+    no_tile_us, tile_us = (WORTH * apart_us(tile.at(batch, TILE_STEPS)) for batch in (0, 1))
+    return tiles * round((tile_us - no_tile_us) * FS_PER_US) + round(no_tile_us * FS_PER_US)
 
 
 def apart_us(problem: Problem) -> float:

@@ -51,7 +51,7 @@ class CpuRun:
         """The shape of the products with R that a forward saves for a backward; nothing where it saves none."""
         return self.native.products_shape(rows, time)
 
-    def forward(self, call: Call, states_out: StatesOut, saves: bool) -> Forward:
+    def forward(self, call: Call, states_out: StatesOut, saves: bool, _of_layer: bool = False) -> Forward:
         """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
         Where a backward follows (`saves`), those of a cell that is no scan are written, but where native code reads y alone:

@@ -134,6 +134,10 @@ class HostProgram:
         launches = [operation for operation in self.operations if isinstance(operation, LaunchOperation)]
         return launches if len(launches) == len(self.operations) else None
 
+    def in_one_trip(self, _memory: tuple[Any, ...], _arrays: list[Any], _addresses: list[int]) -> bool:
+        """Return False: nothing allocates host memory in C."""
+        return False
+
     def run(self, addresses: list[int], arrays: list[Any]) -> None:
         """Do all operations."""
         with without_autocast():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from minrnn_gen.call.address import Address, Place, PointerDifference, address_of, place_in
@@ -72,6 +72,18 @@ class Describer:
         self._next_slot += 1
         self._buffers.append(Buffer(slot, tuple(shape), strides, dtype, fill))
         return Array("result", self._like.library, None, place_in(slot), tuple(shape), strides, dtype, self._like.device)
+
+    def can_store(self, *, waits: bool) -> bool:  # noqa: ARG002
+        """Return False: without `AddUp` and `Store` the end of a run is left to the arrays' library."""
+        return False
+
+    def in_shape(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Have a whole contiguous buffer be allocated in another shape of as many elements; return it."""
+        slot = array.address.slot
+        assert slot is not None and slot >= self._inputs, "arrays of a call have the shape that they have"
+        strides = contiguous_strides(shape)
+        self._buffers[slot - self._inputs] = replace(self._buffers[slot - self._inputs], shape=shape, strides=strides)
+        return replace(array, shape=shape, strides=strides)
 
     def workspace(self, size_bytes: int) -> Array | None:
         """Return a buffer of bytes, all bits ones, for the launches of this run alone; None for no bytes."""

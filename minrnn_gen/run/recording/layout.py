@@ -39,6 +39,11 @@ class Layout:
     piece: Allocation | None
     fills: tuple[FillOperation, ...]
 
+    @property
+    def in_c(self) -> tuple[Any, ...]:
+        """The arrays that stay, the piece, and what is in it, as `replay.h` takes them."""
+        return self.held, self.piece, self.scratch
+
 
 def laid_out(allocated: Sequence[Allocated], held: Collection[int], bytes_dtype: Any) -> Layout:
     """Lay out arrays, of which those in the slots `held` stay; `bytes_dtype` is a byte in the arrays' library."""

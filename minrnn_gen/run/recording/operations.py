@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from minrnn_gen.call.address import Address, PointerDifference, address_of, has_slots
-from minrnn_gen.call.array import Array
+from minrnn_gen.call.array import Array, torch_empty
+from minrnn_gen.config.environment import makes_graphs
 from minrnn_gen.gpu import cublas, driver, graph, memory
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
@@ -204,6 +206,10 @@ class StepsOnLanes:
         return None
 
 
+def _addresses_of(functions: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+
+
 class Program:
     """Operations in order on arrays of one place: by C in one trip where all of them can be, else one by one."""
 
@@ -223,8 +229,9 @@ class Program:
         if len(known) < len(operations):
             return None
         functions = (*driver.functions(), *(cublas.functions() if self._multiplies else (None,) * 4))
-        addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-        return trip.LIBRARY.program(addresses, known)  # type: ignore[no-any-return]
+        if makes_graphs():
+            trip.LIBRARY.graphs(_addresses_of(driver.graph_functions()))
+        return trip.LIBRARY.program(_addresses_of(functions), known)  # type: ignore[no-any-return]
 
     @property
     def in_c(self) -> object | None:
@@ -245,6 +252,31 @@ class Program:
         stream = gpu_stream.current_stream(self._place)
         with gpu_device.on_device(self._place.device):
             self.run_on(stream, cublas.handle() if self._multiplies else 0, addresses)
+
+    def in_one_trip(self, memory: tuple[Any, ...], arrays: list[Any], addresses: list[int]) -> bool:
+        """Allocate tensors of torch and enqueue all operations in one trip through C, and say whether that could be.
+
+        `memory` is `Layout.in_c`; `arrays` and `addresses`, by slot, get what is allocated. Runs that come again on arrays at
+        the same addresses are launched as one graph.
+        """
+        allocate = self._in_c and self._place.library == "torch" and torch_empty(self._place.device)
+        exchange = allocate and trip.exchange_of(sys.modules["torch"].Tensor)
+        if exchange is None or not allocate:
+            return False
+        stream, handle_of = gpu_stream.current_stream(self._place), cublas.handle if self._multiplies else None
+        answer = trip.LIBRARY.replay(self._in_c, exchange, allocate, memory, arrays, addresses, stream, handle_of)  # type: ignore[union-attr]
+        if answer is True:
+            self._capture(addresses, stream)
+        elif answer:
+            self._go_on(answer, stream, cublas.handle() if self._multiplies else 0, addresses)
+        return answer is not False
+
+    def _capture(self, addresses: list[int], stream: int) -> None:
+        device = self._place.device
+        assert device is not None
+        handle, workspace = (cublas.handle(), cublas.workspace_on(device, stream)) if self._multiplies else (0, 0)
+        if workspace or not self._multiplies:
+            trip.LIBRARY.capture(self._in_c, addresses, stream, handle, workspace)  # type: ignore[union-attr]
 
     def run_on(self, stream: int, handle: int, addresses: list[int]) -> None:
         """Enqueue all operations on a stream of the current device; `handle` is one of cuBLAS, where they multiply."""

@@ -96,6 +96,9 @@ class PlannedBackend:
     def build_ahead(self, _kernel_pass: KernelPass, _specialization: Specialization, _sizes: Sizes) -> None:
         """Build nothing."""
 
+    def prepare_gradients(self) -> None:
+        """Prepare nothing."""
+
     def begin(self, like: Array, _keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> _Run:
         """Begin a description."""
         return _Run(self, like)

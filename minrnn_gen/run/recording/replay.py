@@ -33,6 +33,9 @@ class Performable(Protocol):
     def run(self, addresses: list[int], arrays: list[Any], /) -> None:
         """Do it with `arrays`, by slot, which start at `addresses`."""
 
+    def in_one_trip(self, memory: tuple[Any, ...], arrays: list[Any], addresses: list[int], /) -> bool:
+        """Do it with the allocation of `memory`, which is `Layout.in_c`, where that can be one trip; say whether it was."""
+
 
 class Cast(NamedTuple):
     """An array of a call in another dtype: the slot of what is converted, and that of its `source`."""
@@ -62,6 +65,8 @@ class Trace(Generic[ResultT, MetadataT]):
         """Do the run on arrays of its key."""
         place, layout, absent = self.place, self.layout, len(self.allocations)
         arrays, addresses = keyed.arrays + [None] * absent, keyed.addresses + [0] * absent
+        if not self.casts and self.program.in_one_trip(layout.in_c, arrays, addresses):
+            return Replay(self, arrays, addresses)
         allocate = memory.allocator(arrays[0], place)
         # Kernels are chosen for arrays that are aligned so, whatever the library's allocator gives.
         for slot, allocation in layout.held:

@@ -9,12 +9,22 @@ from typing import Any
 from minrnn_gen.call.address import Address, PointerDifference
 from minrnn_gen.call.array import DTYPE_BYTES, Array, contiguous_strides
 from minrnn_gen.call.key import CallKey
+from minrnn_gen.codegen.gradients import (
+    ADD_UP,
+    ADD_UP_STORED,
+    GRADIENTS,
+    STORE,
+    STRIDING_BLOCKS,
+    STRIDING_THREADS,
+    SUMMED_LANES,
+    SUMMED_THREADS,
+)
 from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.device import Place
 from minrnn_gen.gpu.memory import Allocation, own_dtype
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At, Gap, KernelRef, Program
-from minrnn_gen.program.number import Expr, value
+from minrnn_gen.program.number import Expr, divided_up, value
 from minrnn_gen.run.recording import operations
 from minrnn_gen.run.recording.layout import Allocated, laid_out
 from minrnn_gen.run.recording.operations import (
@@ -27,6 +37,8 @@ from minrnn_gen.run.recording.operations import (
     StepsOnLanes,
 )
 from minrnn_gen.run.recording.replay import Cast, Trace, arrays_in
+
+Buffers = Mapping[int | None, data.Buffer]
 
 
 def trace_of(program: Program, key: CallKey, place: Place, modules: Mapping[KernelRef, Module]) -> Trace[Any, Any]:
@@ -43,7 +55,7 @@ def trace_of(program: Program, key: CallKey, place: Place, modules: Mapping[Kern
     program.results.mapped(held.add)
     converted = {cast.slot for cast in program.casts}
     laid = laid_out([array for array in allocated if array.slot not in converted], held, own_dtype(place, "uint8"))
-    enqueued = _operations(program.operations, place, modules)
+    enqueued = _operations(program.operations, place, modules, {buffer.slot: buffer for buffer in program.buffers})
     return Trace(
         key=key,
         place=place,
@@ -56,20 +68,22 @@ def trace_of(program: Program, key: CallKey, place: Place, modules: Mapping[Kern
     )
 
 
-def _operations(described: Sequence[Any], place: Place, modules: Mapping[KernelRef, Module]) -> Iterator[Operation]:
+def _operations(
+    described: Sequence[Any], place: Place, modules: Mapping[KernelRef, Module], buffers: Buffers
+) -> Iterator[Operation]:
     for operation in described:
         if not isinstance(operation, data.Loop):
-            yield from _enqueued(operation, place, modules, {})
+            yield from _enqueued(operation, place, modules, buffers, {})
             continue
         # What does not depend on the index is the same operation each time.
-        same = [() if _has_symbols(inner) else _enqueued(inner, place, modules, {}) for inner in operation.body]
+        same = [() if _has_symbols(inner) else _enqueued(inner, place, modules, buffers, {}) for inner in operation.body]
         for index in range(operation.start, operation.stop, operation.step):
             for inner, known in zip(operation.body, same, strict=True):
-                yield from known or _enqueued(inner, place, modules, {operation.index: index})
+                yield from known or _enqueued(inner, place, modules, buffers, {operation.index: index})
 
 
 def _enqueued(
-    operation: Any, place: Place, modules: Mapping[KernelRef, Module], sizes: Mapping[str, int]
+    operation: Any, place: Place, modules: Mapping[KernelRef, Module], buffers: Buffers, sizes: Mapping[str, int]
 ) -> tuple[Operation, ...]:
     """Return what enqueues an operation: several for a product that cuBLAS computes in parts."""
     match operation:
@@ -89,15 +103,34 @@ def _enqueued(
             product = Product(m, n, k, left, right, result, batch, operation.adds, operation.in_tf32)
             at = None if operation.workspace is None else _address(operation.workspace, sizes)
             return tuple(ProductOperation(part, at) for part in product.parts)
+        case data.AddUp():
+            return (_added_up(operation, modules, buffers),)
+        case data.Store(source, target, count, heads, gates, square):
+            blocks = min(divided_up(count, STRIDING_THREADS), STRIDING_BLOCKS)
+            ends = [(0, _address(source, sizes)), (1, _address(target, sizes))]
+            module = modules[KernelRef(GRADIENTS, STORE)]
+            return (LaunchOperation(module, blocks, STRIDING_THREADS, [0, 0, count, heads, gates, square], ends),)
         case data.CopyHeadsFirst(shape, dtype, source, target):
             R = Array("R", place.library, None, 0, shape, contiguous_strides(shape), dtype, place.device)
             return (CopyOperation(R, (_address(source, sizes), _address(target, sizes))),)
         case data.OnLanes(steps):
-            of_steps = [(step.lane, step.waits, tuple(_operations(step.body, place, modules))) for step in steps]
+            of_steps = [(step.lane, step.waits, tuple(_operations(step.body, place, modules, buffers))) for step in steps]
             return (StepsOnLanes(place, of_steps),)
         case data.Action(run):
             return (ActionOperation(run),)
     raise TypeError(f"no GPU does {operation!r}")
+
+
+def _added_up(operation: data.AddUp, modules: Mapping[KernelRef, Module], buffers: Buffers) -> LaunchOperation:
+    """Return a launch with a warp's lanes of channels for each block, which adds up in the dtype of its source."""
+    _, _, parts, rows, batch, width, first, count = data.members_of(operation)
+    source, target = (buffers[at.slot] for at in (operation.source, operation.target))
+    part = ADD_UP if target.dtype == source.dtype else ADD_UP_STORED
+    vectors = math.prod(target.shape) // width
+    pointers = [(0, Address(0, source.slot)), (1, Address(0, target.slot))]
+    module, blocks = modules[KernelRef(GRADIENTS, part)], vectors * divided_up(width, SUMMED_LANES)
+    arguments = [0, 0, parts, rows, batch, width, first, count]
+    return LaunchOperation(module, blocks, SUMMED_THREADS, arguments, pointers)
 
 
 def _matrix(matrix: data.Matrix, sizes: Mapping[str, int]) -> Matrix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.projected import projected_at
+from minrnn_gen.build.projected import Projects
 from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.arguments import Call, Outputs
 from minrnn_gen.call.array import Array
@@ -27,6 +27,7 @@ class ProjectedScan:
     interface: Interface
     builder: Builder
     names: ArrayNames
+    projects: Projects
 
     def forward(self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool) -> Call | None:
         """Run a call, and return it with the pre-activations where it `saves`; None where it is run by two kernels.
@@ -56,7 +57,7 @@ class ProjectedScan:
             return None
         if not all(map(_is_whole, (x, weight))):
             return None
-        return projected_at(self.builder, Sizes(call.batch, call.time))
+        return self.projects(self.builder, Sizes(call.batch, call.time))
 
 
 def _is_whole(array: Array) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.projected import Projects, projected_at
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
@@ -26,10 +27,12 @@ from minrnn_gen.run.scan.projected import ProjectedScan
 class ScanRun(CellRun):
     """The kernels of one builder of a scan or a diagonal cell."""
 
+    projects: Projects = projected_at
+
     @cached_property
     def projected(self) -> ProjectedScan:
         """The kernels that multiply x by the weight themselves."""
-        return ProjectedScan(self.interface, self.builder, self.names)
+        return ProjectedScan(self.interface, self.builder, self.names, self.projects)
 
     def forward_from_inputs(
         self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool

@@ -17,7 +17,7 @@ from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.operators import calls
-from minrnn_gen.torch.operators.dispatch import refuse_tracing, refuse_transforms
+from minrnn_gen.torch.operators.dispatch import refuse_others
 from minrnn_gen.torch.operators.stack_operator import together
 from minrnn_gen.torch.sequence_group.cells import ways_in_words
 from minrnn_gen.torch.sequence_group.group import member_of
@@ -37,8 +37,7 @@ class DecodingStack(LayerStack):
         over a prompt may come first; zeros where None. Cells with a kernel of decoding run it, others a forward of one step.
         Raises BadInput for layers in both directions, which no single step has, for resets, and for what does not fit.
         """
-        refuse_tracing()
-        refuse_transforms()
+        refuse_others()
         if resets is not None:
             raise BadInput("resets was given to step, which has one step; where a sequence starts anew, set its state to zeros")
         self._check_steps()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -20,8 +20,8 @@ from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.shared_inputs import project_shared
-from minrnn_gen.torch.operators.dispatch import refuse_scripting, refuse_tracing, refuse_transforms
-from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
+from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
@@ -52,6 +52,8 @@ class LayerStack:
     bidirectional: bool
     training: bool
     precision: str | None = None
+    # Whether final states are returned in the dtype of the output, outside autocast.
+    _has_narrow_states: ClassVar[bool] = False
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -111,8 +113,7 @@ class LayerStack:
         head_group: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
-        refuse_tracing()
-        refuse_transforms()
+        refuse_others()
         sequences = (resets, lengths, cu_seqlens)
         if sequence_group is None and head_group is None:
             return self._call_of(input, hx, sequences, None)
@@ -143,7 +144,8 @@ class LayerStack:
                 )
             return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
         check_tensor(input, "input")
-        lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
+        if lengths is not None or cu_seqlens is not None:
+            lengths, cu_seqlens = integers_in(lengths, "lengths"), integers_in(cu_seqlens, "cu_seqlens")
         batched = input.dim() == 3
         if not batched or input.shape[-1] != self.input_size:
             checks.check_input(input, self.input_size)
@@ -228,6 +230,9 @@ class LayerStack:
             shared = self._shared_of(x, layer, casts, ranks)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared)
             if ranks is None:
+                is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
+                if is_alone and (results := run_unrecorded(recipe, tensors)):
+                    return results[0], results[1:]
                 x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
             else:
                 x, *last = ranks.run(kernel_by(recipe), tensors)
@@ -287,6 +292,8 @@ class LayerStack:
     def _parameters_of(self, layer: int) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
         directed = [self._named(names.in_call_order) for names in self._made.names[layer]]
+        if len(directed) == 1:
+            return directed[0]
         # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
         return [
             None if arrays[0] is None else _of_directions(arrays, torch.stack if place >= VECTORS_FROM else torch.cat)

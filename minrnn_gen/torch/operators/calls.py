@@ -21,6 +21,20 @@ from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.tensors import check_tensor, without_values
 
+# Of the state of a layer of torch.nn: layers and directions, sequences, channels.
+_STATE_AXES = 3
+
+
+def infer(kernel: Kernel, tensors: Tensors) -> list[Any]:
+    """Run a call for inference of a cell without vectors; final states [1 or directions, B, H] are in the dtype of y."""
+    result = kernel.executor.replay_forward(tensors, False, False, of_layer=True)
+    if result is None:
+        check_tensors(kernel, tensors)
+        result, _ = kernel.executor.forward(_arguments(kernel, tensors), False, False, of_layer=True)
+    y = result.y
+    states = [state if state.dtype is y.dtype else state.to(y.dtype) for state in result.final]
+    return [y, *(state if state.dim() == _STATE_AXES else state.unsqueeze(0) for state in states)]
+
 
 def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = False) -> list[Any]:
     """Run a call; with what a backward needs where it `saves`, beginning with the states after every step for `all_states`."""
@@ -68,11 +82,12 @@ def backward(
         return gradients_by_slot(kernel.interface, tensors, raw)
     y, *extra = map(without_gaps, results)
     saved = kernel.executor.restore(_arguments(kernel, tensors), y, extra, all_states)
-    gradients = kernel.backward(saved, dy, dict(zip(kernel.states, incoming[1:], strict=True)) if dstate else None)
+    of_states = dict(zip(kernel.states, incoming[1:], strict=True)) if dstate else None
+    gradients = kernel.executor.backward(saved.open_for(kernel.executor), dy, of_states, given_only=True)
     in_order = CallArguments(
         **{name: gradients.get(name) for name in FIXED},
         parameters=gradients.get("parameters"),
-        state=gradients["state"],
+        state=gradients["state"] if all(state is not None for state in gradients["state"].values()) else None,
         shared=gradients.get("shared"),
     ).flat(kernel.interface)
     assert in_order is not None

@@ -88,7 +88,8 @@ def is_plain(tensors: Sequence[Any]) -> bool:
         return False
     if torch._C._is_tracing():
         raise BadInput(_NO_TRACING)
-    refuse_transforms()
+    if torch._C._are_functorch_transforms_active():
+        raise BadInput(_NO_TRANSFORMS)
     if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
         raise BadInput(NO_FORWARD_MODE)
     if torch._C._len_torch_dispatch_stack():
@@ -104,6 +105,14 @@ def _has_tangent(tensor: Any) -> bool:
 def refuse_transforms() -> None:
     """Refuse to run within a transform of torch.func."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise BadInput(_NO_TRANSFORMS)
+
+
+def refuse_others() -> None:
+    """Refuse to be traced, and to run within a transform, as `refuse_tracing` and `refuse_transforms` do."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        refuse_tracing()
+    elif torch._C._are_functorch_transforms_active():
         raise BadInput(_NO_TRANSFORMS)
 
 

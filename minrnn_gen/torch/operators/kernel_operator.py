@@ -49,6 +49,14 @@ def run(
     return results[: _returned_count(states, all_states)]
 
 
+def run_unrecorded(recipe: str, tensors: tuple[Any, ...]) -> list[Any] | None:
+    """Return y and the final states as the only layer of torch.nn has them: in the dtype of y, [layers or directions, B, H].
+
+    None where autograd records the call, or anybody else looks on.
+    """
+    return None if records(tensors) or not is_plain(tensors) else calls.infer(kernel_by(recipe), tensors)
+
+
 def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
     """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
     kernel = kernel_by(recipe)

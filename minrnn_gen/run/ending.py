@@ -1,0 +1,101 @@
+"""The end of a run on a GPU: gradients as computed become those of the call's arrays, in their shapes and dtypes.
+
+Sums are added up and dtypes changed by two small kernels within the run: the libraries of arrays take several calls each for
+that, and for small layers the host takes longer to ask for them than a GPU to do it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.results import BackwardResult, SlotGradients
+from minrnn_gen.program.data import AddUp, At, Store
+from minrnn_gen.run.backend import Recorder
+
+
+def in_slots(
+    interface: Interface, recorder: Recorder, call: Call, wide: BackwardResult, given_only: bool = False
+) -> SlotGradients | None:
+    """Note what makes gradients as computed those of a call's arrays; None where that is left to the arrays' library.
+
+    `given_only`: without those of initial states that were not given.
+    """
+    precision, vectors = interface.precision, [call.bias, call.recurrent_bias, *call.parameters]
+    known = (precision.storage_dtype, precision.arithmetic_dtype)
+    are_known = all(vector is None or vector.dtype in known for vector in vectors)
+    if not (are_known and call.rows and call.time and call.batch) or call.shared or not recorder.can_store(waits=True):
+        return None
+    # Waited for: sums that are added up in another order have other bits.
+    end = _End(interface, recorder)
+    bias, recurrent_bias, *parameters = end.of_vectors(vectors, wide)
+    square = interface.head_dim**2
+    R = end.stored(call.R, wide.R, interface.heads, len(interface.recurrent_gates), square) if call.R else None
+    weight = end.stored(call.weight, wide.weight, 1, 1, math.prod(call.weight.shape)) if call.weight else None
+    pairs = zip(call.initial, wide.initial, strict=True)
+    initial = (None if given_only and state is None else gradient for state, gradient in pairs)
+    x = recorder.in_shape(wide.x, _shape(call.x))
+    return SlotGradients((x, R, weight, bias, recurrent_bias, None, None, None, *parameters, *initial))
+
+
+class _End:
+    """What notes the end of a backward."""
+
+    def __init__(self, interface: Interface, recorder: Recorder) -> None:
+        self._interface, self._recorder = interface, recorder
+
+    def of_vectors(self, vectors: Sequence[Array | None], wide: BackwardResult) -> list[Array | None]:
+        """Return the gradients of bias, recurrent bias and parameters, None for those that are absent."""
+        interface = self._interface
+        gates, recurrent_gates = len(interface.gates), len(interface.recurrent_gates)
+        names = ("", "", *interface.parameters)
+        rows = {name: row for row, name in enumerate(interface.summed_parameters, gates + recurrent_gates)}
+        of_names = dict(zip(interface.vector_parameters, wide.vectors, strict=True))
+        # Parameters may be absent as a whole.
+        spans = [(0, gates), (gates, recurrent_gates), *((rows.get(name, 0), 1) for name in interface.parameters)]
+        return [
+            None if vector is None else self._added_up(vector, of_names.get(name), wide.sums, span)
+            for vector, name, span in zip(vectors, names, spans, strict=False)
+        ]
+
+    def _added_up(self, vector: Array, own: Array | None, sums: Array, span: tuple[int, int]) -> Array:
+        """Add up rows of `sums`, or the sums of a parameter with the axis n that are its `own`."""
+        target = self._recorder.new_array(_shape(vector), vector.dtype)
+        if own is None:
+            _, parts, rows, batch, width = sums.shape
+            source, (first, count) = sums, span
+        else:
+            _, batch, *channels = own.shape
+            source, parts, rows, width, first, count = own, 1, 1, math.prod(channels), 0, 1
+        self._recorder.note(AddUp(_at(source), _at(target), parts, rows, batch, width, first, count))
+        return target
+
+    def stored(self, array: Array, wide: Array, heads: int, gates: int, square: int) -> Array:
+        """Return the gradient of a matrix, its gates in front of its heads, in the dtype of storage."""
+        if heads == 1 and wide.dtype == array.dtype:
+            return self._recorder.in_shape(wide, _shape(array))
+        target = self._recorder.new_array(_shape(array), array.dtype)
+        self._recorder.note(Store(_at(wide), _at(target), math.prod(array.shape), heads, gates, square))
+        return target
+
+
+def of_layers(interface: Interface, recorder: Recorder, state: Array) -> Array:
+    """Return a final state [layers or directions, sequences, H], in the dtype of storage if kernels are there for that."""
+    storage, count = interface.precision.storage_dtype, math.prod(state.shape)
+    # A library converts them to the same bits.
+    if state.dtype != storage and count and recorder.can_store(waits=False):
+        wide, state = state, recorder.new_array(state.shape, storage)
+        recorder.note(Store(_at(wide), _at(state), count, 1, 1, count))
+    return state if interface.directions else recorder.in_shape(state, (1, *state.shape))
+
+
+def _shape(array: Array) -> tuple[int, ...]:
+    """Return the shape in which a caller gave an array: a call describes some with more axes."""
+    return tuple(array.owner.shape)
+
+
+def _at(array: Array) -> At:
+    return At(array.address.slot, 0)
