@@ -302,6 +302,29 @@ def _dropout(_: Variant, __: ArrayNames) -> Parameters:
     yield Parameter("scale", "compute_t", "of what is kept", "launch.scale")
 
 
+def _filter(reads: tuple[str, ...], writes: tuple[str, ...]) -> Parameters:
+    """Yield the parameters of a filter: rows, coefficients of each channel, and states, which may be null if they are read."""
+    shapes = {
+        "b": "[channels, ORDER + 1]",
+        "a": "[channels, ORDER + 1]",
+        "zi": "[rows, ORDER] or null",
+        "dzf": "[rows, ORDER] or null",
+    }
+    shapes |= {
+        "zf": "[rows, ORDER]",
+        "dzi": "[rows, ORDER]",
+        "db": "[rows, tiles, ORDER + 1]",
+        "da": "[rows, tiles, ORDER + 1]",
+    }
+    for name in (*reads, *writes):
+        element = "double" if name in shapes else "storage_t"
+        make = input_array if name in reads else output_array
+        yield make(name, element, shapes.get(name, "[rows, time]"), f"launch.{name}")
+    yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
+    for name in ("rows", "time", "channels"):
+        yield Parameter(name, "int64", "", f"launch.{name}")
+
+
 # The parameters of every `_step`, whose call is in the struct.
 STEP_SIGNATURE = Signature((
     Parameter("call", "const Call* __restrict__", "[1]", "scratch.call"),
@@ -317,6 +340,8 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("backward_arguments", ""): _backward_arguments,
     ("dropout", ""): _dropout,
+    ("filter_forward", ""): lambda *_: _filter(("x", "b", "a", "zi"), ("y", "zf")),
+    ("filter_backward", ""): lambda *_: _filter(("x", "y", "dy", "b", "a", "dzf"), ("dx", "db", "da", "dzi")),
     ("vector_forward", ""): vector_forward,
     ("vector_backward", ""): vector_backward,
     ("vector_step", ""): vector_step,

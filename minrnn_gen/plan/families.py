@@ -9,7 +9,7 @@ from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan import diagonal, pointwise
 from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
-from minrnn_gen.plan.scan import channels, cooperative, projected, time
+from minrnn_gen.plan.scan import channels, cooperative, filter, projected, time
 from minrnn_gen.plan.solver import Family, Solution, can_copy_asynchronously, solve
 from minrnn_gen.plan.vectors import family as vectors
 
@@ -34,6 +34,8 @@ FAMILIES: tuple[Family, ...] = (
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
     pointwise.DROPOUT,
+    filter.FORWARD,
+    filter.BACKWARD,
     vectors.FORWARD,
     vectors.BACKWARD,
     vectors.STEP,
@@ -93,6 +95,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
         return (pointwise.DROPOUT,)
     if problem.kernel_pass == "arguments":
         return (stepwise.ARGUMENTS,)
+    if problem.kernel_pass in ("filter", "filter_backward"):
+        return (filter.FORWARD if problem.kernel_pass == "filter" else filter.BACKWARD,)
     if problem.state_size:
         return ({"forward": vectors.FORWARD, "backward": vectors.BACKWARD, "step": vectors.STEP}[problem.kernel_pass],)
     match problem.cell.kind:

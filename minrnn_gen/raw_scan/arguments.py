@@ -68,7 +68,7 @@ def keyed_scan(arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) ->
 
 def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int, inspect: Inspect | None = None) -> ScanCall:
     """Check what `scan` was called with, arrays that `inspect` describes; raises BadInput with one sentence."""
-    describe = inspect or _inspected
+    describe = inspect or inspected
     first = describe(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
     state = _state(recurrence, first, h0, "h0", 2, describe)
@@ -79,15 +79,15 @@ def check_scan_backward(
     a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, *, log_a: bool, reverse: bool, axis: int
 ) -> BackwardCall:
     """Check what `scan_backward` was called with; raises BadInput with one sentence."""
-    first = _inspected(a, "a")
+    first = inspected(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
     return BackwardCall(
         recurrence,
         first.with_slot(0),
-        _like(first, y, "y", 1, _inspected),
-        _like(first, dy, "dy", 2, _inspected),
-        _state(recurrence, first, h0, "h0", 3, _inspected),
-        _state(recurrence, first, dfinal, "dfinal", 4, _inspected),
+        _like(first, y, "y", 1, inspected),
+        _like(first, dy, "dy", 2, inspected),
+        _state(recurrence, first, h0, "h0", 3, inspected),
+        _state(recurrence, first, dfinal, "dfinal", 4, inspected),
     )
 
 
@@ -97,25 +97,30 @@ def _recurrence(a: Array, log_a: object, reverse: object, axis: object) -> Recur
         why, allowed = why_unsupported(a.dtype), ", ".join(STORAGE_DTYPES)
         raise BadInput(f"a has dtype {a.dtype}; one of {allowed} is expected and nothing is cast silently{why}")
     for name, value in (("log_a", log_a), ("reverse", reverse)):
-        if not isinstance(value, bool):
-            raise BadInput(f"{name} is {shown(value)}; True or False is expected")
+        check_flag(value, name)
     if log_a and precision.arithmetic_dtype.startswith("complex"):
         raise BadInput(f"log_a is given with a of {a.dtype}, whose logarithm has many values; pass a itself, without log_a")
-    return Recurrence(a.shape, _axis(a, axis), precision, bool(log_a), bool(reverse))
+    return Recurrence(a.shape, axis_of(a.shape, axis, "a"), precision, bool(log_a), bool(reverse))
 
 
-def _axis(a: Array, axis: Any) -> int:
-    """Return the axis of time, counted from the first."""
-    count = len(a.shape)
+def check_flag(value: object, name: str) -> None:
+    """Refuse everything but True and False."""
+    if not isinstance(value, bool):
+        raise BadInput(f"{name} is {shown(value)}; True or False is expected")
+
+
+def axis_of(shape: tuple[int, ...], axis: Any, name: str) -> int:
+    """Return the axis of time, counted from the first; raises BadInput where `name`, of this shape, has none of this number."""
+    count = len(shape)
     if not count:
-        raise BadInput("a has no axes; an array with an axis of time is expected")
+        raise BadInput(f"{name} has no axes; an array with an axis of time is expected")
     try:
         index = operator.index(axis)
     except TypeError:
         index = count  # no integer: as wrong as one out of range
     if not -count <= index < count:
         raise BadInput(
-            f"axis is {shown(axis)}, but a has shape {list(a.shape)}; allowed are the integers {-count} to {count - 1}"
+            f"axis is {shown(axis)}, but {name} has shape {list(shape)}; allowed are the integers {-count} to {count - 1}"
         )
     return index % count
 
@@ -126,7 +131,7 @@ def _like(a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array
         raise BadInput(f"{name} has dtype {array.dtype}; that of a, {a.dtype}, is expected and nothing is cast silently")
     if array.shape != a.shape:
         raise BadInput(f"{name} has shape {list(array.shape)}; that of a, {list(a.shape)}, is expected")
-    return _beside(a, array).with_slot(slot)
+    return beside(a, array).with_slot(slot)
 
 
 def _state(recurrence: Recurrence, a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array | None:
@@ -141,20 +146,22 @@ def _state(recurrence: Recurrence, a: Array, value: Any, name: str, slot: int, i
             f"{name} has shape {list(array.shape)}; {list(recurrence.state_shape)}, that of a without axis {recurrence.axis}, "
             f"is expected"
         )
-    return _beside(a, array).with_slot(slot)
+    return beside(a, array).with_slot(slot)
 
 
-def _beside(a: Array, array: Array) -> Array:
+def beside(a: Array, array: Array) -> Array:
+    """Return an array that is on the device of `a`, and there of its library; raises BadInput for others."""
     check_place(array, a)
     if a.device is not None and array.library != a.library:
         raise BadInput(
-            f"{array.name} is of {array.library}, but a is of {a.library}, and the streams of two libraries do not wait for "
-            f"each other; convert one of them"
+            f"{array.name} is of {array.library}, but {a.name} is of {a.library}, and the streams of two libraries do not wait "
+            f"for each other; convert one of them"
         )
     return array
 
 
-def _inspected(value: Any, name: str) -> Array:
+def inspected(value: Any, name: str) -> Array:
+    """Describe an array of any library; raises BadInput for what is none, or for a tensor whose gradients are recorded."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         value = numpy.asarray(value)  # the state of a single sequence; a scalar has no memory to look at

@@ -26,6 +26,7 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
     )
     from minrnn_gen.torch.layers.selective_scan import SelectiveScan
     from minrnn_gen.torch.operators.exported_program import export_operators
+    from minrnn_gen.torch.operators.filters import lfilter, sosfilt
     from minrnn_gen.torch.operators.functional import recurrence
     from minrnn_gen.torch.operators.onnx_translations import onnx_translations
     from minrnn_gen.torch.operators.raw_scan import scan
@@ -57,11 +58,13 @@ __all__ = [
     "export_operators",
     "gae",
     "lambda_returns",
+    "lfilter",
     "nn",
     "onnx_translations",
     "recurrence",
     "replace",
     "scan",
+    "sosfilt",
     "sum_gradients",
     "vtrace",
 ]

@@ -104,8 +104,8 @@ class Workload:
     """The calls that run one kernel of a spec, in one direction, and nothing else that takes long.
 
     They begin at pre-activations, or at x where the kernel itself multiplies it by the weight; dropout takes y and a mask that
-    keeps half of it. `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are built in `store`, apart from
-    what `compile()` finds, and without asking what was measured.
+    keeps half of it. `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are
+    built in `store`, apart from what `compile()` finds, and without asking what was measured.
     """
 
     trial: Trial

@@ -19,7 +19,9 @@ from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 FOLDER = package_folder("templates")
 TEMPLATES = {f"cpu/{path.name}": path.read_text(encoding="utf-8") for path in sorted((FOLDER / "cpu").glob("*.j2"))}
-ROOTS = tuple(f"cpu/{name}.c.j2" for name in ("forward", "backward", "vectors_forward", "vectors_backward", "threads"))
+ROOTS = tuple(
+    f"cpu/{name}.c.j2" for name in ("forward", "backward", "vectors_forward", "vectors_backward", "maps", "filter", "threads")
+)
 # All of the C library, of POSIX and of compilers that kernels use.
 HEADERS = {"arm_neon.h", "immintrin.h", "math.h", "pthread.h", "stdint.h", "string.h", "time.h"}
 

@@ -29,6 +29,7 @@ from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
+from minrnn_gen.raw_scan.filter_kernels import filter_spec
 from minrnn_gen.run.dense.launch import BackwardArrays, scratch_sizes
 
 # A scan with a parameter and two states, of which a backward reads one that is not y.
@@ -58,6 +59,8 @@ SPECS: tuple[dict[str, Any], ...] = (
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout")
+FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}
+FILTER_PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
 Kernel = tuple[KernelPlan, Any]
 
 
@@ -84,13 +87,13 @@ def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
 def kernels() -> tuple[Kernel, ...]:
     """Every kind of kernel: its plan and its lowered cell."""
     found = []
-    for spec in SPECS:
+    for spec in (*SPECS, FILTER):
         sizes = {"hidden_size": 64, "precision": "bf16"} | {name: value for name, value in spec.items() if name != "gpu"}
         gpu = spec.get("gpu", "h200")
         target = Target(load_profile(gpu), profile_bytes(gpu), "spec")
         builder = Builder(load_spec(sizes), target, Store(cache_folder()))
         of_rounds: tuple[KernelPass, ...] = ("arguments",) if builder.cell.rounds else ()
-        for kernel_pass in (*PASSES, *of_rounds):
+        for kernel_pass in FILTER_PASSES if spec is FILTER else (*PASSES, *of_rounds):
             found += [(plan, builder.lowered_for(kernel_pass)) for plan in plans_of(builder, kernel_pass)]
     return tuple(found)
 
@@ -158,6 +161,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
+    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels",
 }  # fmt: skip
 
 

@@ -59,6 +59,10 @@ RECORDED: dict[str, tuple[str, str]] = {
         "mamba-ssm 2.3.2",
         "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None",
     ),
+    "torchaudio.functional.lfilter": (
+        "torchaudio 2.8.0",
+        "waveform, a_coeffs, b_coeffs, clamp=True, batching=True",
+    ),
     "spikingjelly.activation_based.functional.reset_net": ("spikingjelly 2.0.0", "net"),
     "spikingjelly.activation_based.neuron.IFNode": ("spikingjelly 2.0.0", NODE),
     "spikingjelly.activation_based.neuron.LIFNode": ("spikingjelly 2.0.0", f"tau=2.0, decay_input=True, {NODE}"),
@@ -95,6 +99,7 @@ OURS = {
         for kind in ("IFNode", "LIFNode", "ParametricLIFNode")
     },
     "flashrnn.flashrnn": "flashrnn.flashrnn",
+    "torchaudio.functional.lfilter": "torchaudio.lfilter",
     "fla.ops.hgrn.chunk_hgrn": "fla.chunk_hgrn",
     "fla.ops.hgrn.fused_recurrent_hgrn": "fla.fused_recurrent_hgrn",
     "mamba_ssm.ops.selective_scan_interface.selective_scan_fn": "mamba_ssm.selective_scan_fn",

@@ -53,7 +53,7 @@ def problems_of(kind: CellKind, state_size: int = 0) -> Iterator[tuple[Problem, 
         shared=("b",) if state_size else (),
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
-        ("forward", "backward", "step", "arguments", "dropout"),
+        ("forward", "backward", "step", "arguments", "dropout", "filter", "filter_backward"),
         ("BTD", "TBD", "BDT"),
         ("fp32", "bf16"),
         ("h200", "t4"),

@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def _prepared(families: Sequence[str], jobs: int) -> list[Prepared]:
-    problems = [problem for family in families or (*FAMILIES, "step", "dropout") for problem in problems_of(family)]
+    problems = [problem for family in families or (*FAMILIES, "step", "dropout", "filter") for problem in problems_of(family)]
     # Compiled by many processes; what they leave in the store, this one loads.
     print(f"{sum(_in_processes(jobs, _is_prepared, problems))} problems", flush=True)
     return [prepared for prepared in map(_prepared_or_none, problems) if prepared is not None]

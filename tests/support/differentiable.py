@@ -294,7 +294,44 @@ def _scans() -> dict[str, Front]:
         "scan": scan_front(),
         "scan of logarithms in reverse": scan_front(log_a=True, reverse=True),
         "scan of complex numbers": scan_front(torch.complex128),
+        **{f"scan of form {form}": maps_front(form) for form in ("rotation", "dual", "full")},
+        "scan of constant maps": maps_front("full", is_constant=True),
+        **_filters(),
         **{name: returns_front(name) for name in ("gae", "lambda_returns", "vtrace")},
+    }
+
+
+def maps_front(form: str, is_constant: bool = False) -> Front:
+    """Return a scan of maps of two values."""
+    rows, of_map = (BATCH, TIME, HIDDEN), (2, 2) if form == "full" else (2,)
+
+    def call(tensors: Tensors) -> Any:
+        return wing.scan(**tensors, form=form)
+
+    of_a = (HIDDEN, *of_map) if is_constant else (*rows, *of_map)
+    return Front(("scan",), {"a": of_a, "b": (*rows, 2), "h0": (BATCH, HIDDEN, 2)}, call)
+
+
+def _filters() -> dict[str, Front]:
+    """Return filters of second order, whose a[0] is near 1."""
+    from minrnn_gen.compat import torchaudio
+
+    rows = (BATCH, HIDDEN, TIME)
+
+    def denominators(one: Any) -> Any:
+        first = torch.arange(one.shape[-1]) == one.shape[-1] % 3
+        return 0.3 * one + first.to(one.dtype)
+
+    makes = {"a": denominators, "a_coeffs": denominators, "sos": denominators}
+    shapes = {"x": rows, "a": (HIDDEN, 3), "b": (3,), "zi": (BATCH, HIDDEN, 2)}
+    sections = {"sos": (2, 6), "x": rows, "zi": (2, BATCH, HIDDEN, 2)}
+    theirs = {"waveform": rows, "a_coeffs": (HIDDEN, 3), "b_coeffs": (HIDDEN, 3)}
+    return {
+        "lfilter": Front(("lfilter",), shapes, lambda tensors: wing.lfilter(**tensors), makes=makes),
+        "sosfilt": Front(("sosfilt",), sections, lambda tensors: wing.sosfilt(**tensors), makes=makes),
+        "torchaudio's lfilter": Front(
+            ("torchaudio.lfilter",), theirs, lambda tensors: torchaudio.lfilter(**tensors, clamp=False), makes=makes
+        ),
     }
 
 

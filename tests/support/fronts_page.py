@@ -98,6 +98,16 @@ OF_STRATEGIES = (
         ("JAX",),
         ("scan_forward_projected",),
     ),
+    Reason(
+        "A filter is a function of a signal and its coefficients: it has no spec, and nothing begins with one.",
+        ("`verify`", "C for GPUs", "`prepare`", "`tune`"),
+        ("filter_forward", "filter_backward"),
+    ),
+    Reason(
+        "Filters are functions of torch and of host arrays; JAX has none of them yet.",
+        ("JAX",),
+        ("filter_forward", "filter_backward"),
+    ),
 )
 
 

@@ -18,7 +18,7 @@ from support.unasked import leave_out_vectors
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
-from minrnn_gen.call.array import wrap_numpy
+from minrnn_gen.call.array import new_numpy, wrap_numpy
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.call.pieces import Piece
 from minrnn_gen.config.spec import Spec, load_spec
@@ -33,8 +33,11 @@ from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
 from minrnn_gen.plan.problem import Problem as KernelProblem
 from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Solution
-from minrnn_gen.precision import error_allowed, precision_of, remembered_error
+from minrnn_gen.precision import PrecisionName, error_allowed, precision_of, remembered_error
 from minrnn_gen.program.number import Number
+from minrnn_gen.raw_scan import filters_cpu, filters_device
+from minrnn_gen.raw_scan.filter_kernels import filter_spec
+from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients, shape_of
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
@@ -188,6 +191,8 @@ class Prepared:
             return dict(step_of(kernel, inputs))
         if its_pass == "dropout":
             return {"y": _dropped(kernel, inputs.dy)}
+        if its_pass in FILTER_PASSES:
+            return _filtered(kernel, inputs.dy, its_pass)
         if its_pass == "forward":
             if self.problem.call == "all":
                 y, states = kernel(**inputs.forward, all_states=True)
@@ -257,7 +262,35 @@ def _dropped(kernel: Kernel, source: Any) -> Any:
     return target
 
 
+def _filtered(kernel: Kernel, x: Any, kernel_pass: Any) -> dict[str, Any]:
+    """Return the results of a filter of `x` with coefficients of each channel; sums over tiles are added up."""
+    (rows, channels, _), order = x.shape, len(kernel.states)
+    random = numpy.random.default_rng(0)
+    a = numpy.stack([numpy.poly(random.uniform(-0.8, 0.8, order)) for _ in range(channels)])
+    state = random.standard_normal((rows, channels, order))
+    passed = {"x": x, "b": random.standard_normal(a.shape), "a": a}
+    if kernel_pass == "filter":
+        passed |= {"zi": state}
+        results: Any = Filtered("signal", "state")
+    else:
+        passed |= {"y": numpy.flip(x, 0).copy(), "dy": numpy.flip(x, -1).copy(), "dzf": state}
+        results = FilterGradients("signal", "coefficients", "coefficients", "state")
+    arrays = {name: wrap_numpy(array, name) for name, array in passed.items()}
+    if isinstance(kernel, InterpretedKernel):
+        recorder = kernel.backend.begin(arrays["x"], None, arrays.values())
+        written = recorder.finish(filters_device.run(kernel_pass, arrays, recorder, results), None).result
+    else:
+        like = arrays["x"]
+        written = results.mapped(lambda kind: new_numpy(*shape_of(kind, like, order), None))
+        filters_cpu.PASSES[kernel_pass](arrays, *written)
+        written = written.mapped(lambda array: array.owner)
+    summed = (array.sum(2) if array.ndim == x.ndim + 1 else array for array in written)
+    return dict(zip(results._fields, summed, strict=True))
+
+
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
+    if problem.kernel_pass in FILTER_PASSES:
+        return Case(2, FILTER_STEPS)
     if problem.kernel_pass == "dropout":
         return Case(3, DROPOUT_STEPS)
     has_resets = "resets" in problem.call
@@ -926,6 +959,14 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dropout in fp32, one by one", {"model": "ind_rnn", "hidden_size": 5}),
     ("dropout in fp64", {"model": "ind_rnn", "hidden_size": 6, "precision": "fp64"}),
 )
+# Two tiles and a part of a third.
+FILTER_STEPS = 1100
+FILTER_PASSES = ("filter", "filter_backward")
+FILTERS: tuple[tuple[str, int, PrecisionName], ...] = (
+    ("filter", 2, "fp32"),
+    ("filter of order 1", 1, "fp64"),
+    ("filter of order 4", 4, "fp64"),
+)
 
 
 @cache
@@ -936,6 +977,20 @@ def problems_of(family: str) -> tuple[Problem, ...]:
             Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
             for name, spec, wanted in STEPS
             for call in ("long", "bare", "resets", *(("odd",) if "lanes" in wanted else ()))
+        )
+    if family == "filter":
+        wanted = (("threads", 64), ("steps_per_thread", 8))
+        specs = ((name, filter_spec(precision, order)) for name, order, precision in FILTERS)
+        return tuple(
+            Problem(
+                name,
+                (("model", spec.model), ("hidden_size", 2), ("precision", spec.precision), ("layout", "BDT")),
+                wanted,
+                kernel_pass,
+                "long",
+            )
+            for name, spec in specs
+            for kernel_pass in FILTER_PASSES
         )
     if family == "dropout":
         return tuple(Problem(name, tuple(spec.items()), (("threads", 64),), "dropout", "long") for name, spec in DROPOUTS)

@@ -22,6 +22,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projected import projected_at
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.key import keyed
+from minrnn_gen.config.spec import load_spec
 from minrnn_gen.export.cuda import cuda_export
 from minrnn_gen.gpu import memory
 from minrnn_gen.interpret.builder import EmulatedBuilder
@@ -30,8 +31,12 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
+from minrnn_gen.raw_scan import filters_device
+from minrnn_gen.raw_scan.filter_kernels import filter_builder
+from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients
 from minrnn_gen.run.layers.dropout import Dropout
 from minrnn_gen.run.layers.stack import StackResult
+from minrnn_gen.run.target import target_of
 from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import History
 from minrnn_gen.tune.tuner import KernelTuning
@@ -79,6 +84,8 @@ SERVED: dict[str, Served] = {
     "diagonal_backward": Served(_DIAGONAL, "backward", _FEW),
     "diagonal_step": Served(_DIAGONAL, "step", _FEW),
     "dropout": Served(_LSTM, "dropout", _FEW),
+    "filter_forward": Served(_LSTM, "filter", _LONG),
+    "filter_backward": Served(_LSTM, "filter_backward", _LONG),
     "vector_forward": Served(_VECTORS, "forward", _FEW),
     "vector_backward": Served(_VECTORS, "backward", _FEW),
     "vector_step": Served(_VECTORS, "step", _FEW),
@@ -86,6 +93,9 @@ SERVED: dict[str, Served] = {
 # What a backward runs: its kernel, and before it those of what products multiplied.
 BACK = ("backward", "arguments")
 STRATEGIES = tuple(family.name for family in FAMILIES)
+# A filter is a function of arrays: it has no spec, and so nothing that begins with one.
+_FILTERS: dict[str, tuple[str, ...]] = {"filter": ("x", "b", "a", "zi"), "filter_backward": ("x", "y", "dy", "b", "a", "dzf")}
+_ORDER = 2
 
 
 @functools.cache
@@ -111,13 +121,15 @@ def key_of(served: Served, builder: Builder) -> KernelKey:
 
 def of_a_call(served: Served, _: Path) -> set[str]:
     """The cost model's own choice, of all kernels."""
+    if served.kernel_pass in _FILTERS:
+        return _filtered(served)
     builder = kernel_of(served).builder
     return {builder.solve(key_of(served, builder)).family.name}
 
 
 def verified(served: Served, folder: Path) -> set[str]:
     kernel, found = kernel_of(served), set[str]()
-    if served.kernel_pass == "dropout":
+    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
         return found
     for number in range(Verification.candidates + 1):
         sizes = Sizes(1, ASSUMED_TIME) if number else served.sizes
@@ -145,6 +157,8 @@ def _recorded(served: Served, record: Callable[[Kernel, Any, Any, Any], Any]) ->
 
 def captured(served: Served, _: Path) -> set[str]:
     """A record of the pass, which a graph takes: it reads nothing back, and allocates nothing."""
+    if served.kernel_pass in _FILTERS:
+        return _filtered(served)
     if served.kernel_pass == "dropout":
         return _dropped(served)
 
@@ -175,9 +189,32 @@ def _dropped(served: Served) -> set[str]:
     return {plan.name for plan in kernels.plans.values()}
 
 
+def _filtered(served: Served) -> set[str]:
+    """A record of a filter, which a call replays and a graph takes."""
+    torch = importlib.import_module("torch")
+    kernel_pass: Any = served.kernel_pass
+    precision = load_spec({"model": "min_gru", "hidden_size": 1, "gpu": GPU})
+    kernels = PlannedKernels(filter_builder("fp32", _ORDER, target_of(precision)), served.sizes)
+    shapes = {"b": (1, _ORDER + 1), "a": (1, _ORDER + 1), "zi": (2, 1, _ORDER), "dzf": (2, 1, _ORDER)}
+    passed = [
+        torch.zeros(shapes.get(name, (2, 1, 128)), dtype=torch.float64 if name in shapes else torch.float32)
+        for name in _FILTERS[kernel_pass]
+    ]
+    named = zip(_FILTERS[kernel_pass], passed, strict=True)
+    arrays = {name: memory.inspect(array, name).with_slot(slot) for slot, (name, array) in enumerate(named)}
+    kernel = kernel_of(SERVED["dropout"])  # of any: a recorder of another's runs
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, kernels)):
+        recorder = HostBackend(kernels).begin(arrays["x"], keyed(kernel_pass, passed), arrays.values())
+        results: Any = Filtered("signal", "state")
+        if kernel_pass == "filter_backward":
+            results = FilterGradients("signal", "coefficients", "coefficients", "state")
+        assert recorder.finish(filters_device.run(kernel_pass, arrays, recorder, results), None).replay is not None
+    return {plan.name for plan in kernels.plans.values()}
+
+
 def in_jax(served: Served, _: Path) -> set[str]:
     """A record of the pass, as XLA's custom call asks for it and replays it."""
-    if served.kernel_pass == "dropout":
+    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
         return set()
     device, requests = importlib.import_module("minrnn_gen.jax.device"), importlib.import_module("minrnn_gen.jax.request")
     known = importlib.import_module("minrnn_gen.layers.kernels").known
@@ -203,7 +240,7 @@ def in_jax(served: Served, _: Path) -> set[str]:
 
 
 def exported(served: Served, _: Path) -> set[str]:
-    if served.kernel_pass == "dropout":
+    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
         return set()
     kernel = kernel_of(served)
     with pytest.MonkeyPatch.context() as patch:
@@ -219,6 +256,8 @@ def exported(served: Served, _: Path) -> set[str]:
 def prepared(served: Served, _: Path) -> set[str]:
     if served.kernel_pass == "dropout":
         return _prepared_layers()
+    if served.kernel_pass in _FILTERS:
+        return set()
     kernel = kernel_of(served)
     kernel.prepare([served.sizes])
     return {built.plan.name for built in kernel.built}
@@ -238,7 +277,7 @@ def _prepared_layers() -> set[str]:
 
 def tuned(served: Served, folder: Path) -> set[str]:
     """What is measured of the kernel where as few candidates are as there are strategies."""
-    if served.kernel_pass == "dropout":
+    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
         return set()
     kernel, measurer, store = kernel_of(served), FakeMeasurer(), Store(folder)
     with pytest.MonkeyPatch.context() as patch:

@@ -85,7 +85,8 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_family_is_run_once_and_a_sound_gpu_has_no_faults(check_of: CheckOf, is_quick: bool) -> None:
     found = check_of(is_quick=is_quick)
     assert found.faults == () and found.remarks == ()
-    assert {kernel.family for kernel in found.kernels} == {family.name for family in FAMILIES}
+    # Filters have no spec, and the first call of one is its check.
+    assert {kernel.family for kernel in found.kernels} == {family.name for family in FAMILIES if family.strategy != "chained"}
     assert {kernel.outcome for kernel in found.kernels} == {"measured"}
     # What is checked is measured once, and of each problem the best few.
     assert len({(kernel.family, kernel.problem, kernel.kernel_pass) for kernel in found.kernels}) == len(found.kernels)

@@ -10,6 +10,8 @@ import torch
 from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import precision_storing
 from minrnn_gen.raw_scan.arguments import check_scan
+from minrnn_gen.raw_scan.map_arguments import CARRIED, Form, check_form, check_pairs, check_scan_of_maps
+from minrnn_gen.raw_scan.pairs import Library, Pairs
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
 from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
@@ -18,7 +20,9 @@ from minrnn_gen.torch.sequence_group.group import member_of
 from minrnn_gen.torch.sequence_group.scans import scan_pieces
 from minrnn_gen.torch.tensors import autocasts, check_tensor, without_values
 
-_OPTIONS = "bool log_a, bool reverse, int axis"
+_OPTIONS = "bool log_a, bool reverse, int axis, bool is_full=False"
+# Of maps of the other forms, which are scans of numbers.
+_LIBRARY = Library(torch.stack, torch.cat, torch.zeros_like, lambda pairs: torch.complex(pairs[..., 0], pairs[..., 1]))
 
 
 def scan(
@@ -26,6 +30,7 @@ def scan(
     b: Any,
     h0: Any = None,
     *,
+    form: Form = "scalar",
     log_a: bool = False,
     reverse: bool = False,
     axis: int = 1,
@@ -33,11 +38,15 @@ def scan(
 ) -> tuple[Any, Any]:
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
 
-    Shapes and dtypes are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors on the
-    meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process group
-    over whose ranks `axis` is split (docs/how-to/several-gpus.md). Raises BadInput for what does not fit.
+    Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
+    on the meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process
+    group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
+    Raises BadInput for what does not fit.
     """
+    form = check_form(form, log_a)
     if sequence_group is not None:
+        if form != "scalar":
+            raise BadInput(f"sequence_group is given with form {form!r}, whose maps are not composed over ranks; leave it out")
         return scan_pieces(a, b, h0, member_of(sequence_group), log_a=log_a, reverse=reverse, axis=axis)  # type: ignore[no-any-return]
     check_tensor(a, "a")
     check_tensor(b, "b")
@@ -46,14 +55,17 @@ def scan(
     if autocasts(a) and a.dtype is not b.dtype:
         wider = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(wider), b.to(wider)
-    tensors = (a, b, h0)
+    if form in ("rotation", "dual"):
+        index, _ = check_pairs(a, b, axis, reverse, h0=h0)
+        return Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
+    tensors, is_full = (a, b, h0), form == "full"
     if not is_plain(tensors):
         if a.is_meta and not torch.compiler.is_compiling():
-            check_scan(*tensors, log_a=log_a, reverse=reverse, axis=axis, inspect=without_values)
-        return _SCAN(*tensors, log_a, reverse, axis)  # type: ignore[no-any-return]
+            _check_meta(tensors, log_a, reverse, axis, is_full)
+        return _SCAN(*tensors, log_a, reverse, axis, is_full)  # type: ignore[no-any-return]
     if records(tensors):
-        return RecurrenceFunction.of(_Straight(log_a, reverse, axis), tensors)  # type: ignore[no-any-return]
-    return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
+        return RecurrenceFunction.of(_Straight(log_a, reverse, axis, is_full), tensors)  # type: ignore[no-any-return]
+    return run_scan(a, b, h0, form=form, log_a=log_a, reverse=reverse, axis=axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +75,26 @@ class _Way:
     log_a: bool
     reverse: bool
     axis: int
+    is_full: bool
 
     results_count: int = 2
     returned_count: int | None = None
+
+    @property
+    def _options(self) -> tuple[bool, bool, int, bool]:
+        return (self.log_a, self.reverse, self.axis, self.is_full)
 
     def read_again(self, tensors: Tensors) -> Tensors:
         a, _, h0 = tensors
         return (a, None, h0)
 
     def forward(self, tensors: Tensors) -> Tensors:
-        return below_autograd(_SCAN, *tensors, self.log_a, self.reverse, self.axis)  # type: ignore[no-any-return]
+        return below_autograd(_SCAN, *tensors, *self._options)  # type: ignore[no-any-return]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
         dy = torch.zeros_like(y) if dy is None else dy
-        da, db, dh0 = _SCAN_BACKWARD(a, y, dy, h0, dfinal, self.log_a, self.reverse, self.axis)
+        da, db, dh0 = _SCAN_BACKWARD(a, y, dy, h0, dfinal, *self._options)
         return (da, db, None if h0 is None else dh0)
 
 
@@ -88,49 +105,68 @@ class _Straight(_Way):
 
     def forward(self, tensors: Tensors) -> Tensors:
         a, b, h0 = tensors
-        return run_scan(a, b, h0, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
+        return _run(a, b, h0, *self._options)
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
         if not is_plain(tensors) or torch.is_grad_enabled():
             return _Way.backward(self, tensors, results, gradients)
         dy = torch.zeros_like(y) if dy is None else dy
-        da, db, dh0 = run_scan_backward(a, y, dy, h0, dfinal, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
+        da, db, dh0 = _run_backward(a, y, dy, h0, dfinal, *self._options)
         return (da, db, None if h0 is None else dh0)
 
 
-def _run(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> tuple[Any, Any]:
-    return run_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
+def _run(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int, is_full: bool = False) -> tuple[Any, Any]:
+    return run_scan(a, b, h0, form="full" if is_full else "scalar", log_a=log_a, reverse=reverse, axis=axis)
 
 
-def _run_backward(a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, log_a: bool, reverse: bool, axis: int) -> tuple[Any, Any, Any]:
-    return run_scan_backward(a, y, dy, h0, dfinal, log_a=log_a, reverse=reverse, axis=axis)
+def _run_backward(
+    a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, log_a: bool, reverse: bool, axis: int, is_full: bool = False
+) -> tuple[Any, Any, Any]:
+    form: Form = "full" if is_full else "scalar"
+    return run_scan_backward(a, y, dy, h0, dfinal, form=form, log_a=log_a, reverse=reverse, axis=axis)
 
 
-def _fake(a: Any, _b: Any, _h0: Any, _log_a: bool, _reverse: bool, axis: int) -> tuple[Any, Any]:
-    return a.new_empty(a.shape), _fake_state(a, axis)
+def _fake(_a: Any, b: Any, _h0: Any, _log_a: bool, _reverse: bool, axis: int, is_full: bool = False) -> tuple[Any, Any]:
+    return b.new_empty(b.shape), _fake_state(b, axis, is_full)
 
 
 def _fake_backward(
-    a: Any, _y: Any, _dy: Any, _h0: Any, _dfinal: Any, _log_a: bool, _reverse: bool, axis: int
+    a: Any,
+    y: Any,
+    _dy: Any,
+    _h0: Any,
+    _dfinal: Any,
+    _log_a: bool,
+    _reverse: bool,
+    axis: int,
+    is_full: bool = False,
 ) -> tuple[Any, Any, Any]:
-    return a.new_empty(a.shape), a.new_empty(a.shape), _fake_state(a, axis)
+    return a.new_empty(a.shape), y.new_empty(y.shape), _fake_state(y, axis, is_full)
 
 
-def _fake_state(a: Any, axis: int) -> Any:
-    precision = precision_storing(str(a.dtype).removeprefix("torch."))
+def _fake_state(b: Any, axis: int, is_full: bool) -> Any:
+    precision = precision_storing(str(b.dtype).removeprefix("torch."))
     if precision is None:
-        raise BadInput(f"a has dtype {a.dtype}, in which there is no scan; cast it")
-    if not -a.dim() <= axis < a.dim():
-        raise BadInput(f"axis is {axis}, but a has shape {list(a.shape)}; -{a.dim()} to {a.dim() - 1} are allowed")
-    at = axis % a.dim()
-    return a.new_empty((*a.shape[:at], *a.shape[at + 1 :]), dtype=getattr(torch, precision.arithmetic_dtype))
+        raise BadInput(f"b has dtype {b.dtype}, in which there is no scan; cast it")
+    if not -b.dim() <= axis < b.dim():
+        raise BadInput(f"axis is {axis}, but b has shape {list(b.shape)}; -{b.dim()} to {b.dim() - 1} are allowed")
+    at = axis % b.dim()
+    dtype = CARRIED if is_full else precision.arithmetic_dtype
+    return b.new_empty((*b.shape[:at], *b.shape[at + 1 :]), dtype=getattr(torch, dtype))
 
 
-def _record(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int) -> Any:
+def _check_meta(tensors: Tensors, log_a: bool, reverse: bool, axis: int, is_full: bool) -> None:
+    if is_full:
+        check_scan_of_maps(*tensors, reverse=reverse, axis=axis, inspect=without_values)
+    else:
+        check_scan(*tensors, log_a=log_a, reverse=reverse, axis=axis, inspect=without_values)
+
+
+def _record(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int, is_full: bool = False) -> Any:
     if records((a, b, h0)):
-        return RecurrenceFunction.apply(_Way(log_a, reverse, axis), a, b, h0)
-    return below_autograd(_SCAN, a, b, h0, log_a, reverse, axis)
+        return RecurrenceFunction.apply(_Way(log_a, reverse, axis, is_full), a, b, h0)
+    return below_autograd(_SCAN, a, b, h0, log_a, reverse, axis, is_full)
 
 
 def _record_backward(*arguments: Any) -> Any:

@@ -1,0 +1,44 @@
+"""What a linear filter and its backward return, and the arrays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from minrnn_gen.call.array import Array
+from minrnn_gen.raw_scan.map_arguments import CARRIED
+
+FilterPass = Literal["filter", "filter_backward"]
+Kind = Literal["signal", "state", "coefficients"]
+
+
+class Filtered(NamedTuple):
+    """What a filter gives."""
+
+    y: Any
+    zf: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> Filtered:
+        """Return the results with every entry changed."""
+        return Filtered(change(self.y), change(self.zf))
+
+
+class FilterGradients(NamedTuple):
+    """What a filter's backward gives; those of coefficients are of each tile of each row."""
+
+    x: Any
+    b: Any
+    a: Any
+    zi: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> FilterGradients:
+        """Return the results with every entry changed."""
+        return FilterGradients(change(self.x), change(self.b), change(self.a), change(self.zi))
+
+
+def shape_of(kind: Kind, x: Array, order: int, tiles: int = 1) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype of a result, for x [N, C, T] in so many tiles of time."""
+    if kind == "signal":
+        return x.shape, x.dtype
+    values = (order,) if kind == "state" else (tiles, order + 1)
+    return (*x.shape[:2], *values), CARRIED

@@ -1,0 +1,91 @@
+"""Linear filters along rows, and their gradients: by kernels on GPUs, elsewhere by native code or NumPy.
+
+y[t] = b[0] x[t] + ... + b[n] x[t-n] - a[1] y[t-1] - ... - a[n] y[t-n], divided by a[0], with scipy's initial state zi of the
+transposed direct form II: zi[t] is added to y[t] in the first n steps, and zf is what the steps so far add to the next n.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minrnn_gen.call.key import is_on_cpu, keyed
+from minrnn_gen.errors import BadInput
+from minrnn_gen.gpu import memory
+from minrnn_gen.plan.scan.filter import ORDER_MOST
+from minrnn_gen.raw_scan import filters_host
+from minrnn_gen.raw_scan.arguments import inspected
+from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients, FilterPass, shape_of
+from minrnn_gen.raw_scan.maps_host import kept
+from minrnn_gen.run.recording.replay import TraceCache
+
+# What was run before on arrays of a key, by every filter of this process.
+_CALLS: dict[FilterPass, TraceCache[Any, None]] = {"filter": TraceCache(), "filter_backward": TraceCache()}
+
+
+def run_filter(x: Any, b: Any, a: Any, zi: Any) -> tuple[Any, Any]:
+    """Return (y, zf) for x [N, C, T], b and a [C, n + 1], n >= 1, and zi [N, C, n] or None for zeros, all but x in float64.
+
+    Arrays are of any library. Raises BadInput on a GPU for orders that it has no kernels of, and elsewhere where a[0] is 0; on
+    a GPU, whose numbers nobody waits for, results are NaN then.
+    """
+    first = a[:, :1]
+    if _device_of(x, b) is None and not bool((first != 0).all()):
+        raise BadInput("a[0] is 0, by which the coefficients of a filter are divided; leave out a's leading zeros")
+    results = Filtered("signal", "state")
+    if 0 in x.shape:
+        y, zf = _without_elements(x, b, results)
+        return y, zf if zi is None else zf + zi
+    y, zf = _run("filter", {"x": x, "b": b / first, "a": a / first, "zi": zi}, results)
+    return y, zf
+
+
+def run_filter_backward(x: Any, y: Any, b: Any, a: Any, dy: Any, dzf: Any) -> tuple[Any, Any, Any, Any]:
+    """Return (dx, db, da, dzi), gradients of sum(dy y) + sum(dzf zf), given the y of `run_filter`; dzf None is zeros."""
+    _device_of(x, b)
+    first = a[:, :1]
+    results = FilterGradients("signal", "coefficients", "coefficients", "state")
+    if 0 in x.shape:
+        dx, by_b, by_a, dzi = _without_elements(x, b, results)
+        dzi = dzi if dzf is None else dzi + dzf
+    else:
+        arrays = {"x": x, "b": b / first, "a": a / first, "y": y, "dy": dy, "dzf": dzf}
+        dx, by_b, by_a, dzi = _run("filter_backward", arrays, results)
+    # Those of b / a[0] and a / a[0], summed over rows and tiles, to those of b and a.
+    db, da = by_b.sum((0, 2)) / first, by_a.sum((0, 2)) / first
+    da[:, 0] = -((db * b).sum(1) + (da * a).sum(1)) / a[:, 0]
+    return dx, db, da, dzi
+
+
+def _run(kernel_pass: FilterPass, passed: dict[str, Any], results: Any) -> Any:
+    """Return the results of a pass of which there are elements; `results` says of which kind each of them is."""
+    calls, on_host = _CALLS[kernel_pass], inspected(passed["x"], "x").device is None
+    own = None if on_host and not is_on_cpu(passed["x"]) else keyed(kernel_pass, [*passed.values()])
+    if again := calls.replay(kept(own) if on_host else own):
+        return again.result
+    described = ((name, None if array is None else inspected(array, name)) for name, array in passed.items())
+    arrays = {name: array and array.with_slot(slot) for slot, (name, array) in enumerate(described)}
+    if on_host:
+        return filters_host.run(kernel_pass, calls, arrays, own, results)
+    from minrnn_gen.raw_scan import filters_device
+
+    recorder = filters_device.recorder_for(arrays, own)
+    finished = recorder.finish(filters_device.run(kernel_pass, arrays, recorder, results), None)
+    calls.keep(finished.replay)
+    return finished.result
+
+
+def _without_elements(x: Any, b: Any, results: Any) -> Any:
+    """Return zeros of the shapes of results."""
+    like, order = inspected(x, "x"), b.shape[1] - 1
+    return results.mapped(lambda kind: memory.new_array(like, *shape_of(kind, like, order), fill=0).owner)
+
+
+def _device_of(x: Any, b: Any) -> int | None:
+    """Return the device of x, None for host memory; raises BadInput where it has no kernel of the order of b."""
+    device, order = inspected(x, "x").device, b.shape[1] - 1
+    if device is not None and order > ORDER_MOST:
+        raise BadInput(
+            f"a and b are of order {order}, but x is on CUDA device {device}, where filters are of order {ORDER_MOST} at most; "
+            f"split them into second-order sections for sosfilt, or move x to host memory"
+        )
+    return device

@@ -1,0 +1,96 @@
+"""Linear filters along rows of host arrays in NumPy: their recursive part is a scan of constant companion maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+
+from minrnn_gen.call.array import Array, as_numpy
+from minrnn_gen.cpu.recurrence import Values
+from minrnn_gen.raw_scan.map_arguments import CARRIED
+from minrnn_gen.raw_scan.maps_cpu import scan_maps
+
+
+def run_filter(arrays: Mapping[str, Array | None], y: Array, zf: Array) -> None:
+    """Write y and zf; see `filters.run_filter`."""
+    x, b, a, zi = (_values(arrays[name]) for name in ("x", "b", "a", "zi"))
+    order = b.shape[1] - 1
+    sums = numpy.zeros(x.shape)
+    for delay in range(order + 1):
+        sums += _delayed(x * b[:, delay, None], delay)
+    _add_in_place(sums, zi)
+    outputs = _recur(a, sums)
+    as_numpy(y)[...] = outputs
+    last = numpy.zeros(zf.shape)
+    _add_in_place(last, None if zi is None else zi[..., x.shape[-1] :])
+    for delay in range(1, order + 1):
+        # What the last steps, `delay` of them, add to the next ones.
+        ends = _ends(x, delay) * b[:, delay, None] - _ends(outputs, delay) * a[:, delay, None]
+        last[..., :delay] += ends
+    as_numpy(zf)[...] = last
+
+
+def run_filter_backward(arrays: Mapping[str, Array | None], dx: Array, db: Array, da: Array, dzi: Array) -> None:
+    """Write the gradients, those of coefficients for each row; see `filters.run_filter_backward`.
+
+    delta[t] = dy[t] - a[1] delta[t+1] - ..., where those from T on are dzf.
+    """
+    x, y, b, a, dy, dzf = (_values(arrays[name]) for name in ("x", "y", "b", "a", "dy", "dzf"))
+    order, time = b.shape[1] - 1, x.shape[-1]
+    later = numpy.zeros((*x.shape[:2], order)) if dzf is None else dzf
+    sums = numpy.array(dy)
+    for delay in range(1, order + 1):
+        # Steps whose gradients see dzf, from `first` on.
+        first = max(0, time - delay)
+        sums[..., first:] -= a[:, delay, None] * later[..., first + delay - time : delay][..., : time - first]
+    delta = numpy.concatenate([_recur(a, sums[..., ::-1])[..., ::-1], later], axis=-1)
+    shifted = [delta[..., delay : delay + time] for delay in range(order + 1)]
+    as_numpy(dx)[...] = sum(b[:, delay, None] * ahead for delay, ahead in enumerate(shifted))
+    for delay, ahead in enumerate(shifted):
+        as_numpy(db)[..., 0, delay] = (ahead * x).sum(-1)
+        as_numpy(da)[..., 0, delay] = -(ahead * y).sum(-1) if delay else 0
+    as_numpy(dzi)[...] = delta[..., :order]
+
+
+PASSES: dict[str, Callable[..., None]] = {"filter": run_filter, "filter_backward": run_filter_backward}
+
+
+def _recur(a: Values, inputs: Values) -> Values:
+    """Return y[t] = inputs[t] - a[1] y[t-1] - ... along the last axis."""
+    count, channels, time = inputs.shape
+    order = a.shape[1] - 1
+    maps = numpy.zeros((count, channels, order, order))
+    maps[..., 0, :] = -a[:, 1:]
+    maps[..., 1:, :-1] = numpy.eye(order - 1)
+    b = numpy.zeros((time, count * channels, order))
+    b[..., 0] = inputs.reshape(count * channels, time).T
+    states = scan_maps(maps.reshape(count * channels, order, order), b, numpy.zeros(b.shape[1:]))
+    return states[1:, :, 0].T.reshape(inputs.shape)
+
+
+def _delayed(values: Values, delay: int) -> Values:
+    """Return values later by some steps, zeros before them."""
+    later = numpy.zeros_like(values)
+    later[..., delay:] = values[..., : values.shape[-1] - delay] if delay <= values.shape[-1] else 0
+    return later
+
+
+def _ends(values: Values, count: int) -> Values:
+    """Return the last values, zeros before the first."""
+    ends = numpy.zeros((*values.shape[:-1], count))
+    last = values[..., max(0, values.shape[-1] - count) :]
+    ends[..., count - last.shape[-1] :] = last
+    return ends
+
+
+def _add_in_place(target: Values, state: Values | None) -> None:
+    """Add a state to the first steps of as many as there are."""
+    if state is not None:
+        count = min(target.shape[-1], state.shape[-1])
+        target[..., :count] += state[..., :count]
+
+
+def _values(array: Array | None) -> Any:
+    return None if array is None else as_numpy(array).astype(CARRIED)

@@ -1,0 +1,45 @@
+"""The kernels of filters keep what their plans promise, on every GPU: offline, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from minrnn_gen.build.nvrtc import compile_source, toolchain_version
+from minrnn_gen.build.target import Target
+from minrnn_gen.codegen.render import render
+from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_names
+from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.plan.scan.filter import ORDER_MOST
+from minrnn_gen.precision import PrecisionName, precision_of
+from minrnn_gen.raw_scan.filter_kernels import filter_builder
+
+pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
+
+PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
+PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "fp64")
+SIZES = (Sizes(64, 1 << 19), Sizes(2, 4096))
+# Every day a few; the rest is part of the whole matrix.
+CASES = tuple(
+    pytest.param(
+        kernel_pass, precision, order, gpu, marks=() if (p + 2 * q + 3 * order + g) % 17 == 0 else pytest.mark.matrix_full
+    )
+    for (p, kernel_pass), (q, precision), order, (g, gpu) in itertools.product(
+        enumerate(PASSES), enumerate(PRECISIONS), range(1, ORDER_MOST + 1), enumerate(profile_names())
+    )
+)
+
+
+@pytest.mark.parametrize(("kernel_pass", "precision", "order", "gpu"), CASES)
+def test_what_is_chosen_keeps_its_promise(kernel_pass: KernelPass, precision: PrecisionName, order: int, gpu: str) -> None:
+    builder = filter_builder(precision, order, Target(load_profile(gpu), profile_bytes(gpu), "spec"))
+    alignment = precision_of(precision).storage_bytes
+    for sizes in SIZES:
+        solution = builder.solve(builder.key_of(kernel_pass, Specialization(alignment), sizes))
+        for rank in (0, len(solution.candidates) - 1):
+            plan = solution.plan(rank)
+            (kernel,) = compile_source(render(plan, builder.lowered_for(kernel_pass), ()), plan).kernels
+            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.budget.registers_per_thread
+            assert kernel.shared_bytes == plan.budget.shared_bytes

@@ -1,0 +1,74 @@
+"""Filters on a GPU beside the same in host memory: orders, ends of tiles and rows, gradients, graphs, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minrnn_gen.errors import BadInput
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+
+pytestmark = pytest.mark.gpu
+
+
+def inputs(order: int, shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(order)
+
+    def drawn(*size: int) -> Any:
+        return torch.randn(size, dtype=torch.float64, generator=generator)
+
+    poles = 0.98 * torch.rand(shape[-2], order, dtype=torch.float64, generator=generator)
+    a = torch.ones(shape[-2], 1, dtype=torch.float64)
+    for pole in poles.T:
+        padded = torch.nn.functional.pad(a, (0, 1))
+        a = padded - pole[:, None] * torch.nn.functional.pad(a, (1, 0))
+    return {"x": drawn(*shape).to(dtype), "a": 1.5 * a, "b": drawn(shape[-2], order + 1), "zi": drawn(*shape[:-1], order)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(2, 3, 1), (3, 1, 257), (1, 2, 70_001), (64, 1, 16_384)])
+def test_a_gpu_filters_as_the_host_does(shape: tuple[int, ...], order: int, dtype: Any) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = {name: one.to(device).requires_grad_() for name, one in inputs(order, shape, dtype).items()}
+        y, zf = wing.lfilter(**leaves)
+        gradients = torch.autograd.grad((y.double() * y.detach().double().cos()).sum() + zf.sin().sum(), list(leaves.values()))
+        results.append([one.cpu() for one in (y, zf, *gradients)])
+    for host, gpu in zip(*results, strict=True):
+        size = host.abs().max()
+        tolerance = 64 * torch.finfo(dtype).eps * size
+        torch.testing.assert_close(gpu, host, rtol=0, atol=float(tolerance))
+
+
+def test_it_is_the_same_in_every_run_and_in_a_graph() -> None:
+    leaves = {name: one.cuda() for name, one in inputs(2, (8, 1, 100_000), torch.float32).items()}
+    y, zf = wing.lfilter(**leaves)
+    for _ in range(3):
+        again, last = wing.lfilter(**leaves)
+        assert torch.equal(y, again) and torch.equal(zf, last)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = wing.lfilter(**leaves)
+    graph.replay()
+    assert torch.equal(captured, y)
+
+
+def test_high_orders_are_sections() -> None:
+    x = torch.randn(2, 1000, device="cuda")
+    with pytest.raises(BadInput, match="split them into second-order sections"):
+        wing.lfilter(x, torch.ones(6, device="cuda"), torch.ones(6, device="cuda"))
+    with pytest.raises(BadInput, match="no kernel of full maps"):
+        wing.scan(torch.zeros(1, 2, 2, device="cuda"), torch.zeros(1, 4, 1, 2, device="cuda"), form="full")
+
+
+@pytest.mark.parametrize("form", ["rotation", "dual"])
+def test_pairs_are_scanned_on_a_gpu(form: str) -> None:
+    a, b = torch.rand(3, 2) * 0.6, torch.randn(2, 500, 3, 2)
+    y, final = wing.scan(a.cuda(), b.cuda(), form=form)
+    expected, last = wing.scan(a.double(), b.double(), form=form)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(final.cpu().double(), last, rtol=0, atol=1e-5 * float(expected.abs().max()))

@@ -1,0 +1,227 @@
+"""Filters beside scipy's over drawn coefficients, their gradients beside finite differences, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.examples import examples
+
+from minrnn_gen.build.cpu_kernel import why_no_native_code
+from minrnn_gen.config.environment import numpy_alone
+from minrnn_gen.errors import BadInput
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+signal = pytest.importorskip("scipy.signal")
+
+
+@contextmanager
+def natively() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINRNN_CPU", "native")
+        if why := why_no_native_code():
+            pytest.skip(why)
+        yield
+
+
+BY = {"native": natively, "numpy": numpy_alone}
+RUNNERS = [*BY]
+
+
+def polynomial(random: np.random.Generator, order: int, largest: float) -> Any:
+    """Return real coefficients whose roots are pairs and single ones within a circle, some of them double."""
+    roots: list[complex] = []
+    while len(roots) < order:
+        root = largest * math.sqrt(random.uniform()) * np.exp(1j * random.uniform(0, math.pi))
+        new = [root, root.conjugate()] if len(roots) + 2 <= order and random.uniform() < 0.7 else [root.real]
+        roots += new * (2 if len(roots) + 2 * len(new) <= order and random.uniform() < 0.3 else 1)
+    return np.real(np.atleast_1d(np.poly(roots))) * random.uniform(0.5, 2)
+
+
+@st.composite
+def filters(draw: Any) -> dict[str, Any]:
+    """Return a filter in float64 as scipy takes it, with time as the last axis; of channels of their own, or of all alike."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    count = draw(st.sampled_from((None, 1, 3)))
+    orders = [draw(st.sampled_from((0, 1, 2, 3, 8))) for _ in range(2)]
+    one = [
+        (polynomial(random, orders[0], 0.98), polynomial(random, orders[1], 1.5)) for _ in range(1 if count is None else count)
+    ]
+    a, b = (np.stack(each) for each in zip(*one, strict=True))
+    shape = (draw(st.integers(0, 3)), *(() if count is None else (count,)), draw(st.sampled_from((0, 1, 2, 5, 40, 512, 700))))
+    zi = random.normal(size=(*shape[:-1], max(orders))) if draw(st.booleans()) else None
+    x = random.normal(size=shape)
+    return {"x": x, "a": a if count else a[0], "b": b if count else b[0], "zi": zi}
+
+
+def tensors(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if one is None else torch.from_numpy(one) for name, one in arrays.items()}
+
+
+def of_scipy(drawn: dict[str, Any]) -> tuple[Any, Any]:
+    """Return (y, zf) channel by channel."""
+    x, a, b = (drawn[name] for name in "xab")
+    zi = drawn["zi"]
+    zi = np.zeros((*x.shape[:-1], max(a.shape[-1], b.shape[-1]) - 1)) if zi is None else zi
+    if not x.size:
+        return x, zi
+    if a.ndim == 1:
+        return signal.lfilter(b, a, x, zi=zi)
+    each = [signal.lfilter(b[c], a[c], x[:, c], zi=zi[:, c]) for c in range(len(a))]
+    return tuple(np.stack(part, axis=1) for part in zip(*each, strict=True))
+
+
+def check_against_scipy(drawn: dict[str, Any]) -> None:
+    expected, last = of_scipy(drawn)
+    found = wing.lfilter(**tensors(drawn))
+    y, zf = (found, None) if drawn["zi"] is None else found
+    size = 1 + np.abs(expected).max(initial=0)
+    np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=1e-9 * size)
+    if zf is not None:
+        np.testing.assert_allclose(zf.numpy(), last, rtol=0, atol=1e-8 * (size + np.abs(last).max(initial=0)))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@settings(max_examples=examples(20), deadline=None)
+@given(drawn=filters())
+def test_a_filter_is_scipys(runner: str, drawn: dict[str, Any]) -> None:
+    with BY[runner]():
+        check_against_scipy(drawn)
+
+
+@pytest.mark.matrix_full
+@settings(max_examples=500, deadline=None)
+@given(drawn=filters())
+def test_five_hundred_filters_are_scipys(drawn: dict[str, Any]) -> None:
+    with natively():
+        check_against_scipy(drawn)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    order=st.integers(1, 8),
+    kind=st.sampled_from(("low", "high", "band")),
+    has_state=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sections_are_scipys(runner: str, order: int, kind: str, has_state: bool, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    edges = np.sort(random.uniform(0.05, 0.9, 2)) + np.array([0, 0.05])
+    sos = signal.butter(order, edges if kind == "band" else edges[0], kind, output="sos")
+    x = random.normal(size=(2, 3, 300))
+    zi = random.normal(size=(len(sos), 2, 3, 2)) if has_state else np.zeros((len(sos), 2, 3, 2))
+    expected, last = signal.sosfilt(sos, x, zi=zi)
+    with BY[runner]():
+        found = wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x), torch.from_numpy(zi) if has_state else None)
+        each = torch.from_numpy(np.repeat(sos[None], 3, axis=0))
+        assert torch.equal(wing.sosfilt(each, torch.from_numpy(x)), wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x)))
+    y, zf = found if has_state else (found, None)
+    allowed = 1e-11 * max(np.abs(expected).max(), np.abs(last).max(), np.abs(zi).max())
+    np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=allowed)
+    if zf is not None:
+        np.testing.assert_allclose(zf.numpy(), last, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@settings(max_examples=examples(8), deadline=None)
+@given(drawn=filters().filter(lambda drawn: drawn["x"].size))
+def test_gradients_are_finite_differences(runner: str, drawn: dict[str, Any]) -> None:
+    drawn = {name: one[..., :9] if name == "x" else one for name, one in drawn.items()}
+    leaves = {name: one.requires_grad_() for name, one in tensors(drawn).items() if one is not None and one.numel()}
+
+    def call(*values: Any) -> Any:
+        return wing.lfilter(**dict(zip(leaves, values, strict=True)))
+
+    with BY[runner]():
+        assert torch.autograd.gradcheck(call, tuple(leaves.values()), rtol=1e-4, atol=1e-5, fast_mode=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 9), (2, 3, 0), (0, 0)])
+def test_signals_without_elements_have_gradients(shape: tuple[int, ...]) -> None:
+    leaves = [torch.ones(size, requires_grad=True) for size in (shape, (3,), (2,), (*shape[:-1], 2))]
+    y, zf = wing.lfilter(*leaves)
+    assert y.shape == shape and torch.equal(zf, leaves[3]) is (shape[-1] == 0 or not zf.numel())
+    gradients = torch.autograd.grad(y.sum() + zf.sum(), leaves)
+    assert [gradient.shape for gradient in gradients] == [leaf.shape for leaf in leaves]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_signals_of_few_bits_are_rounded_once(dtype: Any) -> None:
+    # A double pole of 0.999, whose states float32 loses: 1e-3 of the largest value after as many steps.
+    x = torch.randn(2, 1 << 15, generator=torch.Generator().manual_seed(0)).to(dtype)
+    a, b = torch.tensor([1, -2 * 0.999, 0.999**2]), torch.tensor([1e-6, 0, 0])
+    with natively():
+        y, zf = wing.lfilter(x, a, b, torch.zeros(2, 2))
+    expected, last = signal.lfilter(b.double(), a.double(), x.double(), zi=np.zeros((2, 2)))
+    largest = np.abs(expected).max()
+    assert y.dtype is dtype and zf.dtype is torch.float32
+    assert np.abs(y.double().numpy() - expected).max() <= torch.finfo(dtype).eps / 2 * largest + torch.finfo(dtype).tiny
+    assert np.abs(zf.double().numpy() - last).max() <= 1e-7 * np.abs(last).max()
+
+
+def test_a_signal_cut_anywhere_is_filtered_as_a_whole() -> None:
+    x, sos = torch.randn(3, 1000, dtype=torch.float64), torch.from_numpy(signal.butter(6, 0.1, output="sos"))
+    whole = wing.sosfilt(sos, x)
+    state, parts = torch.zeros(3, 3, 2, dtype=torch.float64), []
+    for part in x.split((1, 300, 2, 697), dim=-1):
+        y, state = wing.sosfilt(sos, part, state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=0, atol=1e-12)
+
+
+def test_the_compiler_of_torch_takes_filters() -> None:
+    x = torch.randn(2, 3, 50, dtype=torch.float64, requires_grad=True)
+    a = torch.tensor([[1.0, -1.2, 0.5]], dtype=torch.float64).repeat(3, 1).requires_grad_()
+    b = torch.tensor([0.2, 0.3, 0.1], dtype=torch.float64, requires_grad=True)
+    zi = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def loss(*leaves: Any) -> Any:
+        y, zf = wing.lfilter(*leaves)
+        return (y.sin() * y).sum() + zf.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(x, a, b, zi), (x, a, b, zi))
+    torch.testing.assert_close(found, torch.autograd.grad(loss(x, a, b, zi), (x, a, b, zi)))
+    assert wing.lfilter(x.to("meta"), a.to("meta"), b.to("meta")).shape == x.shape
+
+
+X, A, B = np.zeros((2, 3, 9)), np.array([1.0, -0.5]), np.array([1.0, 0.5, 0.25])
+BAD = [
+    ({"a": np.array([0.0, 1.0])}, "a[0] is 0, by which the coefficients of a filter are divided"),
+    ({"zi": np.zeros((2, 3, 3))}, "zi has shape [2, 3, 3]; [2, 3, 2] is expected"),
+    ({"zi": np.zeros((2, 2))}, "zi has shape [2, 2]; [2, 3, 2] is expected"),
+    ({"a": np.zeros((2, 2, 2))}, "a has shape [2, 2, 2]; [n + 1] is expected, or [C, n + 1] for x [..., C, T]"),
+    ({"b": np.zeros(0)}, "b has shape [0]; [n + 1] is expected"),
+    ({"b": np.ones((2, 3))}, "b has shape [2, 3], coefficients of 2 channels, but x has shape [2, 3, 9]"),
+    ({"x": np.zeros(())}, "x has no axes; a tensor with time as its last axis is expected"),
+    ({"x": np.zeros((2, 3), int)}, "x has dtype torch.int64; float64, float32, float16 or bfloat16 is expected"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), BAD)
+def test_bad_input_is_one_sentence(changed: dict[str, Any], words: str) -> None:
+    arguments = tensors({"x": X, "a": A, "b": B, "zi": None, **changed})
+    with pytest.raises(BadInput) as caught:
+        wing.lfilter(**arguments)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_sections_of_a_wrong_shape_are_refused() -> None:
+    x = torch.zeros(2, 9)
+    for sos, zi, words in (
+        (torch.zeros(5), None, "sos has shape [5]; [sections, 6] is expected"),
+        (torch.zeros(2, 5), None, "sos has shape [2, 5]; [sections, 6] is expected"),
+        (torch.ones(2, 6), torch.zeros(2, 2), "zi has shape [2, 2]; [2, 2, 2] is expected"),
+        (torch.zeros(2, 6), None, "a[0] is 0"),
+    ):
+        with pytest.raises(BadInput, match=f"^{re.escape(words)}"):
+            wing.sosfilt(sos, x, zi)
