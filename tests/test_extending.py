@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import pytest
 from support.everyday import one_in
+from support.exported import check
 
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.interpret.toolchain import has_compiler
@@ -180,9 +181,11 @@ builder.compile_source = Compiler()
 kernel = minrnn_gen.compile({spec!r})
 folder = Path(tempfile.mkdtemp())
 exported = kernel.export(folder, target="cuda", gpus=["toy"], sizes=[(3, 9)])
+kernel.export(folder / "cpu", target="cpu")
 print(json.dumps({{
     "left out": str(exported.left_out),
     "source": (folder / "rnn_gated.c").read_text(),
+    "cpu": str(folder / "cpu"),
     "program": plain_program(kernel.builder, "forward", Sizes(3, 9)),
     "explained": kernel.explain(),
 }}))
@@ -384,6 +387,9 @@ def test_the_family_of_the_toy_is_exported_and_explained(copy: Path, tmp_path: P
     assert answer["left out"] == "()" and "memoryless_forward" in answer["source"]
     assert "launch memoryless_forward, 17 blocks of 64 threads" in answer["program"], answer["program"]
     assert "memoryless: no step waits for another" in answer["explained"]
+    if has_compiler():
+        ran = check(Path(answer["cpu"]), "rnn_gated")
+        assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.matrix_full

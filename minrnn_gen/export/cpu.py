@@ -1,56 +1,113 @@
-"""Export for the CPU: the native code of a spec as C."""
+"""Export for the CPU: the native code of a spec as C, and calls that run it, printed from what is described of them."""
 
 from __future__ import annotations
 
-from minrnn_gen.codegen.cpu_vectors import CHUNK_STEPS
-from minrnn_gen.export.source import ExportSource, cpu_text
-from minrnn_gen.run.cpu import threads
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.codegen.c_names import with_prefix
+from minrnn_gen.codegen.cpu_source import CpuPass, NativePlan, cpu_source, pool_source
+from minrnn_gen.export.emit_c import Printer, called_in, joined, number_in_c
+from minrnn_gen.export.host_calls import HostCalls
+from minrnn_gen.export.source import ExportSource, rendered
+from minrnn_gen.program import data
+from minrnn_gen.program.data import At
+from minrnn_gen.program.number import Decisions
 from minrnn_gen.run.cpu.native import NativeKernels
+from minrnn_gen.run.cpu.threads import MULTIPLY_ADDS_LEAST, Schedule
+
+
+class HostPrinter(Printer):
+    """The functions of an export for the CPU.
+
+    A launch is a structure whose members are set, those alone that differ from the launch before.
+    """
+
+    takes_numbers = False
+
+    def __init__(self, source: ExportSource, plans: Mapping[CpuPass, NativePlan]) -> None:
+        super().__init__(source)
+        self._plans = plans
+
+    def saved(self, calls: HostCalls) -> str:
+        """Return the body that lays out what a forward keeps for a backward."""
+        lines = [*self._rooms(calls.saved(), "room")]
+        return self.with_symbols(lines, self.head if lines else ())
+
+    def schedule(self, paths: tuple[tuple[Decisions, Schedule], ...]) -> str:
+        """Return the body that says how threads share a call."""
+        lines = [
+            (decisions, [f"schedule.{name} = {number_in_c(number)};" for name, number in schedule._asdict().items()])
+            for decisions, schedule in paths
+        ]
+        return self.with_symbols([*joined(lines), "return schedule;"], ("struct Schedule schedule;",))
+
+    def _path(self, operations: tuple[Any, ...]) -> Iterator[str]:
+        before: dict[str, str] = {}
+        for operation in operations:
+            if not isinstance(operation, data.Launch):
+                yield self._operation(operation)
+                continue
+            kernel_pass: Any = operation.kernel.key
+            for field, argument in zip(self._plans[kernel_pass].fields, operation.arguments, strict=True):
+                text = self._source(argument)
+                if text != before.get(field.name, "0"):
+                    before[field.name] = text
+                    yield f"launch.{field.name} = {f'POINTER({text})' if isinstance(argument, At) else text};"
+            yield f"launch_{kernel_pass}(run, &launch);"
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """What the template of NAME.c for the CPU reads beside the interface: bodies of functions.
+
+    `schedules` and `programs` are those of the passes; `rooms_most` are the most rooms that one has.
+    """
+
+    saved: str
+    schedules: Mapping[CpuPass, str]
+    programs: Mapping[CpuPass, str]
+    rooms_most: int
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """What the functions call."""
+        return called_in([self.saved, *self.schedules.values(), *self.programs.values()])
 
 
 def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
     """Return what is exported of a spec."""
-    interface = native.interface
-    left_out: tuple[str, ...] = ()
-    if training and native.builder.cell.arguments:
-        training = False
-        left_out += ("a backward through rounds of products cannot be exported for the cpu; it can for cuda",)
-    if len(interface.runs_reversed) > 1:
-        left_out += ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
-    passes: tuple[str, ...] = ("forward",)
-    kept: tuple[str, ...] = ()
-    read: tuple[str, ...] = ()
-    if training:
-        plan = native.plan("backward")
-        passes, read, kept = ("forward", "backward"), plan.saved_states, plan.kept_states
-    is_wide = interface.precision.storage_dtype == interface.precision.arithmetic_dtype
-    reads_lines = interface.heads == 1 and interface.head_dim % threads.PANEL_UNITS == 0 and is_wide
-    limits = {
-        "multiply_adds_least": threads.MULTIPLY_ADDS_LEAST,
-        "step_multiply_adds_least": threads.STEP_MULTIPLY_ADDS_LEAST,
-        "pointwise_multiply_adds": threads.POINTWISE_MULTIPLY_ADDS,
-        "core_cache_bytes": threads.CORE_CACHE_BYTES,
-        "rows_at_once": threads.ROWS_AT_ONCE,
-        "rows_read_least_forward": threads.ROWS_READ_LEAST["forward"],
-        "rows_read_least_backward": threads.ROWS_READ_LEAST["backward"],
-        "backward_always_packs": not reads_lines,
-        "chunk_steps": CHUNK_STEPS,
-    }
+    left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     spec = native.builder.spec
     return ExportSource(
         name,
         "cpu",
-        interface,
-        passes,
-        spec.recurrent_gradient_clip,
-        kept,
-        read,
-        limits,
-        left_out,
+        native.interface,
+        ("forward", "backward") if training else ("forward",),
+        kept_states=native.plan("backward").kept_states if training else (),
+        left_out=() if len(native.interface.runs_reversed) == 1 else left_out,
         takes_logarithms=spec.scan_arithmetic == "log",
     )
 
 
 def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernels) -> str:
-    """Return NAME.c."""
-    return cpu_text(source, header, native.plan("forward"), native.plan("backward") if source.has_backward else None)
+    """Return NAME.c: the threads, the passes, and the functions of NAME.h."""
+    plans: dict[CpuPass, NativePlan] = {"forward": native.plan("forward")}
+    if source.has_backward:
+        plans["backward"] = native.plan("backward")
+    code = _printed(HostCalls(source, plans, native.clip), HostPrinter(source, plans))
+    texts = {kernel_pass: cpu_source(plan) for kernel_pass, plan in plans.items()}
+    if source.interface.input_size or source.accumulates:
+        texts["forward"] += rendered("cpu_products.c.j2", (), plan=source, least=MULTIPLY_ADDS_LEAST)
+    texts = {kernel_pass: with_prefix(text, f"{kernel_pass}_") for kernel_pass, text in texts.items()}
+    threads = with_prefix(pool_source(), "threads_")
+    return rendered("cpu.c.j2", header, plan=source, code=code, threads_text=threads, texts=texts)
+
+
+def _printed(calls: HostCalls, printer: HostPrinter) -> HostCode:
+    described = {"forward": calls.forward, "backward": calls.backward}
+    programs = {kernel_pass: printer.body(described[kernel_pass]()) for kernel_pass in calls.plans}
+    schedules = {kernel_pass: printer.schedule(calls.schedule(kernel_pass)) for kernel_pass in calls.plans}
+    saved = printer.saved(calls) if calls.source.has_backward else ""
+    return HostCode(saved, schedules, programs, len(printer.rooms))

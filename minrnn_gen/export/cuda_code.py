@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.render import Gradients
 from minrnn_gen.codegen.signature import suffixes_of
-from minrnn_gen.export.emit_c import Functions
+from minrnn_gen.export.emit_c import Functions, called_in
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
@@ -133,7 +132,7 @@ class CudaCode:
     @property
     def calls(self) -> frozenset[str]:
         """What functions of programs call."""
-        return frozenset(re.findall(r"\b(\w+)\(", "\n".join(self.functions.texts)))
+        return called_in(self.functions.texts)
 
     @staticmethod
     def words(image: bytes) -> list[str]:

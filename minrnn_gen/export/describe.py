@@ -13,18 +13,21 @@ import numpy
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.address import place_in
+from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.codegen.signature import names_of, signature
-from minrnn_gen.export.source import ExportSource
-from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.export.source import AXIS_WORDS, ExportSource
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
 from minrnn_gen.program.number import Decisions, Expr, Number, most, symbol
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.launch import Launch
-from minrnn_gen.run.recording.describer import DescribedKernel, Describer
+from minrnn_gen.run.recording.describer import ALL_ONES, DescribedKernel, Describer, PlannedKernels
 from minrnn_gen.run.recording.replay import Finished
 
 
@@ -46,12 +49,96 @@ class Described(NamedTuple):
 Paths = tuple[tuple[Decisions, Described], ...]
 
 
-def array_of(
-    source: ExportSource, name: str, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None
-) -> Array:
-    """Return an array of a call by its name, without gaps where no strides are given."""
-    place = place_in(source.slots.index(name))
-    return Array(name, "cupy", None, place, shape, strides or contiguous_strides(shape), dtype, 0)
+@dataclass(frozen=True)
+class CallArrays:
+    """The arrays of a call of an export."""
+
+    source: ExportSource
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Array:
+        """Return an array by its name, without gaps where no strides are given."""
+        place = place_in(self.source.slots.index(name))
+        return Array(name, "cupy", None, place, shape, strides or contiguous_strides(shape), dtype, 0)
+
+    @property
+    def storage(self) -> str:
+        """The dtype of x, weights and y."""
+        return self.source.interface.precision.storage_dtype
+
+    @property
+    def real(self) -> str:
+        """The dtype of states, biases and parameters."""
+        return self.source.interface.precision.arithmetic_dtype
+
+    def strides(self, name: str, axes: str) -> tuple[int, ...]:
+        """Return the strides of x, y or resets as symbols, but those along which kernels for GPUs take no gaps."""
+        interface = self.source.interface
+        time_last, whole = interface.layout == "BDT", ""
+        if self.source.is_dispatched and name != "resets" and not (interface.recurrent_gates and time_last):
+            whole = "t" if time_last else "h"
+        return tuple(1 if axis == whole else symbol(f"{name}_{AXIS_WORDS[axis]}") for axis in axes)
+
+    def x(self, name: str, rows: int, time: int, axes: str) -> Array:
+        """Return x or its gradient."""
+        interface = self.source.interface
+        strides = None if interface.input_size else self.strides(name, axes)
+        return self.array(name, interface.shape(axes, rows, time), self.storage, strides)
+
+    def states(self, prefix: str, batch: int) -> tuple[Array, ...]:
+        """Return states of sequences, or their gradients."""
+        interface = self.source.interface
+        shapes = {name: interface.shape_of_state(name, batch) for name in interface.states}
+        return tuple(self.array(f"{prefix}_{name}", shape, self.real) for name, shape in shapes.items())
+
+    def outputs(self, call: Call, states_out: StatesOut) -> list[Array]:
+        """Return y, and the states after every step."""
+        interface = self.source.interface
+        shape, strides = interface.y_shape(call.rows, call.time), self.strides("y", Y_AXES[interface.layout])
+        outputs = [self.array("y", shape, self.storage, strides)]
+        if states_out != "none":
+            dtype = self.real if states_out == "arithmetic" else self.storage
+            for name in interface.states:
+                is_vector = name in interface.vector_states
+                of_state = interface.states_shape(name, call.rows, call.time)
+                outputs.append(self.array(f"states_{name}", of_state, dtype, None if is_vector else strides))
+        return outputs
+
+    def call(self, packed: bool, resets: bool, is_step: bool = False, is_plain: bool = False) -> Call:
+        """Return a call; whether its sequences are packed is asked of it where no kernel is for them alone.
+
+        Of a call that `is_plain` all sequences have the same steps, and some.
+        """
+        source, interface = self.source, self.source.interface
+        dense, on_gpu, new = bool(interface.recurrent_gates), source.is_dispatched, self.array
+        batch, time = symbol("batch", int(on_gpu)), 1 if is_step else symbol("time", int(is_plain))
+        if source.has_cu_seqlens and not is_step and (dense or not on_gpu):
+            packed = bool(symbol("is_packed", 0, 1))
+        has_lengths = on_gpu and not (packed or is_step or is_plain) and bool(symbol("has_lengths", 0, 1))
+        rows = (1 if packed else batch) if on_gpu else symbol("rows")
+        axes, shared_axes = (axes.replace("t", "") if is_step else axes for axes in (interface.x_axes, interface.shared_axes))
+        gates, parameters = (*interface.directions, len(interface.gates), interface.hidden_size), interface.parameters
+        shared = interface.shape(shared_axes, rows, time)
+        return Call(
+            x=self.x("x", rows, time, axes),
+            x_axes=axes,
+            rows=rows,
+            time=time,
+            weight=new("weight", (interface.weight_rows, interface.input_size), self.storage) if interface.input_size else None,
+            bias=new("bias", gates, self.real),
+            parameters=tuple(new(f"parameter_{name}", interface.shape_of_parameter(name), self.real) for name in parameters),
+            initial=self.states("initial", batch),
+            sequences=Sequences(
+                batch,
+                new("resets", (rows, time), "bool", self.strides("resets", "bt")) if resets else None,
+                new("lengths", (batch,), "int64") if has_lengths else None,
+                new("cu_seqlens", (batch + 1,), "int64") if packed else None,
+            ),
+            R=new("R", interface.R_shape, self.storage) if dense else None,
+            recurrent_bias=new("recurrent_bias", interface.recurrent_bias_shape, self.real)
+            if interface.takes_recurrent_bias
+            else None,
+            shared=tuple(new(f"shared_{name}", shared, self.storage) for name in interface.shared),
+        )
 
 
 @dataclass
@@ -102,46 +189,72 @@ class Backend:
         raise NotImplementedError
 
 
-class Recorder(Describer):
-    """A call being described: fills are operations, and the arrays that it allocates first are those of the caller."""
+class RoomRecorder(Describer):
+    """A call being described, whose buffers are rooms."""
+
+    def __init__(self, source: ExportSource, like: Array, kernels: PlannedKernels | None = None) -> None:
+        super().__init__(like, len(source.slots), kernels, lambda _: 0)
+        self.source, self.rooms = source, list[Room]()
+
+    def room(self, shape: tuple[int, ...], dtype: str, *of: str) -> Array:
+        """Return a room as an array; it is needed only where one of the arrays `of` is given."""
+        return self.with_room(super().new_array(shape, dtype), *of)
+
+    def with_room(self, array: Array, *of: str) -> Array:
+        """Return an array that has a room unless the call gives it."""
+        slot = array.address.slot
+        assert slot is not None
+        self.rooms.append(Room(slot, math.prod(array.shape) * array.itemsize, tuple(map(self.slot, of))))
+        return array
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Note a call of a function of the export's C."""
+        self.note(data.Called(function, tuple(map(self._source, arguments))))
+
+    def slot(self, name: str) -> int:
+        """Return the slot of an array of the call."""
+        return self.source.slots.index(name)
+
+    def _name(self, slot: int) -> str:
+        slots = self.source.slots
+        return slots[slot] if slot < len(slots) else ""
+
+    def described(self) -> Described:
+        """Return the path that was described."""
+        return Described(tuple(self.rooms), tuple(self._operations))
+
+
+class Recorder(RoomRecorder):
+    """A call on a GPU: fills are operations, and the arrays that it allocates first are those of the caller."""
 
     def __init__(self, backend: Backend, like: Array) -> None:
-        super().__init__(like, len(backend.source.slots), backend, lambda _: 0)
+        super().__init__(backend.source, like, backend)
         self._backend, self._provided = backend, deque(backend.provided)
-        self.rooms: list[Room] = []
         self.zeroed: list[int | None] = []
         self._shared_bytes: dict[str, Number] = {}
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         array_of_caller = self._provided.popleft() if self._provided else None
         array = array_of_caller or super().new_array(shape, dtype)
-        slot, size_bytes = array.address.slot, math.prod(shape) * array.itemsize
+        slot = array.address.slot
         assert slot is not None
         name = self._name(slot)
         if name != "y" and not name.startswith("states_"):
-            self.rooms.append(Room(slot, size_bytes))
+            self.with_room(array)
         if fill is not None:
-            self.note(data.Fill(At(slot, 0), fill, size_bytes))
+            self.call("fill", array.pointer, fill, math.prod(shape) * array.itemsize)
         return array
-
-    def slot(self, name: str) -> int:
-        """Return the slot of an array of the call."""
-        return self._backend.source.slots.index(name)
-
-    def _name(self, slot: int) -> str:
-        slots = self._backend.source.slots
-        return slots[slot] if slot < len(slots) else ""
 
     def workspace(self, size_bytes: int) -> Array | None:
         if not isinstance(size_bytes, Expr) and not size_bytes:
             return None
         array = self._shared("workspace", size_bytes)
-        self.note(data.Fill(At(array.address.slot, 0), 255, size_bytes))
+        self.call("fill", array.pointer, ALL_ONES, size_bytes)
         return array
 
     def _shared(self, name: str, size_bytes: Number) -> Array:
         self._shared_bytes[name] = most(size_bytes, self._shared_bytes.get(name, 0))
-        return array_of(self._backend.source, name, (size_bytes,), "uint8")
+        return CallArrays(self.source).array(name, (size_bytes,), "uint8")
 
     def cast(self, array: Array, dtype: str) -> Array:
         if array.dtype == dtype:
@@ -151,10 +264,8 @@ class Recorder(Describer):
         # States after every step lie as y does, gaps included.
         count = symbol("span") if self._name(source).startswith("states_") else math.prod(array.shape)
         target = self.new_array((count,), dtype)
-        slot = target.address.slot
-        assert slot is not None
-        self.needed_for((slot,), source)
-        self.note(data.Store(At(source, 0), At(slot, 0), count, 1, 1, count))
+        self.needed_for((target.address.slot,), source)
+        self.call("store", array.pointer, target.pointer, count, 1, 1, count)
         return replace(array, pointer=target.pointer, dtype=dtype)
 
     def contiguous(self, array: Array) -> Array:
@@ -166,7 +277,7 @@ class Recorder(Describer):
         of_step = plan.problem.kernel_pass == "step"
         # Calls of "projected" are those whose arrays lie as it takes them.
         if plan.strategy not in ("stepwise", "elementwise", "projected") and (plan.problem.has_matrix or not of_step):
-            self.note(data.Check(plan.problem.specialization.alignment_bytes, of_step))
+            self.call("check_step" if of_step else "check", plan.problem.specialization.alignment_bytes)
         return DescribedKernel(self, data.KernelRef(number, part), plan, lambda: resident)
 
     def launch(self, kernel: data.KernelRef, plan: KernelPlan, launch: Launch) -> None:

@@ -20,15 +20,20 @@ _STRIDES = ("batch", "time", "direction", "gate", "channel")
 # Symbols of a program, and what C reads them from.
 _SYMBOLS = {
     "batch": "run->call->batch",
+    "rows": "rows_of(run->call)",
     "time": "run->call->time",
     "span": "span_of(run->call)",
+    "steps": "run->steps",
     "has_lengths": "run->call->lengths != 0",
+    "has_initial": "any_initial(run)",
     "lies_whole": "is_whole(run)",
     "is_packed": "CU_SEQLENS(run->call) != 0",
     "has_wide_states": "state_bytes(run->states_out) > (int64_t)sizeof({name}_storage)",
+    "most_threads": "run->kernel->threads",
+    **{name: f"run->schedule.{name}" for name in ("threads", "splits_units", "packs")},
     **{f"{array}_{axis}": f"run->{array}_strides.{axis}" for array in ("x", "y", "dx", "resets") for axis in _STRIDES},
 }
-_SYMBOL = re.compile(rf"\b({'|'.join(_SYMBOLS)})\b")
+_SYMBOL = re.compile(rf"(?<![.>\w])({'|'.join(_SYMBOLS)})\b")
 
 
 @dataclass
@@ -58,8 +63,8 @@ class Functions:
         return [served[number] for number in range(len(programs))]
 
     def _function(self, program: Paths) -> int:
-        printer = _Printer(self.source)
-        text = printer.function(program)
+        printer = Printer(self.source)
+        text = printer.body(program)
         self.slots_most = max(self.slots_most, printer.slots_most)
         self.rooms_most = max(self.rooms_most, len(printer.rooms))
         if text not in self.texts:
@@ -104,25 +109,31 @@ def _merged(parts: tuple[Any, ...], columns: list[tuple[int, ...]]) -> Any:
     return first
 
 
-class _Printer:
+class Printer:
     """One function; a room that paths have in common is the same one in all."""
+
+    head: Sequence[str] = ("uint64_t *const at = run->at;",)
+    takes_numbers = True
 
     def __init__(self, source: ExportSource) -> None:
         self._export, self._names = source, dict[int, str]()
         self.rooms: dict[tuple[str, int], int] = {}
         self.slots_most = 0
 
-    def function(self, program: Paths) -> str:
-        """Return the body of a function of a run and of k, a row of numbers."""
-        lines = _joined([(decisions, list(self._path(*described))) for decisions, described in program])
+    def body(self, program: Paths) -> str:
+        """Return the body of a function of a run, and of k, a row of numbers."""
+        paths = [(decisions, [*self._rooms(rooms), *self._path(operations)]) for decisions, (rooms, operations) in program]
+        return self.with_symbols(joined(paths), self.head)
+
+    def with_symbols(self, lines: Sequence[str], head: Sequence[str] = ()) -> str:
+        """Return lines of a body after the values of their symbols."""
         body = "\n".join(lines)
         used = dict.fromkeys(_SYMBOL.findall(body))
-        head = ["uint64_t *const at = run->at;"]
-        head += [f"const int64_t {symbol} = {_SYMBOLS[symbol].format(name=self._export.name)};" for symbol in used]
-        head += [] if "k[" in body else ["(void)k;"]
-        return textwrap.indent("\n".join([*head, body]), _INDENT)
+        values = [f"const int64_t {symbol} = {_SYMBOLS[symbol].format(name=self._export.name)};" for symbol in used]
+        unused = ["(void)k;"] if self.takes_numbers and "k[" not in body else []
+        return textwrap.indent("\n".join([*head, *values, *unused, body]), _INDENT)
 
-    def _path(self, rooms: tuple[Room, ...], operations: tuple[Any, ...]) -> Iterator[str]:
+    def _rooms(self, rooms: tuple[Room, ...], source: str = "&run->room") -> Iterator[str]:
         slots, seen = self._export.slots, dict[str, int]()
         self._names = {slot: f"at[AT_{name}]" for slot, name in enumerate(slots)}
         self._absent = {slot for slot, name in enumerate(slots) if name not in {"x", "y", "dy", "R", "weight"}}
@@ -139,10 +150,11 @@ class _Printer:
             elif room.slot < len(slots) and slots[room.slot] not in SHARED:
                 wanted = [f"!{name}"]
             condition = f"if ({' || '.join(wanted)}) " if wanted else ""
-            yield f"{condition}{name} = take(&run->room, {size});"
+            yield f"{condition}{name} = take({source}, {size});"
+
+    def _path(self, operations: tuple[Any, ...]) -> Iterator[str]:
         yield "if (!begins(run))\n    return;"
-        for operation in operations:
-            yield self._operation(operation)
+        yield from map(self._operation, operations)
 
     def _at(self, place: At) -> str:
         assert place.slot is not None, "another process does not have this one's addresses"
@@ -195,10 +207,9 @@ class _Printer:
                 return _call("pack_R", self._at(operation.source), self._at(operation.target))
             case data.ZeroBeyond():
                 return _call("zero_beyond", self._at(operation.target))
-            case data.Check():
-                return _call("check_step" if operation.of_step else "check", number_in_c(operation.alignment))
-        name = {data.Fill: "fill", data.Store: "store", data.AddUp: "add_up", data.AddParts: "add_parts"}[type(operation)]
-        return _call(name, *map(self._source, data.members_of(operation)))
+            case data.Called():
+                return _call(operation.function, *map(self._source, operation.arguments))
+        raise TypeError(f"no C does {operation!r}")
 
 
 def _call(name: str, *arguments: str) -> str:
@@ -209,13 +220,18 @@ def _wrapped(text: str) -> str:
     return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False))
 
 
-def _joined(program: Sequence[tuple[Decisions, list[str]]], depth: int = 0) -> list[str]:
+def called_in(texts: Sequence[str]) -> frozenset[str]:
+    """Return the names of functions that texts call."""
+    return frozenset(re.findall(r"\b(\w+)\(", "\n".join(texts)))
+
+
+def joined(program: Sequence[tuple[Decisions, list[str]]], depth: int = 0) -> list[str]:
     """Return the lines of all paths, with those that only some have behind the conditions that lead to them."""
     if len(program) == 1:
         return program[0][1]
     condition = program[0][0][depth][0]
     sides = {side: [path for path in program if path[0][depth][1] is side] for side in (True, False)}
-    holds, fails = (_joined(sides[side], depth + 1) for side in (True, False))
+    holds, fails = (joined(sides[side], depth + 1) for side in (True, False))
     lines: list[str] = []
     for kind, first, last, begin, end in SequenceMatcher(None, holds, fails, autojunk=False).get_opcodes():
         if kind == "equal":
@@ -247,6 +263,8 @@ def _is_zero(condition: Expr) -> bool:
 
 def number_in_c(number: Any, is_operand: bool = False) -> str:
     """Print a number in C, in brackets where that needs them; division cuts off, which of what is not negative rounds down."""
+    if isinstance(number, float):
+        return repr(number)
     if not isinstance(number, Expr):
         return str(int(number))
     operator, operands = number.operator, number.operands

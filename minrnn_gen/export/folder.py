@@ -20,7 +20,7 @@ from minrnn_gen.export.cpu import cpu_code, cpu_export
 from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.cuda_code import manifest_of
 from minrnn_gen.export.recorded import recorded_cases
-from minrnn_gen.export.source import ExportSource, build_text, check_text, cuda_text, demand_whole, header_text
+from minrnn_gen.export.source import ExportSource, demand_whole, rendered
 from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.run.cpu.native import NativeKernels
 from minrnn_gen.run.executor import Executor
@@ -72,17 +72,18 @@ def export(
         native = NativeKernels(executor.interface, builder)
         source, kernels = cpu_export(chosen, native, builder.spec.training), dict[str, Any]()
         demand_whole(source.left_out, partial)
-        code = cpu_code(source, _header(source, recipe, builder), native)
+        header = _header(source, recipe, builder)
+        code = cpu_code(source, header, native)
     else:
         targets = targets_of(builder, gpus)
         source, compiled = cuda_export(chosen, executor.interface, builder, targets, asked, partial, without, watch)
-        code, kernels = cuda_text(source, _header(source, recipe, builder), compiled), manifest_of(compiled)
-    header = _header(source, recipe, builder)
+        header, kernels = _header(source, recipe, builder), manifest_of(compiled)
+        code = rendered("cuda.c.j2", header, plan=source, code=compiled)
     files: dict[str, str] = {
-        f"{chosen}.h": header_text(source, header),
+        f"{chosen}.h": rendered("kernel.h.j2", header, plan=source),
         f"{chosen}.c": code,
-        "check.c": check_text(source, header, recorded_cases(source, executor)),
-        "CMakeLists.txt": build_text(source, header),
+        "check.c": rendered("check.c.j2", header, plan=source, cases=recorded_cases(source, executor)),
+        "CMakeLists.txt": rendered("CMakeLists.txt.j2", header, plan=source),
     }
     files[f"{chosen}.json"] = json.dumps(_manifest(source, recipe, files) | kernels, indent=2, sort_keys=True) + "\n"
     return Exported(written(Path(folder), files), source.left_out)

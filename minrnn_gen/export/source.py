@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from minrnn_gen.call.interface import Y_AXES, Interface
-from minrnn_gen.codegen.c_names import with_prefix
-from minrnn_gen.codegen.cpu_source import NativePlan, cpu_source, pool_source
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
@@ -63,20 +61,15 @@ class ExportSource:
 
     `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
     `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
-    none is negative.
-    `projected_at` are the fewest steps at which a scan multiplies x itself.
-    `kept_states` are those that a forward keeps for a backward, which reads `backward_states`; `limits` are the numbers by
-    which a call is shared between threads.
+    none is negative. `kept_states` are those that a forward keeps for a backward. `projected_at` are the fewest steps at which
+    a scan multiplies x itself.
     """
 
     name: str
     target: Target
     interface: Interface
     passes: tuple[str, ...]
-    clip: float | None = None
     kept_states: tuple[str, ...] = ()
-    backward_states: tuple[str, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     has_step_kernel: bool = True
     absent: tuple[str, ...] = ()
@@ -156,23 +149,6 @@ class ExportSource:
         return _STORAGE[self.interface.precision.arithmetic_dtype][0]
 
     @property
-    def place(self) -> str:
-        """Where a call's arrays are."""
-        return "in host memory" if self.target == "cpu" else "in memory of the device"
-
-    @property
-    def create_argument(self) -> str:
-        """What `create` is given."""
-        return "threads" if self.target == "cpu" else "device"
-
-    @property
-    def create_comment(self) -> str:
-        """What `create` does with it."""
-        if self.target == "cpu":
-            return "on so many threads, 0: OMP_NUM_THREADS, else one for each processor"
-        return "on this device, whose primary context is current or becomes so"
-
-    @property
     def required(self) -> tuple[str, ...]:
         """The arrays that every call needs beside x and y."""
         interface = self.interface
@@ -199,26 +175,12 @@ class ExportSource:
             axes["states"] = interface.states_axes(interface.vector_states[0])
         return axes.get(array, Y_AXES[interface.layout])
 
-    @property
-    def vector_arrays(self) -> tuple[str, ...]:
-        """The kinds of arrays with the axis n and that of time."""
-        interface = self.interface
-        return (*(("shared",) if interface.shared else ()), *(("states",) if interface.vector_states else ()))
-
-    def values_of(self, name: str) -> int:
-        """Return how many values a channel has of a state or a parameter."""
-        return self.interface.state_size if name in self._vectors else 1
-
-    def first_of_states(self, state: str) -> str:
-        """Return where a direction of a state after every step begins, in C."""
-        return "direction * HIDDEN * states_strides(call).channel" if state in self.interface.vector_states else "y_first"
-
     def contiguous(self, array: str) -> list[tuple[str, str]]:
-        """Return the stride along each axis of an array without gaps, as expressions of `rows` and `time`."""
+        """Return the stride along each axis of x or y without gaps, as expressions of `rows` and `time`."""
         interface, axes = self.interface, self.axes(array)
-        channels = interface.hidden_size * (self.runs if array in ("y", "states") else 1)
+        channels = interface.hidden_size * (self.runs if array == "y" else 1)
         sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
-        sizes |= {"i": str(interface.input_size), "k": str(interface.groups), "n": str(interface.state_size)}
+        sizes["i"] = str(interface.input_size)
         behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
         return [(AXIS_WORDS[axis], f"(int64_t){stride}") for axis, stride in zip(axes, behind, strict=True)]
 
@@ -264,10 +226,11 @@ class ExportSource:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The arrays of a call, what a backward reads besides, and memory that launches share, in the order of slots."""
+        """The arrays of a call, what a backward reads besides, and others that launches share, in the order of slots."""
         states = (f"states_{state}" for state in self.interface.states)
         named = (array.name for array in self.arrays if not array.is_strides)
-        return tuple(dict.fromkeys((*named, *states, "projected", *SHARED)))
+        shared = SHARED if self.is_dispatched else ("saved_products", "counts")
+        return tuple(dict.fromkeys((*named, *states, "projected", *shared)))
 
     def _arrays(self) -> list[ExportArray]:
         interface = self.interface
@@ -349,40 +312,6 @@ def demand_whole(left_out: Sequence[str], partial: bool) -> None:
         raise BadInput(f"export: {left_out[0]}; export the rest with --partial, in Python partial=True")
 
 
-def cuda_text(source: ExportSource, header: tuple[str, ...], code: object) -> str:
-    """Render NAME.c for GPUs: the cubins, how a call chooses one, and the functions of NAME.h."""
-    return _rendered("cuda.c.j2", header, plan=source, code=code)
-
-
-def header_text(source: ExportSource, header: tuple[str, ...]) -> str:
-    """Render NAME.h."""
-    return _rendered("kernel.h.j2", header, plan=source)
-
-
-def cpu_text(source: ExportSource, header: tuple[str, ...], forward: NativePlan, backward: NativePlan | None) -> str:
-    """Render NAME.c for the CPU: the threads, the passes, and the functions of NAME.h."""
-    products = ""
-    if source.interface.input_size or source.accumulates:
-        products = environment().get_template("export/cpu_products.c.j2").render(plan=source)
-    return _rendered(
-        "cpu.c.j2",
-        header,
-        plan=source,
-        threads_text=with_prefix(pool_source(), "threads_"),
-        forward_text=with_prefix(f"{cpu_source(forward)}{products}", "forward_"),
-        backward_text="" if backward is None else with_prefix(cpu_source(backward), "backward_"),
-    )
-
-
-def check_text(source: ExportSource, header: tuple[str, ...], cases: object) -> str:
-    """Render check.c, from recorded `cases`."""
-    return _rendered("check.c.j2", header, plan=source, cases=cases)
-
-
-def build_text(source: ExportSource, header: tuple[str, ...]) -> str:
-    """Render CMakeLists.txt."""
-    return _rendered("CMakeLists.txt.j2", header, plan=source)
-
-
-def _rendered(template: str, header: tuple[str, ...], **context: object) -> str:
+def rendered(template: str, header: tuple[str, ...], **context: object) -> str:
+    """Render a template of an export under comments of the lines `header`."""
     return environment().get_template(f"export/{template}").render(header=tuple(map(comment, header)), **context)

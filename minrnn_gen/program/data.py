@@ -124,20 +124,11 @@ class Mask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """Bytes of one value."""
+class Called:
+    """A function of an export's own C, by its name; what it does with its arguments is written there."""
 
-    at: At
-    value: int
-    size_bytes: Number
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A demand: rows begin at multiples of `alignment` bytes; `of_step`: those that a step of a dense cell reads."""
-
-    alignment: int
-    of_step: bool
+    function: str
+    arguments: tuple[Source, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +155,6 @@ class AddUp:
     width: int
     first: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class AddParts:
-    """Parts of `count` elements each, added up in the storage dtype."""
-
-    source: At
-    target: At
-    count: Number
-    parts: Number
 
 
 @dataclass(frozen=True, slots=True)

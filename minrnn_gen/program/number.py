@@ -172,7 +172,7 @@ def divided_up(number: Number, by: Number) -> Number:
 def overlapped(first: Number, second: Number) -> Number:
     """Return the third root of the sum of third powers of two numbers that are not negative, rounded down.
 
-    Cost models combine times that partly overlap so. C computes it by the same operations, in `export/cuda_numbers.c.j2`.
+    Cost models combine times that partly overlap so. C computes it by the same operations, in `export/numbers.c.j2`.
     """
     if not isinstance(first, Expr) and not isinstance(second, Expr):
         a, b = float(first), float(second)

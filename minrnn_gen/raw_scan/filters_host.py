@@ -10,6 +10,7 @@ from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.codegen.cpu_maps import filter_plan
+from minrnn_gen.config.environment import thread_count
 from minrnn_gen.gpu import memory
 from minrnn_gen.raw_scan import filters_cpu
 from minrnn_gen.raw_scan.filter_results import FilterPass, shape_of
@@ -45,5 +46,5 @@ def run(
     values |= {name: array.address for name, array in zip(_NAMES[kernel_pass], written, strict=True)}
     rows, time = x.shape[0] * x.shape[1], x.shape[2]
     values |= {"rows": rows, "time": time, "steps": time, "hidden": 1, "channels": x.shape[1]}
-    recorder.run_kernel(kernel, values | pointwise_schedule(rows, 1, time)._asdict())
+    recorder.run_kernel(kernel, values | pointwise_schedule(rows, 1, time, thread_count())._asdict())
     return recorder.run(calls, written).result

@@ -14,7 +14,7 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.codegen.cpu_maps import WidePlan, maps_plan
 from minrnn_gen.codegen.cpu_source import CpuPass
-from minrnn_gen.config.environment import runs_native_code
+from minrnn_gen.config.environment import runs_native_code, thread_count
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 from minrnn_gen.gpu import memory
 from minrnn_gen.raw_scan import maps_cpu
@@ -99,7 +99,7 @@ def _kernel_of(recurrence: MapRecurrence, kernel_pass: CpuPass) -> CpuKernel | N
 def _sizes(recurrence: MapRecurrence) -> dict[str, Any]:
     rows, time, channels = recurrence.rows, recurrence.time, recurrence.channels
     sizes = {"rows": rows, "time": time, "steps": time, "hidden": channels, "reverse": recurrence.reverse}
-    return sizes | pointwise_schedule(rows, channels, time)._asdict()
+    return sizes | pointwise_schedule(rows, channels, time, thread_count())._asdict()
 
 
 def _addresses(recorder: NativeRecorder, **arrays: Array | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from minrnn_gen.build.cpu_kernel import CpuKernel, cpu_kernel, why_no_native_cod
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.codegen.cpu_source import CpuPass
+from minrnn_gen.config.environment import thread_count
 from minrnn_gen.errors import CompileFailed, ToolchainMissing
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 from minrnn_gen.raw_scan.arrangement import merged_stride
@@ -115,7 +116,7 @@ def _viewed(recurrence: Recurrence, strides: tuple[int, ...]) -> _Rows | None:
 def _sizes(recurrence: Recurrence, rows: _Rows) -> dict[str, Any]:
     time, channels = recurrence.shape[recurrence.axis], rows.channels * rows.parts
     sizes = {"rows": rows.rows, "time": time, "steps": time, "hidden": channels, "heads": 1, "head_dim": channels}
-    return sizes | {"reverse": recurrence.reverse} | pointwise_schedule(rows.rows, channels, time)._asdict()
+    return sizes | {"reverse": recurrence.reverse} | pointwise_schedule(rows.rows, channels, time, thread_count())._asdict()
 
 
 def _state(recorder: NativeRecorder, array: Array | None) -> Any:

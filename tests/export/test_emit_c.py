@@ -16,7 +16,7 @@ from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.export.describe import Described, Paths
 from minrnn_gen.export.emit_c import Functions, number_in_c
-from minrnn_gen.program.data import At, Fill
+from minrnn_gen.program.data import At, Called
 from minrnn_gen.program.number import ROOT_STEPS, Number, bounds, divided_up, least, most, overlapped, symbol, value
 
 SIZES = {"batch": 37, "time": 1025, "x_batch": 4096}
@@ -51,9 +51,7 @@ def test_numbers_in_c_are_those_of_python(tmp_path: Path) -> None:
     sizes = " ".join(f"const int64_t {name} = {size};" for name, size in SIZES.items())
     lines = [f'printf("%lld\\n", (long long)({number_in_c(expression)}));' for expression in expressions]
     code = SimpleNamespace(calls=FUNCTIONS, root_steps=ROOT_STEPS)
-    functions = (
-        environment().get_template("export/cuda_numbers.c.j2").render(code=code, plan=SimpleNamespace(has_backward=False))
-    )
+    functions = environment().get_template("export/numbers.c.j2").render(code=code)
     text = (
         f"{HEAD}{functions}\nint main(void) {{ {sizes} (void)batch, (void)time, (void)x_batch; {' '.join(lines)} return 0; }}"
     )
@@ -70,7 +68,7 @@ def test_a_dividend_that_may_be_negative_is_not_printed() -> None:
 
 
 def filling(size_bytes: Number, fill: int) -> Paths:
-    return (((), Described((), (Fill(At(0, 0), fill, size_bytes * symbol("batch", 1)),))),)
+    return (((), Described((), (Called("fill", (At(0, 0), fill, size_bytes * symbol("batch", 1))),))),)
 
 
 class Source:
@@ -90,7 +88,7 @@ def test_programs_that_differ_in_numbers_are_one_function() -> None:
 
 def test_paths_share_what_they_have_in_common() -> None:
     has_lengths, (always,) = symbol("has_lengths", 0, 1), filling(8, 0)[0][1].operations
-    more = Fill(At(0, 0), 255, 3)
+    more = Called("fill", (At(0, 0), 255, 3))
     program: Paths = (
         (((has_lengths == 0, True),), Described((), (always,))),
         (((has_lengths == 0, False),), Described((), (more, always))),

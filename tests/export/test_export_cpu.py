@@ -51,6 +51,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_lstm_log", "hidden_size": 17, "scan_arithmetic": "log", "precision": "fp64", "layout": "BDT"},
     {"model": "selective", "hidden_size": 34, "state_size": 5, "groups": 2, "precision": "bf16", "direction": "bidirectional"},
     {"model": "s4d", "hidden_size": 20, "state_size": 17, "layout": "BDT", "direction": "reverse", "input_size": 6},
+    {"model": "gru_reset_before", "hidden_size": 24, "heads": 2, "precision": "bf16", "direction": "reverse", "input_size": 12},
     {"model": "gated_linear", "hidden_size": 32, "state_size": 8, "groups": 4, "layout": "TBD", "training": False},
 )
 
@@ -168,6 +169,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         call = library.call(BATCH, TIME, {**arrays, **extra, **results, "dy": dy})
         memory = library.saved(call)
         call.saved = memory.ctypes.data
+        assert library.saved(call).size == memory.size
         assert library.run("forward", call) == 0, library.message
         assert library.run("backward", call) == 0, library.message
         expected = {"y": y, "dx": gradients["x"], "dbias": gradients["bias"]}
@@ -179,22 +181,25 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
             assert np.array_equal(results[name], values), name
 
 
-def test_a_forward_through_rounds_of_products_is_that_of_python(tmp_path: Path) -> None:
-    """And its backward is left out, in a sentence."""
-    both = minrnn_gen.compile({"model": "gru_reset_before", "hidden_size": 24}, gpu="h200")
-    with pytest.raises(BadInput, match="a backward through rounds of products cannot be exported for the cpu"):
-        both.export(tmp_path, target="cpu")
-    kernel = exported(tmp_path, {"model": "gru_reset_before", "hidden_size": 24, "training": False}).kernel
-    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), False), 2)
+def test_the_gradient_of_R_is_that_of_python_where_a_step_has_rounds(tmp_path: Path) -> None:
+    """Within roundings of sums in another order: that of each gate, of what it multiplied."""
+    spec = {"model": "gru_reset_before", "hidden_size": 24, "heads": 2, "direction": "bidirectional"}
+    kernel = exported(tmp_path, spec).kernel
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), True), 2)
     generator = np.random.default_rng(7)
     arrays = inputs_of(kernel, lambda _name, shape, _kind: generator.standard_normal(shape).astype(np.float32))
-    state = {"h": arrays["initial_h"]}
     named = {name: arrays[name] for name in ("R", "bias", "recurrent_bias")}
-    y, final = kernel(arrays["x"], **named, state=state)
-    results = {"y": np.empty_like(y), "final_h": np.empty_like(final["h"])}
-    assert library.run("forward", library.call(BATCH, TIME, {**arrays, **results})) == 0, library.message
+    y, _, saved = kernel.forward(arrays["x"], **named, state={"h": arrays["initial_h"]})
+    dy = np.ones_like(y)
+    gradients = kernel.backward(saved, dy)
+    results = {"y": np.empty_like(y), "dR": np.empty_like(arrays["R"]), "dinitial_h": np.empty_like(arrays["initial_h"])}
+    call = library.call(BATCH, TIME, {**arrays, **results, "dy": dy})
+    memory = library.saved(call)
+    call.saved = memory.ctypes.data
+    assert (library.run("forward", call), library.run("backward", call)) == (0, 0), library.message
     assert np.array_equal(results["y"], y)
-    assert np.array_equal(results["final_h"], final["h"])
+    assert np.array_equal(results["dinitial_h"], gradients["state"]["h"])
+    np.testing.assert_allclose(results["dR"], gradients["R"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_step_by_strides_advances_a_state_in_place(tmp_path: Path) -> None:
@@ -238,6 +243,68 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     for name in ("Kernel", "a-b", "1a", "", "a" * 41, "a\n"):
         with pytest.raises(BadInput, match="allowed: a small letter"):
             both.export(tmp_path, target="cpu", name=name)
+
+
+@pytest.mark.parametrize("layout", one_in(2, ["BTD", "TBD"]))
+@pytest.mark.parametrize("model", one_in(2, ["lstm", "s4d"]))
+def test_arrays_with_gaps_and_packed_sequences_are_those_of_python(tmp_path: Path, model: str, layout: str) -> None:
+    """In both directions, whose arrays have offsets that follow from strides."""
+    more = {"s4d": {"state_size": 3}}.get(model, {})
+    kernel = exported(
+        tmp_path, {"model": model, "hidden_size": 24, "layout": layout, "direction": "bidirectional", **more}
+    ).kernel
+    interface, generator = kernel.interface, np.random.default_rng(5)
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True), 2)
+
+    def draw(_name: str, shape: tuple[int, ...], _kind: str) -> np.ndarray:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in inputs_of(kernel, draw).items()}
+    x = arrays.pop("x")
+    named = {"R": arrays.get("R"), "bias": arrays["bias"], "recurrent_bias": arrays.get("recurrent_bias")}
+    named["parameters"] = {name: arrays[f"parameter_{name}"] for name in interface.parameters} or None
+    named["shared"] = {name: arrays[f"shared_{name}"] for name in interface.shared} or None
+    y, _, saved = kernel.forward(
+        x, **named, state={name: arrays[f"initial_{name}"] for name in interface.states}, all_states=True
+    )
+    dx = kernel.backward(saved, np.ones_like(y))["x"]
+    words = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel"}
+
+    def with_gaps(array: np.ndarray, axes: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+        whole = np.full([2 * size for size in array.shape], np.nan, np.float32)
+        view = whole[tuple(slice(None, None, 2) for _ in axes)]
+        view[...] = array
+        return whole, view, {words[axis]: stride // 4 for axis, stride in zip(axes, view.strides, strict=True)}
+
+    y_axes = "bth" if layout == "BTD" else "tbh"
+    (wide_x, _, x_strides), (wide_y, found_y, y_strides) = with_gaps(x, interface.x_axes), with_gaps(y * np.nan, y_axes)
+    (wide_dx, found_dx, dx_strides), (wide_dy, _, _) = with_gaps(x, interface.x_axes), with_gaps(np.ones_like(y), y_axes)
+    strides = {"x_strides": x_strides, "y_strides": y_strides, "dx_strides": dx_strides}
+    results = {"y": wide_y, "dx": wide_dx, "dy": wide_dy}
+    call = library.call(BATCH, TIME, {"x": wide_x, **arrays, **results, **strides})
+    memory = library.saved(call)
+    call.saved = memory.ctypes.data
+    assert (library.run("forward", call), library.run("backward", call)) == (0, 0), library.message
+    assert np.array_equal(found_y, y)
+    assert np.array_equal(found_dx, dx)
+
+
+def test_packed_sequences_are_those_of_python(tmp_path: Path) -> None:
+    kernel = exported(tmp_path, {"model": "gru", "hidden_size": 24, "direction": "bidirectional"}).kernel
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(kernel.interface, kernel.builder), True), 2)
+    generator, ends = np.random.default_rng(5), np.array([0, 9, 9, TIME], np.int64)
+    shapes = {"x": (1, TIME, 2, 3, 24), "R": (2, 3, 1, 24, 24), "resets": (1, TIME), "y": (1, TIME, 48)}
+    x, R, resets, dy = (generator.standard_normal(shape).astype(np.float32) / 4 for shape in shapes.values())
+    more = {"resets": resets > 0.2, "cu_seqlens": ends}
+    y, final, saved = kernel.forward(x, R, **more)
+    gradients = kernel.backward(saved, dy)
+    results = {"y": np.empty_like(y), "dx": np.empty_like(x), "final_h": np.empty_like(final["h"])}
+    call = library.call(3, TIME, {"x": x, "R": R, **more, **results, "dy": dy})
+    memory = library.saved(call)
+    call.saved = memory.ctypes.data
+    assert (library.run("forward", call), library.run("backward", call)) == (0, 0), library.message
+    expected = {"y": y, "dx": gradients["x"], "final_h": final["h"]}
+    assert {name: np.array_equal(results[name], values) for name, values in expected.items()} == dict.fromkeys(results, True)
 
 
 def test_the_text_names_nothing_of_the_machine_and_is_the_same_again(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 from support.round_cells import DEEP, RESET_BEFORE
 from support.uncompiled_kernels import nothing_compiled
 
@@ -215,8 +214,3 @@ def gradients_of(interface: Interface, call: Options) -> tuple[Any, dict[str, An
     carried = getattr(torch, precision.arithmetic_dtype)
     states = {name: torch.zeros(interface.shape_of_state(name, call.batch), dtype=carried) for name in interface.states}
     return dy, states if call.dstate else None
-
-
-def plain(argument: Any) -> Any:
-    """Return a number of a launch as one that compares."""
-    return float(argument) if isinstance(argument, float | np.floating) else int(argument)

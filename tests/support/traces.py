@@ -1,4 +1,4 @@
-"""Traces of calls as plain data, to be compared."""
+"""Traces of calls on tensors in host memory, on which nothing runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.call_corpus import Case, Options, PlannedKernels, arguments_of, gradients_of, kernel_of, plain
+from support.call_corpus import Options, arguments_of, gradients_of
 
 from minrnn_gen.call.arguments import flat_gradient
 from minrnn_gen.call.key import keyed
@@ -16,7 +16,6 @@ from minrnn_gen.gpu import cublas, graph, memory, stream
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor
-from minrnn_gen.run.recording.operations import CopyOperation, FillOperation, LaunchOperation, ProductOperation
 
 
 class OnHost(CudaBackend):
@@ -38,60 +37,6 @@ def nothing_runs() -> Iterator[None]:
         patch.setattr(stream, "current_stream", lambda _: 0)
         patch.setattr(stream, "is_capturing", lambda _: False)
         yield
-
-
-def operation_data(operation: Any) -> tuple[Any, ...]:
-    """Return what an operation of a trace does."""
-    match operation:
-        case LaunchOperation():
-            arguments = [plain(argument) for argument in operation._arguments]
-            for position, slot, offset in operation._addresses:
-                arguments[position] = ("at", slot, offset)
-            for position, gap in operation._differences:
-                first, second = gap.first, gap.second
-                arguments[position] = ("gap", first.slot, first.offset_bytes, second.slot, second.offset_bytes, gap.itemsize)
-            module = operation._module
-            return ("launch", repr(module.key), module.part, operation._blocks, operation._threads, *arguments)
-        case ProductOperation():
-            product = operation._product
-            matrices = zip(operation._pointers, (product.left, product.right, product.result), strict=True)
-            places = [
-                (pointer.slot, pointer.offset_bytes, matrix.dtype, matrix.row, matrix.stride, matrix.transposed)
-                for pointer, matrix in matrices
-            ]
-            workspace = operation._workspace
-            at = None if workspace is None else (workspace.slot, workspace.offset_bytes)
-            sizes = (product.m, product.n, product.k, product.batch, product.adds, product.in_tf32)
-            return ("product", *sizes, *places, at)
-        case CopyOperation():
-            pointers = [(pointer.slot, pointer.offset_bytes) for pointer in operation._pointers]
-            return ("copy", operation._R.shape, operation._R.dtype, *pointers)
-        case FillOperation():
-            start = operation._start
-            return ("fill", start.slot, start.offset_bytes, operation._size_bytes, operation._value)
-    raise TypeError(operation)
-
-
-def trace_data(trace: Any) -> dict[str, Any]:
-    """Return what a trace allocates, casts, enqueues and returns."""
-    layout = trace.layout
-    return {
-        "allocations": [(tuple(a.shape), tuple(a.strides), str(a.dtype), a.fill) for a in trace.allocations],
-        "casts": [tuple(cast) for cast in trace.casts],
-        "held": [slot for slot, _ in layout.held],
-        "scratch": [*layout.scratch],
-        "piece": None if layout.piece is None else tuple(layout.piece.shape),
-        "operations": [operation_data(operation) for operation in trace.program._operations],
-        "slots": tuple(trace.slots),
-    }
-
-
-def traces_of(case: Case, backend_of: Any = OnHost) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each pass of each call of a case, and its trace; None where there is none."""
-    kernel, kernels = kernel_of(case)
-    for number, call in enumerate(case.calls):
-        for name, trace in traces_of_call(kernel, backend_of(kernels), call):
-            yield f"{case.name}, call {number}, {name}", trace
 
 
 def traces_of_call(kernel: Kernel, backend: Any, call: Options) -> Iterator[tuple[str, Any]]:
@@ -119,6 +64,3 @@ def traces_of_call(kernel: Kernel, backend: Any, call: Options) -> Iterator[tupl
         incoming = check_gradient(interface, memory.inspect, forward.outputs.y, dy, dstate, forward.call.batch)
         gpu.backward(forward, incoming.with_slots(key))
         yield "backward", gpu.backwards.find(key)
-
-
-__all__ = ["OnHost", "PlannedKernels", "nothing_runs", "operation_data", "trace_data", "traces_of", "traces_of_call"]

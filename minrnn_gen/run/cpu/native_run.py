@@ -16,9 +16,9 @@ from minrnn_gen.call.gradients import RawGradients
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.results import BackwardResult, ForwardResult, StepResult
 from minrnn_gen.run.cpu import products as library
-from minrnn_gen.run.cpu.native import NativeKernels, ProductGradients, plain, prepared
-from minrnn_gen.run.cpu.native_vectors import checkpoints_shape
-from minrnn_gen.run.cpu.threads import IS_PACKED
+from minrnn_gen.run.cpu.arguments import ProductGradients, backward_arguments, forward_arguments, products_shape
+from minrnn_gen.run.cpu.native import NativeKernels, plain, prepared
+from minrnn_gen.run.cpu.threads import IS_PACKED, Schedule
 from minrnn_gen.run.cpu.trace import NativeRecorder
 from minrnn_gen.run.recording.replay import TraceCache
 from minrnn_gen.run.saved import Forward
@@ -41,12 +41,8 @@ class NativeRun:
 
     def products_shape(self, rows: int, time: int) -> tuple[int, ...]:
         """The shape of what a forward saves for a backward besides: products with R, or some states of n values; or nothing."""
-        interface = self._interface
-        if self.kernels.writes_checkpoints:
-            return checkpoints_shape(interface, rows, time)
-        if not self.kernels.writes_products:
-            return ()
-        return (len(interface.runs_reversed), rows, time, len(interface.recurrent_gates), interface.hidden_size)
+        is_saved = self.kernels.writes_checkpoints or self.kernels.writes_products
+        return products_shape(self._interface, rows, time) if is_saved else ()
 
     def forward(self, kernel: CpuKernel, call: Call, writes_states: bool, saves: bool) -> Forward:
         """Run over time."""
@@ -67,13 +63,21 @@ class NativeRun:
         else:
             projected = self._projected(recorder, call)
             for run, part in runs_of(interface, prepared(recorder, interface, projected)):
-                self.kernels.run_forward(recorder, kernel, part, outputs_of_run(interface, outputs, run))
+                self._run_forward(recorder, kernel, part, outputs_of_run(interface, outputs, run))
         replay = recorder.run(self.forwards, Forward(call, projected, outputs).written)
         if projected is not call:
             projected = replace(projected, x=replay.bound(projected.x))
         kept_arrays, final = (tuple(map(replay.bound, arrays)) for arrays in (outputs.kept, outputs.final))
         products = None if outputs.products is None else replay.bound(outputs.products)
         return Forward(call, projected, Outputs(replay.bound(outputs.y), kept_arrays, final, products))
+
+    def _run_forward(
+        self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, plan: Schedule | None = None
+    ) -> None:
+        """Run a call of one direction, by a `plan` for a piece of one."""
+        steps = recorder.steps_of(call)
+        plan = plan or self.kernels.schedule("forward", call, steps.longest)
+        recorder.run_kernel(kernel, forward_arguments(self._interface, call, outputs, steps, plan))
 
     def _new_states(self, recorder: NativeRecorder, sequences: int) -> tuple[Array, ...]:
         """Allocate states of sequences, or their gradients."""
@@ -100,7 +104,7 @@ class NativeRun:
         axis, y_axis = call.x_axes.index("t"), Y_AXES[interface.layout].index("t")
         room = recorder.new_array(interface.shape(axes, call.rows, count), call.x.dtype)
         (reverse,) = interface.runs_reversed
-        plan = self.kernels.schedule(kernel, call)
+        plan = self.kernels.schedule("forward", call, call.time)
         firsts = range(0, call.time, count)
         part = replace(call, reverse=reverse, weight=None, x_axes=axes)
         for first in reversed(firsts) if reverse else firsts:
@@ -114,7 +118,7 @@ class NativeRun:
             kept = tuple(states.narrowed(interface.states_axes(name).index("t"), first, steps) for name, states in pairs)
             shared_axis = interface.shared_axes.index("t")
             part = replace(part, shared=tuple(array.narrowed(shared_axis, first, steps) for array in call.shared))
-            self.kernels.run_forward(recorder, kernel, part, replace(outputs, y=y, kept=kept), plan)
+            self._run_forward(recorder, kernel, part, replace(outputs, y=y, kept=kept), plan)
             part = replace(part, initial=outputs.final)
             plan = plan._replace(packs=IS_PACKED if plan.packs else 0)
 
@@ -127,7 +131,7 @@ class NativeRun:
         y_shape = interface.y_shape(call.batch, 1)
         sequence = replace(y, shape=y_shape, strides=contiguous_strides(y_shape))
         part = prepared(recorder, interface, self._projected(recorder, call))
-        self.kernels.run_forward(recorder, kernel, part, Outputs(sequence, (), final))
+        self._run_forward(recorder, kernel, part, Outputs(sequence, (), final))
         return recorder.run(self.steps, StepResult(y, final)).result
 
     def backward(
@@ -160,8 +164,13 @@ class NativeRun:
         for run, part in runs_of(interface, prepared(recorder, interface, projected)):
             of_run = gradients_of_run(interface, projected.x_axes, gradients, run)
             extra = None if call.R is None else self._product_gradients(recorder, kernel, part)
-            outputs = outputs_of_run(interface, forward.outputs, run)
-            self.kernels.run_backward(recorder, kernel, part, outputs, incoming_of_run(interface, incoming, run), of_run, extra)
+            written, entering = outputs_of_run(interface, forward.outputs, run), incoming_of_run(interface, incoming, run)
+            steps = recorder.steps_of(part)
+            plan = self.kernels.schedule("backward", part, steps.longest)
+            arguments = backward_arguments(
+                interface, kernel.plan, part, written, entering, of_run, extra, self.kernels.clip, steps, plan
+            )
+            recorder.run_kernel(kernel, arguments)
             if extra is not None:
                 is_zero = part.time == 1 and all(state is None for state in part.initial)
                 selected: tuple[Any, ...] = ()

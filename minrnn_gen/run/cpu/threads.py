@@ -9,8 +9,8 @@ from minrnn_gen.build.cpu_kernel import ThreadPool, openmp_threads, own_threads
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.cpu_source import CpuPass
-from minrnn_gen.config.environment import thread_count
 from minrnn_gen.precision import Precision
+from minrnn_gen.program.number import Number, divided_up, least
 
 # Waking another thread takes microseconds: for less than so many multiply-adds it is not worth it.
 MULTIPLY_ADDS_LEAST = 1 << 17
@@ -34,9 +34,9 @@ PACKS, IS_PACKED = 1, 2
 class Schedule(NamedTuple):
     """How a call is run: on how many threads, which share units or rows, and whether R is packed (`PACKS`, `IS_PACKED`)."""
 
-    threads: int
-    splits_units: bool
-    packs: int
+    threads: Number
+    splits_units: Number
+    packs: Number
 
 
 def threads_of(store: Store) -> ThreadPool:
@@ -45,39 +45,45 @@ def threads_of(store: Store) -> ThreadPool:
 
 
 def schedule(
-    interface: Interface, kernel_pass: CpuPass, rows: int, steps: int, has_initial: bool, has_rounds: bool = False
+    interface: Interface,
+    kernel_pass: CpuPass,
+    rows: Number,
+    steps: Number,
+    has_initial: Number,
+    most_threads: Number,
+    has_rounds: bool,
 ) -> Schedule:
-    """Return how a call of these sizes is run; a function of its arguments and of the process's number of threads."""
+    """Return how a call of these sizes is run on at most so many threads."""
     hidden, gates = interface.hidden_size, len(interface.recurrent_gates)
     if not gates:
-        return pointwise_schedule(rows, hidden, steps)
+        return pointwise_schedule(rows, hidden * (interface.state_size or 1), steps, most_threads)
     step = rows * hidden * (gates * interface.head_dim + POINTWISE_MULTIPLY_ADDS)
-    threads = _threads_for(step * steps)
-    packs = _packs(interface, kernel_pass, rows, steps - (not has_initial), has_rounds)
+    threads = _threads_for(step * steps, most_threads)
+    packs = _packs(interface, kernel_pass, rows, steps if has_rounds else steps - 1 + has_initial, has_rounds)
     R_bytes = gates * hidden * interface.head_dim * interface.precision.arithmetic_bytes
-    if threads > 1 and (rows < 2 * threads or R_bytes > CORE_CACHE_BYTES):
+    if threads > 1 and (R_bytes > CORE_CACHE_BYTES or rows < 2 * threads):
         if step >= STEP_MULTIPLY_ADDS_LEAST:
             return Schedule(threads, splits_units=True, packs=packs)
-        threads = min(threads, rows)
+        threads = least(threads, rows)
     return Schedule(threads, splits_units=False, packs=packs)
 
 
-def pointwise_schedule(rows: int, channels: int, steps: int) -> Schedule:
+def pointwise_schedule(rows: Number, channels: int, steps: Number, most_threads: Number) -> Schedule:
     """Return how a call without a product is run: threads share rows, or where these are fewer, channels."""
-    threads = _threads_for(rows * channels * POINTWISE_MULTIPLY_ADDS * steps)
+    threads = _threads_for(rows * channels * POINTWISE_MULTIPLY_ADDS * steps, most_threads)
     return Schedule(threads, splits_units=rows < threads, packs=False)
 
 
-def _threads_for(multiply_adds: int) -> int:
-    return thread_count() if multiply_adds >= MULTIPLY_ADDS_LEAST else 1
+def _threads_for(multiply_adds: Number, most_threads: Number) -> Number:
+    return most_threads if multiply_adds >= MULTIPLY_ADDS_LEAST else 1
 
 
-def _packs(interface: Interface, kernel_pass: CpuPass, rows: int, products: int, has_rounds: bool) -> bool:
+def _packs(interface: Interface, kernel_pass: CpuPass, rows: Number, products: Number, has_rounds: bool) -> Number:
     """Say whether R is packed for so many products of so many rows; a backward in rounds has the gates in their order."""
     reads_lines = kernel_pass == "forward" or (
         not has_rounds and interface.heads == 1 and interface.head_dim % PANEL_UNITS == 0 and _is_wide(interface.precision)
     )
-    return not reads_lines or products * -(-rows // ROWS_AT_ONCE) > ROWS_READ_LEAST[kernel_pass]
+    return not reads_lines or products * divided_up(rows, ROWS_AT_ONCE) > ROWS_READ_LEAST[kernel_pass]
 
 
 def _is_wide(precision: Precision) -> bool:

@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy
+
 from minrnn_gen.build.cpu_kernel import CpuKernel
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.address import Address
-from minrnn_gen.call.array import DTYPE_BYTES, Array
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.array import DTYPE_BYTES, Array, as_numpy, wrap_numpy
 from minrnn_gen.call.key import CallKey, KeyedArrays
 from minrnn_gen.call.results import ResultT
 from minrnn_gen.config.environment import thread_count
@@ -20,6 +23,7 @@ from minrnn_gen.gpu.memory import Allocation, own_dtype, start_of
 from minrnn_gen.native import trip
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At, KernelRef, Program
+from minrnn_gen.run.cpu.arguments import Steps
 from minrnn_gen.run.cpu.interrupts import interpreter
 from minrnn_gen.run.cpu.memory import WORKSPACE
 from minrnn_gen.run.cpu.products import without_autocast
@@ -42,11 +46,24 @@ class NativeRecorder(TracedRun):
         """Note a launch with arguments by name; absent ones are 0."""
         ref = KernelRef(kernel.address)
         self._loaded[ref] = kernel
-        arguments: list[Any] = [0] * len(kernel.plan.fields)
-        for name, position in kernel.plan.places.items():
-            value = values.get(name, 0)
-            arguments[position] = value if type(value) in (int, bool) else self._source(value)
-        self.note(data.Launch(ref, 1, values["threads"], tuple(arguments)))
+        sources = (values.get(field.name, 0) for field in kernel.plan.fields)
+        arguments = tuple([value if type(value) in (int, bool) else self._source(value) for value in sources])
+        self.note(data.Launch(ref, 1, values["threads"], arguments))
+
+    def steps_of(self, call: Call) -> Steps:
+        """Return the steps of a call's sequences, which are read here and now; a run by them is not kept."""
+        ends, lengths = call.sequences.cu_seqlens, call.sequences.lengths
+        if ends is not None:
+            first_steps = numpy.ascontiguousarray(as_numpy(ends), numpy.int64)
+            firsts, counts = first_steps[:-1].copy(), numpy.diff(first_steps)
+            return Steps(self._held(firsts), self._held(counts), int(counts.max(initial=0)), False)
+        if lengths is not None:
+            counts = numpy.array(as_numpy(lengths), numpy.int64)
+            return Steps(0, self._held(counts), int(counts.max(initial=0)), True)
+        return Steps(0, 0, call.time, False)
+
+    def _held(self, numbers: Any) -> int:
+        return self.hold(wrap_numpy(numbers, "steps")).pointer
 
     def run(self, kept: TraceCache[ResultT, None], result: ResultT) -> Replay[ResultT, None]:
         """Perform the run, and keep it for calls of its key where that may be."""

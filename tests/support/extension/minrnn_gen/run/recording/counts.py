@@ -28,7 +28,7 @@ class Counting:
                     self.counts["launch"] += 1
                 case data.Multiply() | data.Computed():
                     self.counts["product"] += 1
-                case data.CopyHeadsFirst() | data.ZeroBeyond() | data.Fill() | data.Store():
+                case data.CopyHeadsFirst() | data.ZeroBeyond():
                     self.counts["copy"] += 1
                 case data.OnLanes(steps):
                     for step in steps:
