@@ -63,7 +63,7 @@ class HostCalls:
 
         def describe() -> Described:
             recorder, call, projected, outputs = self._begin()
-            final = tuple(map(recorder.given, self._arrays.states("final", call.batch)))
+            final = tuple(map(recorder.with_room, self._arrays.states("final", call.batch)))
             if call.weight is not None:
                 recorder.with_room(projected.x)
                 recorder.call("project", call.x.pointer, call.weight.pointer, projected.x.pointer)

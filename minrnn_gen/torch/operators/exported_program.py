@@ -135,8 +135,8 @@ def _call_of(node: torch.fx.Node) -> _Call | None:
 def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
     """Return the arguments of a call of an operator by the names that its schema has."""
     arguments = node.target._schema.arguments
-    given: dict[str, Any] = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
-    return {argument.name: argument.default_value for argument in arguments} | given
+    passed: dict[str, Any] = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | node.kwargs
+    return {argument.name: argument.default_value for argument in arguments} | passed
 
 
 def _array_names(kernel: Kernel) -> tuple[str, ...]:
