@@ -311,16 +311,20 @@ class _Collected:
         return builder.hinted_specialization
 
     def _keys(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
-        """Return the kernels that serve: of a dense cell those with R on the chip, else those that multiply step by step.
+        """Return the kernels that serve: of a dense cell those with R on the chip, and those that multiply step by step.
 
-        The latter read at run time how they are called: every call has the kernel of contiguous arrays.
+        The latter read at run time how they are called: where all are such, every call has those of contiguous arrays.
         """
         if kernel_pass == "arguments":
             return self._served(builder, kernel_pass, specialization, {"elementwise"})
-        keys = self._served(builder, kernel_pass, specialization, {"persistent", "decode"})
-        if keys or kernel_pass == "step":
-            return keys
-        return self._served(builder, kernel_pass, builder.hinted_specialization, {"stepwise"})
+        on_chip = {"persistent", "decode"}
+        if kernel_pass == "step":
+            return self._served(builder, kernel_pass, specialization, on_chip)
+        keys = self._served(builder, kernel_pass, specialization, {*on_chip, "stepwise"})
+        dense = bool(self._interface.recurrent_gates)
+        if dense and not any(self._kernel(builder, key).plan.strategy in on_chip for key in keys):
+            return self._served(builder, kernel_pass, builder.hinted_specialization, {"stepwise"})
+        return keys
 
     def _served(
         self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization, strategies: set[str]
