@@ -279,6 +279,9 @@ class Owner:
     def swapaxes(self, *_axes: int) -> Self:
         return self
 
+    def reshape(self, *_shape: int) -> Self:
+        return self
+
 
 @dataclass
 class PlannedRun:
