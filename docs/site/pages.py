@@ -46,6 +46,8 @@ API = {
         "nn",
         "recurrence",
         "scan",
+        "lfilter",
+        "sosfilt",
         "gae",
         "vtrace",
         "lambda_returns",
@@ -70,6 +72,7 @@ API = {
         "transformers_mamba",
         "mingru_pytorch",
         "torchrl",
+        "torchaudio",
     ),
 }
 # What a page says first, and what an entry shows beside its own members.
