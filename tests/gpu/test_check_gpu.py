@@ -42,7 +42,7 @@ def test_the_gpu_here_is_sound_by_its_own_profile(capsys: pytest.CaptureFixture[
         ("copy_bandwidth_bytes_per_s", lambda value: value / 2),
         ("sm_count", lambda value: value + 12),
         ("shared_bytes_per_sm", lambda value: value + 8192),
-        ("compute_capability", lambda value: "8.0" if value != "8.0" else "8.6"),
+        ("compute_capability", lambda value: "10.0" if value != "10.0" else "12.0"),
     ],
 )
 def test_planted_faults_are_named(

@@ -81,7 +81,7 @@ class Watching(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[
 
 
 def layers() -> list[Callable[[Any], Any]]:
-    """Return what computes through operators: a layer, several with dropout, a function and the raw scan."""
+    """Return what computes through operators: a layer, several with dropout, a function, a filter and the raw scan."""
     one, several = wing.GRU(INPUTS, HIDDEN), wing.GRU(INPUTS, HIDDEN, num_layers=2, dropout=0.5)
     kernel = minrnn_gen.compile({"model": "min_gru", "hidden_size": HIDDEN, "input_size": INPUTS})
     weight = torch.randn(kernel.interface.weight_rows, INPUTS)
@@ -90,7 +90,10 @@ def layers() -> list[Callable[[Any], Any]]:
         y, final, every = wing.recurrence(kernel, x, weight=weight, all_states=True)
         return y + every["h"], final["h"]
 
-    return [one, several, states, lambda x: wing.scan(torch.sigmoid(x), x)]
+    def filtered(x: Any) -> Any:
+        return wing.lfilter(x, torch.tensor([1.0, -0.5]), torch.ones(2), torch.zeros(BATCH, TIME, 1))
+
+    return [one, several, states, filtered, lambda x: wing.scan(torch.sigmoid(x), x)]
 
 
 def run_all(programs: list[Callable[[Any], Any]]) -> None:
