@@ -15,6 +15,7 @@ import pytest
 from support.emulated_code import HAS_COMPILER
 from support.fake_device import _EXECUTORS, as_if_on_a_device, memory
 from support.fake_torch import as_arrays, as_tensors, torch_on_host
+from support.patience import within
 from support.sequence_cases import HIDDEN, assert_close, kernel_of
 from support.small_problems import WantedBuilder
 
@@ -213,7 +214,7 @@ def test_the_cubin_is_compiled_once_by_another_thread_and_kept(tmp_path: Path, m
     compiled, may_end = list[str](), threading.Event()
 
     def compile_source(text: str, _plan: Any) -> CompiledSource:
-        may_end.wait(30)
+        may_end.wait(within(30))
         compiled.append(text)
         return CompiledSource(b"code", ())
 

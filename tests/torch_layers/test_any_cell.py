@@ -56,11 +56,13 @@ def test_every_built_in_cell_has_its_layer() -> None:
         "export_operators",
         "gae",
         "lambda_returns",
+        "lfilter",
         "onnx_translations",
         "nn",
         "recurrence",
         "replace",
         "scan",
+        "sosfilt",
         "sum_gradients",
         "vtrace",
     }
