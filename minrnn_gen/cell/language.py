@@ -177,8 +177,9 @@ class _Reader(ExpressionReader):
     def arguments_beside(self, output: Expr) -> tuple[tuple[str, Expr], ...]:
         """Return what each gate's product multiplies, where that is not the previous output."""
         before = next((ex.previous(state) for state in self.state_uses if ex.current(state) == output), None)
-        others = {gate: argument for gate, argument in self.arguments.items() if argument not in (None, before)}
-        arguments = tuple((gate, argument) for gate, argument in others.items() if argument is not None)
+        arguments = tuple(
+            (gate, argument) for gate, argument in self.arguments.items() if argument is not None and argument != before
+        )
         definitions = tuple(self.known().items())
         levels = levels_of(definitions, tuple(self.arguments), dict(arguments))
         for gate, level in levels.items():

@@ -19,15 +19,6 @@ from minrnn_gen.run.executor import interface_of
 from minrnn_gen.run.layers.dropout import plain_dropout
 
 OVER_TIME: tuple[KernelPass, ...] = ("forward", "backward")
-# A product of another value than the output: a GRU that resets before it multiplies.
-ROUNDS: Mapping[str, Any] = {
-    "name": "gru_v1",
-    "equations": """\
-r = sigmoid(W.r + R.r)
-z = sigmoid(W.z + R.z)
-n = tanh(W.n + R.n(r * h[t-1]))
-h[t] = (1 - z) * n + z * h[t-1]""",
-}
 # Without a kink, at which what was rounded otherwise has another gradient.
 DIAGONAL: Mapping[str, Any] = {"name": "tanh_rnn", "equations": "h[t] = tanh(W.h + u * h[t-1])", "parameters": ["u"]}
 EVERY_PASS: tuple[KernelPass, ...] = (*OVER_TIME, "step")
@@ -76,7 +67,7 @@ FAMILIES: tuple[tuple[Mapping[str, Any], tuple[KernelPass, ...]], ...] = (
     ({"model": "min_gru", "hidden_size": 512, "batch": 4, "time": 1024}, EVERY_PASS),
     ({"model": "min_lstm", "hidden_size": 256, "batch": 4, "time": 1024, "layout": "BDT"}, OVER_TIME),
     ({"model": "lstm", "hidden_size": 256, "batch": 128, "time": 128}, EVERY_PASS),
-    ({"model": ROUNDS, "hidden_size": 256, "batch": 8, "time": 128}, (*OVER_TIME, "arguments")),
+    ({"model": "gru_reset_before", "hidden_size": 256, "batch": 8, "time": 128}, (*OVER_TIME, "arguments")),
     ({"model": DIAGONAL, "hidden_size": 256, "batch": 8, "time": 256}, EVERY_PASS),
     ({"model": "selective", "hidden_size": 256, "state_size": 16, "batch": 4, "time": 256}, EVERY_PASS),
 )

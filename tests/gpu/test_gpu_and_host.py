@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
 
 import pytest
+from support.device_arrays import moved
 from support.kernel_kinds import KINDS, Call, Kind, made, results_of, times_of
 from support.small_problems import WantedBuilder
 
@@ -56,11 +56,6 @@ def call_of(kind: Kind, kernel: Kernel, with_resets: bool) -> Call:
         time = max(time - time % PIECE_STEPS, PIECE_STEPS)
     given = GIVEN & {"state", "dstate"} if kind.is_raw else GIVEN | ({"resets"} if with_resets else set())
     return Call(kernel.plan.variables.get("batch_tile", 2) + 1, time, 0.0, given)
-
-
-def moved(given: Any, convert: Any) -> Any:
-    """Return arrays within mappings, each converted."""
-    return {name: moved(one, convert) for name, one in given.items()} if isinstance(given, Mapping) else convert(given)
 
 
 @pytest.mark.parametrize("with_resets", [False, True], ids=["plain", "resets"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from support.device_arrays import moved
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 
 import minrnn_gen
@@ -35,11 +35,6 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (DEEP, 96, 2, 7, 30, {"precision": "fp64"}),
     (OF_TWO_STATES, 256, 1, 5, 33, {"precision": "bf16"}),
 ]
-
-
-def moved(given: Any, convert: Any) -> Any:
-    """Return arrays within mappings, each converted."""
-    return {name: moved(one, convert) for name, one in given.items()} if isinstance(given, Mapping) else convert(given)
 
 
 def results_of(kernel: Kernel, inputs: Inputs) -> dict[str, Any]:

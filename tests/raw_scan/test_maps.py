@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,28 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.host_code import BY, RUNNERS
 
 import minrnn_gen
-from minrnn_gen.build.cpu_kernel import why_no_native_code
-from minrnn_gen.config.environment import numpy_alone
 from minrnn_gen.errors import BadInput
 from minrnn_gen.raw_scan.map_arguments import FORMS
 
 MAPS = [form for form in FORMS if form != "scalar"]
-
-
-@contextmanager
-def natively() -> Iterator[None]:
-    """Have host arrays run native code, which tests are without unless they ask for it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CPU", "native")
-        if why := why_no_native_code():
-            pytest.skip(why)
-        yield
-
-
-BY = {"native": natively, "numpy": numpy_alone}
-RUNNERS = [*BY]
 
 
 def matrices(form: str, a: Any) -> Any:

@@ -210,6 +210,15 @@ def test_a_run_that_ends_without_these_kernels_is_not_kept() -> None:
 # ---- the cubin
 
 
+def builder_in(folder: Path, precision: str, compute_capability: str) -> Any:
+    """Return what of a builder decides on these kernels."""
+    return SimpleNamespace(
+        spec=SimpleNamespace(precision=precision),
+        target=SimpleNamespace(profile=SimpleNamespace(compute_capability=compute_capability, has_bf16_arithmetic=True)),
+        store=Store(folder),
+    )
+
+
 def test_the_cubin_is_compiled_once_by_another_thread_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, may_end = list[str](), threading.Event()
 
@@ -220,11 +229,7 @@ def test_the_cubin_is_compiled_once_by_another_thread_and_kept(tmp_path: Path, m
 
     monkeypatch.setattr(nvrtc, "compile_source", compile_source)
     monkeypatch.setattr(gradients, "_cubins", {})
-    builder: Any = SimpleNamespace(
-        spec=SimpleNamespace(precision="bf16"),
-        target=SimpleNamespace(profile=SimpleNamespace(compute_capability="9.0", has_bf16_arithmetic=True)),
-        store=Store(tmp_path),
-    )
+    builder = builder_in(tmp_path, "bf16", "9.0")
     kernels = CompiledKernels(builder, ())
     assert kernels.gradient_kernels(waits=False) is None and kernels.gradient_kernels(waits=False) is None
     may_end.set()
@@ -241,11 +246,7 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(nvrtc, "compile_source", compile_source)
     monkeypatch.setattr(gradients, "_cubins", {})
-    builder: Any = SimpleNamespace(
-        spec=SimpleNamespace(precision="fp32"),
-        target=SimpleNamespace(profile=SimpleNamespace(compute_capability="8.0", has_bf16_arithmetic=True)),
-        store=Store(tmp_path),
-    )
+    builder = builder_in(tmp_path, "fp32", "8.0")
     kernels = CompiledKernels(builder, ())
     kernels.prepare_gradients()
     assert kernels.gradient_kernels(waits=True) == {}

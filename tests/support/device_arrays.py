@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,11 @@ def random_gates(cupy: ModuleType, generator: numpy.random.Generator, shape: tup
     """Standard normal pre-activations [T, B, G, H] in the storage dtype."""
     values = generator.standard_normal(shape, dtype=numpy.float32)
     return cupy.asarray(values.astype(numpy_dtype(precision_of(precision).storage_dtype)))
+
+
+def moved(given: Any, convert: Any) -> Any:
+    """Return arrays within mappings, each converted."""
+    return {name: moved(one, convert) for name, one in given.items()} if isinstance(given, Mapping) else convert(given)
 
 
 def poison(cupy: ModuleType, *shapes_and_dtypes: tuple[tuple[int, ...], Any]) -> None:

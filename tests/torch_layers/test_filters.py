@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,27 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.host_code import BY, RUNNERS, natively
 
-from minrnn_gen.build.cpu_kernel import why_no_native_code
-from minrnn_gen.config.environment import numpy_alone
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
 signal = pytest.importorskip("scipy.signal")
-
-
-@contextmanager
-def natively() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINRNN_CPU", "native")
-        if why := why_no_native_code():
-            pytest.skip(why)
-        yield
-
-
-BY = {"native": natively, "numpy": numpy_alone}
-RUNNERS = [*BY]
 
 
 def polynomial(random: np.random.Generator, order: int, largest: float) -> Any:

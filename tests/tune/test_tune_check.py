@@ -27,7 +27,7 @@ from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.report.gpu_check import markdown_of
 from minrnn_gen.tune import anonymous, check
 from minrnn_gen.tune.check import DeviceCheck, check_here
-from minrnn_gen.tune.check_problems import ROUNDS, CheckedProblem, family_problems
+from minrnn_gen.tune.check_problems import CheckedProblem, family_problems
 from minrnn_gen.tune.check_results import GpuCheck
 from minrnn_gen.tune.workload import Workload, on_host
 
@@ -249,7 +249,7 @@ def test_a_projection_is_checked_next_to_the_reference(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("compiler", "cache")
 def test_arguments_of_products_are_checked_by_a_backward(tmp_path: Path) -> None:
-    spec = {"model": ROUNDS, "hidden_size": 16, "batch": 3, "time": 20}
+    spec = {"model": "gru_reset_before", "hidden_size": 16, "batch": 3, "time": 20}
     workload = workload_of(CheckedProblem(spec, "arguments", "bf16"), tmp_path)
     assert workload.plan.name == "backward_arguments"
     results = dict(workload.checked_run(workload.kernel_of(workload.trial))())

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.cell.rounds import places_by_round
 from minrnn_gen.gpu.cublas import Matrix, Product
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.program.number import Loop
@@ -23,16 +24,12 @@ class GateRounds:
     @classmethod
     def of(cls, interface: Interface, rounds: tuple[tuple[str, ...], ...]) -> GateRounds:
         """Return the gates of a cell, given those of its rounds."""
-        gates = interface.recurrent_gates
-        later = {gate for of_round in rounds for gate in of_round}
-        by_round = (tuple(gate for gate in gates if gate not in later), *rounds)
-        of_output, *others = (_runs([gates.index(gate) for gate in of_round]) for of_round in by_round)
+        of_output, *others = map(_runs, places_by_round(interface.recurrent_gates, rounds))
         return cls(of_output, tuple(others))
 
 
-def _runs(places: list[int]) -> tuple[range, ...]:
-    ordered = sorted(places)
-    groups = (tuple(group) for _, group in groupby(enumerate(ordered), lambda item: item[1] - item[0]))
+def _runs(places: tuple[int, ...]) -> tuple[range, ...]:
+    groups = (tuple(group) for _, group in groupby(enumerate(sorted(places)), lambda item: item[1] - item[0]))
     return tuple(range(group[0][1], group[-1][1] + 1) for group in groups)
 
 
