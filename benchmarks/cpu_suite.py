@@ -24,7 +24,7 @@ def measure(quick: bool, busy: int = 0) -> CpuRecord:
             rows_of_raw_scans,
             rows_of_scan_layers,
         )
-        from benchmarks.contenders.cpu_selective import rows_of_selective_scans
+        from benchmarks.contenders.cpu_scans import rows_of_log_scans, rows_of_selective_scans
     c_compiler()
     versions = {"python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in ("minrnn-gen", "torch", "numpy")}
@@ -36,6 +36,7 @@ def measure(quick: bool, busy: int = 0) -> CpuRecord:
         rows=(
             *rows_of_raw_scans(quick),
             *rows_of_selective_scans(quick),
+            *rows_of_log_scans(quick),
             *rows_of_scan_layers(quick),
             *rows_of_layers(quick),
             *rows_beside_processes(busy),

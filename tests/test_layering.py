@@ -93,7 +93,7 @@ OWNERS = {
     "cuda": "build.nvrtc gpu.*",
     "torch": (
         "torch.* benchmarks.harness.gpu benchmarks.distributed_suite "
-        "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.cpu_selective "
+        "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.cpu_scans "
         "benchmarks.contenders.layers benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans "
         "benchmarks.contenders.selective_scans "
         "benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "

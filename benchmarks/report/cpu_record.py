@@ -12,7 +12,7 @@ import pydantic
 _Text = Callable[["Sequence[CpuRow]"], list[tuple[str, str]]]
 PUBLISHED = ("benchmarks/cpu_epyc.json", "benchmarks/cpu_xeon.json")
 PAGE = "docs/cpu.md"
-_TORCH, _PRODUCTS = "torch.nn", "its products"
+_TORCH, _PRODUCTS, _LOOP, _NUMPY = "torch.nn", "its products", "a loop in torch", "NumPy"
 _PASSES = {"forward": "forward", "training": "training step"}
 
 
@@ -81,7 +81,13 @@ def sections_of_cpus(records: Sequence[CpuRecord]) -> dict[str, Callable[[], str
             [record for record in records if any(row.busy for row in record.rows)], _TORCH, 2, _each
         ),
         "scan layers on cpus": lambda: _table(records, _PRODUCTS, 0, _each),
+        "scans on cpus beside a loop": lambda: _table(_with_rows(records, _LOOP), _LOOP, 0, _how_much_faster),
+        "scans on cpus beside numpy": lambda: _table(_with_rows(records, _NUMPY), _NUMPY, 0, _how_much_faster),
     }
+
+
+def _with_rows(records: Sequence[CpuRecord], beside: str) -> list[CpuRecord]:
+    return [record for record in records if any(row.beside == beside for row in record.rows)]
 
 
 def _machine(record: CpuRecord) -> str:
@@ -119,5 +125,12 @@ def _spread(rows: Sequence[CpuRow]) -> list[tuple[str, str]]:
 def _each(rows: Sequence[CpuRow]) -> list[tuple[str, str]]:
     return [
         (f"{row.layer} {row.batch} x {row.time}, {row.inputs} → {row.hidden}, {_PASSES[row.kernel_pass]}", f"{row.share:.2f}")
+        for row in rows
+    ]
+
+
+def _how_much_faster(rows: Sequence[CpuRow]) -> list[tuple[str, str]]:
+    return [
+        (f"{row.layer} {row.batch} x {row.time} x {row.hidden}, {_PASSES[row.kernel_pass]}", f"{1 / row.share:.1f}")
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""Selective scans on the CPU beside a loop over time in torch, as transformers has it, and beside NumPy."""
+"""Scans with n values, and in log space, on the CPU: beside NumPy, and the former beside a loop in torch, as transformers has it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from minrnn_gen.torch.operators.functional import recurrence
 # Batch, time, channels and n of a Mamba layer.
 BATCH, TIME, CHANNELS, VALUES = 4, 1024, 512, 16
 QUICK_TIME = 128
+# Batch, time and channels of scans in log space.
+LOG_SIZES = ((4, 512, 128), (8, 512, 512), (1, 8192, 256), (64, 256, 128))
+LOG_GATES = 2
 LOOP, NUMPY = "a loop in torch", "NumPy"
 Tensors = Sequence[Any]
 
@@ -31,16 +34,33 @@ def rows_of_selective_scans(quick: bool) -> Iterator[CpuRow]:
         torch.randn(BATCH, time, 1, VALUES),
         torch.randn(BATCH, time, 1, VALUES),
     )
-    native, by_numpy = _kernel(""), _kernel("numpy")
-    ours = _of_kernel(native)
+    spec = {"model": "selective", "hidden_size": CHANNELS, "state_size": VALUES, "precision": "fp32"}
+    ours, by_numpy = (_selective(_kernel(spec, cpu)) for cpu in ("", NUMPY.lower()))
     with torch.no_grad():
         error = float((ours(given) - selective_loop(given)).abs().max())
     for kernel_pass in ("forward", "training"):
-        for beside, theirs in ((LOOP, selective_loop), (NUMPY, _of_kernel(by_numpy))):
+        for beside, theirs in ((LOOP, selective_loop), (NUMPY, by_numpy)):
             ours_ms, theirs_ms = in_turn(_run_of(ours, given, kernel_pass), _run_of(theirs, given, kernel_pass))
             yield CpuRow(
                 layer="selective", batch=BATCH, time=time, inputs=VALUES, hidden=CHANNELS, kernel_pass=kernel_pass,
                 beside=beside, ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error,
+            )  # fmt: skip
+
+
+def rows_of_log_scans(quick: bool) -> Iterator[CpuRow]:
+    """Measure scans in log space and their gradients."""
+    torch.manual_seed(0)
+    for batch, time, hidden in LOG_SIZES[:1] if quick else LOG_SIZES:
+        spec = {"model": "min_gru_log", "scan_arithmetic": "log", "hidden_size": hidden, "precision": "fp32"}
+        ours, by_numpy = (_gates_alone(_kernel(spec, cpu)) for cpu in ("", NUMPY.lower()))
+        given = (torch.randn(batch, time, LOG_GATES, hidden),)
+        with torch.no_grad():
+            error = float((ours(given) - by_numpy(given)).abs().max())
+        for kernel_pass in ("forward", "training"):
+            ours_ms, theirs_ms = in_turn(_run_of(ours, given, kernel_pass), _run_of(by_numpy, given, kernel_pass))
+            yield CpuRow(
+                layer="min_gru_log", batch=batch, time=time, inputs=hidden, hidden=hidden, kernel_pass=kernel_pass,
+                beside=NUMPY, ours_ms=ours_ms, theirs_ms=theirs_ms, largest_difference=error,
             )  # fmt: skip
 
 
@@ -63,9 +83,8 @@ def selective_loop(given: Tensors) -> Any:
     return (y * torch.nn.functional.silu(z)).transpose(1, 2)
 
 
-def _kernel(cpu: str) -> Any:
+def _kernel(spec: dict[str, Any], cpu: str) -> Any:
     """Return a kernel whose calls on host arrays run as MINRNN_CPU says."""
-    spec = {"model": "selective", "hidden_size": CHANNELS, "state_size": VALUES, "precision": "fp32"}
     before = os.environ.pop("MINRNN_CPU", None)
     try:
         os.environ |= {"MINRNN_CPU": cpu} if cpu else {}
@@ -77,12 +96,16 @@ def _kernel(cpu: str) -> Any:
         os.environ |= {} if before is None else {"MINRNN_CPU": before}
 
 
-def _of_kernel(kernel: Any) -> Callable[[Tensors], Any]:
+def _selective(kernel: Any) -> Callable[[Tensors], Any]:
     def run(given: Tensors) -> Any:
         x, a, d, b, c = given
         return recurrence(kernel, x, parameters={"a": a, "d": d}, shared={"b": b, "c": c})[0]
 
     return run
+
+
+def _gates_alone(kernel: Any) -> Callable[[Tensors], Any]:
+    return lambda given: recurrence(kernel, *given)[0]
 
 
 def _run_of(
