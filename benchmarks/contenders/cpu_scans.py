@@ -1,4 +1,4 @@
-"""Scans with n values, and in log space, on the CPU: beside NumPy, and the former beside a loop in torch, as transformers has it."""
+"""Scans of n values and in log space on the CPU, beside NumPy and beside a loop over time in torch, as transformers has it."""
 
 from __future__ import annotations
 

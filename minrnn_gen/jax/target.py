@@ -197,9 +197,15 @@ def prepare(site: CallSite) -> DeviceCall:
 def _prepared(key: tuple[int, int], site: CallSite) -> DeviceCall:
     with _LOCK:
         if key not in _DEVICE_CALLS:
-            serve_by_c("CUDA")
-            _DEVICE_CALLS[key] = device_call(site, key[1])
-            _DEVICE_CALLS[key].publish(key[0])
+            # The C compiler is another process: kernels are planned and compiled meanwhile.
+            by_c = threading.Thread(target=serve_by_c, args=("CUDA",), name="minrnn_gen handler")
+            by_c.start()
+            try:
+                call = device_call(site, key[1])
+            finally:
+                by_c.join()
+            call.publish(key[0])
+            _DEVICE_CALLS[key] = call
         return _DEVICE_CALLS[key]
 
 

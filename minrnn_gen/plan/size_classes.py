@@ -45,6 +45,11 @@ class SizedKernel:
     sizes: Sizes
     is_measured: bool = False
 
+    @property
+    def is_called_in_any_way(self) -> bool:
+        """Whether it reads at run time how it is called, whatever it is specialized for: a kernel for one step of many."""
+        return self.family.startswith("stepwise_")
+
 
 @dataclass(frozen=True)
 class SizeClasses:

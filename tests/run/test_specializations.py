@@ -68,6 +68,25 @@ def test_a_dense_cell_compiles_what_it_cannot_read_at_run_time(
     assert 0 < len(forwards) <= (2 * ways - (ways == 1)) * KERNELS_MOST
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_a_training_step_of_a_dense_cell_compiles_a_kernel_for_each_run(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is called: what is built ahead is what the call runs."""
+    monkeypatch.setenv("MINRNN_WAVEFRONT", "never")  # there are no streams
+    kernel = compiled_for_host(
+        {"model": "gru", "hidden_size": 64, "precision": "fp32", "direction": direction}, plans_sizes=True
+    )
+    compiled = build_nothing(monkeypatch)
+    interface = kernel.interface
+    x, R = (np.zeros(shape, np.float32) for shape in (interface.shape(interface.x_axes, 2, 5), interface.R_shape))
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, CompiledKernels(kernel.builder, ()))):
+        y, _, saved = kernel.forward(x, R, resets=np.zeros((2, 5), bool))
+        kernel.backward(saved, y)
+    runs = len(interface.runs_reversed)
+    assert Counter(key.kernel_pass for key in set(compiled)) == {"forward": runs, "backward": runs}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_backward_of_a_dense_cell_is_built_while_its_forward_is(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """By another thread, once; whoever needs a kernel that cannot be built is told, and nobody else is."""

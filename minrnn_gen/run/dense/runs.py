@@ -127,12 +127,19 @@ class DenseRun(CellRun):
         return lru_cache(CHOICES_HELD)(partial(choose_directions, self.builder))
 
     def expect_backward(self, call: Call) -> None:
-        """Begin to build the backward of contiguous arrays of these sizes, while the forward is built and runs."""
-        if call.batch:
-            dense = self.half if self.beside("backward", sizes_of(call)) else self
-            passes: tuple[KernelPass, ...] = ("backward", "arguments") if self.gates.rounds else ("backward",)
-            for kernel_pass in passes:
-                dense.backend.build_ahead(kernel_pass, dense.builder.hinted_specialization, sizes_of(call))
+        """Begin to build the backward of arrays that lie as these do, while the forward is built and runs."""
+        if not call.batch:
+            return
+        assert call.R is not None
+        sizes = sizes_of(call)
+        dense = self.half if self.beside("backward", sizes) else self
+        # What a weight makes of x is contiguous.
+        rows = (call.R,) if call.weight is not None else (call.R, call.x)
+        for reverse in self.interface.runs_reversed:
+            exact = self._specialization(replace(call, reverse=reverse), "none", *rows)
+            dense.backend.build_ahead("backward", exact, sizes)
+        if self.gates.rounds:
+            dense.backend.build_ahead("arguments", dense.builder.hinted_specialization, sizes)
 
     def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], _states_out: StatesOut) -> None:
         """Run a call in each direction."""
@@ -375,22 +382,14 @@ class DenseRun(CellRun):
     def _choose(
         self, recorder: Recorder, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array
     ) -> KernelKey:
-        """The kernel for a call of one direction; `rows` are the arrays of which a head of a row is read at once.
+        """The kernel for a call of one direction; `rows` are the arrays of which a head of a row is read at once."""
+        return recorder.choose(kernel_pass, self._specialization(part, states_out, *rows), sizes_of(part))
 
-        What takes a call step by step reads at run time how it is called: of it there is one kernel for the same sizes.
-        """
-        sizes, hinted = sizes_of(part), self.builder.hinted_specialization
+    def _specialization(self, part: Call, states_out: StatesOut, *rows: Array) -> Specialization:
         head_bytes = self.interface.head_dim * self.interface.precision.storage_bytes
-        exact = Specialization(
+        return Specialization(
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
             reverse=part.reverse,
             resets=part.sequences.resets is not None,
             states_out=states_out,
         )
-        contiguous = recorder.choose(kernel_pass, hinted, sizes)
-        if exact != hinted and contiguous not in self.backend.built:
-            # Both are compiled at once; only where a call is taken step by step the second is not needed.
-            self.backend.build_ahead(kernel_pass, exact, sizes)
-        if exact == hinted or not self.backend.plan(contiguous).is_persistent:
-            return contiguous
-        return recorder.choose(kernel_pass, exact, sizes)
