@@ -148,7 +148,7 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
     if request.kind == "step":
         step = executor.record_step(arguments)
         return None if step is None else Recording(step, count, slots, (step.slots.y, *step.slots.final))
-    forward = executor.record_forward(arguments, request.keeps)
+    forward = executor.record_forward(arguments, request.keeps, request.trains)
     if forward is None:
         return None
     written = forward.trace.slots

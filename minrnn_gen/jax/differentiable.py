@@ -35,7 +35,7 @@ def _forward(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, 
         of_time = (array if axis is None else jnp.expand_dims(array, axis) for array, axis in zip(operands, axes, strict=True))
         (y, *final), (saved, kept) = _forward(whole, tuple(of_time))
         return (y.squeeze(_time_of_y(request)), *final), (saved, kept)
-    saving = replace(request, keeps=request.keeps or backward_reads_states(request.recipe))
+    saving = replace(request, keeps=request.keeps or backward_reads_states(request.recipe), trains=True)
     results = tuple(bind(saving, operands))
     count = 1 + len(kernel.states)
     returned = results if request.keeps else results[:count]

@@ -102,7 +102,7 @@ def run_over_time(request: Request, axis_name: str, operands: Arrays) -> Arrays:
 
 def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, list[Any]]]:
     ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
-    saving = replace(request, keeps=backward_reads_states(request.recipe))
+    saving = replace(request, keeps=backward_reads_states(request.recipe), trains=True)
     initial, count = operands[places], len(request.interface.states)
     from_zero = _with_states(operands, places, [jnp.where(ranks.is_first, state, 0) for state in initial])
     y, *others = bind(saving, from_zero)

@@ -28,13 +28,14 @@ class Request:
     """One operation. `present`: which of its slots have an array, those of `CallArguments.flat`, or of a raw scan a, b, h0.
 
     `recipe` is of the kernel, empty of a raw scan, which has the other keywords. `keeps`: the states after every step are
-    written by a forward, and read by a backward.
+    written by a forward, and read by a backward. `trains`: a backward follows this forward.
     """
 
     kind: Kind
     present: tuple[bool, ...]
     recipe: str = ""
     keeps: bool = False
+    trains: bool = False
     log_a: bool = False
     reverse: bool = False
     axis: int = 0

@@ -298,13 +298,13 @@ class Executor:
         """What records runs whole, for callers who replay traces in memory of their own, such as a program of XLA."""
         return GpuRun(self.interface, self._builder, self.backend.without_graphs())
 
-    def record_forward(self, arguments: CallArguments, all_states: bool) -> ForwardReplay | None:
+    def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:
         """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed.
 
-        Where it writes `all_states` a backward is expected, and built meanwhile.
+        Where a forward `trains`, its backward is built meanwhile. `all_states`: it writes the states after every step.
         """
         states_out = self._states_out(all_states, saves=False)
-        saves = all_states and self._builder.spec.training
+        saves = trains and self._builder.spec.training
         call_key = keyed(("forward", states_out, saves), arguments.flat(self.interface))
         call = check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
         return self.recorded.forward(call, states_out, saves).replay

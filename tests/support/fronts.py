@@ -353,7 +353,7 @@ def captured(row: Row, _: Path) -> None:
     dy, dstate = torch.from_numpy(inputs.dy), mapped(inputs.dstate, torch.from_numpy)
     with as_if_on_a_device(kernel, executor=executor), pytest.MonkeyPatch.context() as patch:
         patch.setattr("minrnn_gen.gpu.cublas.multiply", lambda *_: None)
-        recorded = executor.record_forward(arguments_of(inputs.forward), kernel.spec.training)
+        recorded = executor.record_forward(arguments_of(inputs.forward), kernel.spec.training, kernel.spec.training)
         assert recorded is not None and executor.record_backward(recorded, dy, dstate) is not None
         assert kernel.interface.directions or executor.record_step(arguments_of(inputs.step)) is not None
 

@@ -165,7 +165,7 @@ def captured(served: Served, _: Path) -> set[str]:
     def record(_: Kernel, executor: Any, arguments: Any, gradients: Any) -> Any:
         if served.kernel_pass == "step":
             return executor.record_step(arguments)
-        forward = executor.record_forward(arguments, served.kernel_pass in BACK)
+        forward = executor.record_forward(arguments, served.kernel_pass in BACK, served.kernel_pass in BACK)
         if forward is None or served.kernel_pass == "forward":
             return forward
         dy, dstate = gradients
