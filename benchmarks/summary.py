@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import PUBLISHED_RECORDS
+
 PAGE = "README.md"
 FIGURE = "docs/summary.svg"
 RECORDS = Path(__file__).resolve().parent / "results"
@@ -103,14 +105,13 @@ _CALLS = (
 )
 _ABOUT_LAYERS = (
     "A layer is batch x time, inputs to units, beside torch.nn at its defaults, which in fp32 is TF32. Its time is that of a\n"
-    "whole training step by the host's clock."
+    "whole training step by the host's clock, on an {gpu}."
 )
 
 
 def questions() -> tuple[Question, ...]:
     """Return the rows of the summary: those of layers where their record has them, else those of cells."""
-    path = _path_of(LAYERS)
-    has_layers = path.exists() and any(row["problem"]["table"] == "headline" for row in _rows(LAYERS))
+    has_layers = _path_of(LAYERS).exists() and any(row["problem"]["table"] == "headline" for row in _rows(LAYERS))
     return (*_SCANS_AND_HEADS, *(_OF_LAYERS if has_layers else _OF_CELLS), *_CALLS)
 
 
@@ -127,7 +128,8 @@ def summary_text() -> str:
         f"{_with_unit(answer.best, answer.measure)}, {answer.best_name} | {_times(answer)} |"
         for answer in answers()
     ]
-    lines += ["", _ABOUT_LAYERS] if any(question.record == LAYERS for question in questions()) else []
+    if any(question.record == LAYERS for question in questions()):
+        lines += ["", _ABOUT_LAYERS.format(gpu=_record(LAYERS)["gpu"])]
     return "\n".join(lines) + "\n"
 
 
@@ -189,11 +191,16 @@ def _answer(question: Question) -> Answer:
 
 
 def _path_of(record: str) -> Path:
-    return RECORDS / f"{record}_h200.json"
+    return RECORDS / Path(PUBLISHED_RECORDS[record]).name
+
+
+def _record(record: str) -> Mapping[str, Any]:
+    read: Mapping[str, Any] = json.loads(_path_of(record).read_text(encoding="utf-8"))
+    return read
 
 
 def _rows(record: str) -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = json.loads(_path_of(record).read_text(encoding="utf-8")).get("rows", [])
+    rows: Sequence[Mapping[str, Any]] = _record(record).get("rows", [])
     return rows
 
 

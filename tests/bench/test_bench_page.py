@@ -22,10 +22,10 @@ RECORDS = {
     "selective_h200": "scan",
     "recurrent_h200": "recurrent",
     "recurrent_large_h200": "recurrent",
-    "layers_h200": "layers",
+    "layers_h100": "layers",
     "layer_sizes_h200": "layers",
     "calls_h200": "calls",
-    "jax_h200": "jax",
+    "jax_h100": "jax",
 }
 
 

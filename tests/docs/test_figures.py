@@ -12,6 +12,7 @@ import pytest
 from support.documentation import ROOT
 
 from benchmarks import summary
+from benchmarks.pages import PUBLISHED_RECORDS
 from benchmarks.problems import layer_problems
 from benchmarks.report.record import Record, Row, write_record
 
@@ -60,10 +61,11 @@ def test_measured_layers_are_rows_of_the_summary(tmp_path: Path, monkeypatch: py
     record = Record(command="python -m benchmarks layers", gpu="none", versions={}, method={}, rows=tuple(rows))
     for path in summary.RECORDS.glob("*.json"):
         (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "layers_h200.json").unlink(missing_ok=True)
+    of_layers = tmp_path / Path(PUBLISHED_RECORDS["layers"]).name
+    of_layers.unlink(missing_ok=True)
     monkeypatch.setattr(summary, "RECORDS", tmp_path)
     labels = {answer.label for answer in summary.answers()}
-    write_record(record, tmp_path / "layers_h200.json")
+    write_record(record, of_layers)
     layers = [answer for answer in summary.answers() if answer.label not in labels]
     assert [(answer.ours, answer.best, answer.best_name) for answer in layers] == [(2.0, 8.0, "torch.nn")] * 3
     assert len(summary.answers()) <= 8
