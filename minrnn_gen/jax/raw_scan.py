@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.arrays import as_array, check_static, described
-from minrnn_gen.jax.differentiable import run_scan
+from minrnn_gen.jax.differentiable import run_raw
 from minrnn_gen.jax.over_time import scan_over_time
 from minrnn_gen.jax.request import Request
 from minrnn_gen.raw_scan.arguments import check_scan
@@ -55,7 +55,7 @@ def scan(
     if axis_name is not None:
         y, final = scan_over_time(request, axis_name, a, b, h0)
         return y, final
-    y, final = run_scan(request, (a, b) if h0 is None else (a, b, h0))
+    y, final = run_raw(request, (a, b) if h0 is None else (a, b, h0))
     return y, final
 
 

@@ -6,14 +6,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import CU_SEQLENS, has_gradient
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.precision import precision_storing
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
 
-Kind = Literal["forward", "backward", "step", "scan", "scan_backward"]
+Kind = Literal["forward", "backward", "step", "scan", "scan_backward", "filter", "filter_backward"]
 
 
 class Shaped(NamedTuple):
@@ -22,12 +23,18 @@ class Shaped(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, array: Any) -> Shaped:
+        """Return what an array of JAX, or a tracer, looks like."""
+        return cls(tuple(array.shape), array.dtype.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One operation. `present`: which of its slots have an array, those of `CallArguments.flat`, or of a raw scan a, b, h0.
 
-    `recipe` is of the kernel, empty of a raw scan, which has the other keywords. `keeps`: the states after every step are
+    Of a filter these are x, b, a, zi, and of its backward x, b, a, y, dy, dzf; x is [N, C, T]. `recipe` is of the kernel, empty
+    of a raw scan, which has the other keywords, and of a filter. `keeps`: the states after every step are
     written by a forward, and read by a backward. `trains`: a backward follows this forward.
     """
 
@@ -63,6 +70,10 @@ class Request:
             assert precision is not None
             state = Shaped(x.shape[: self.axis] + x.shape[self.axis + 1 :], precision.arithmetic_dtype)
             return (x, state) if self.kind == "scan" else (x, x, state)
+        if self.kind in FILTER_PASSES:
+            coefficients = operands[1]
+            state = Shaped((*x.shape[:2], coefficients.shape[1] - 1), coefficients.dtype)
+            return (x, state) if self.kind == "filter" else (x, coefficients, coefficients, state)
         if self.kind == "backward":
             return tuple(operands[self.slots.index(slot)] for slot in self.gradient_slots)
         interface = self.interface
