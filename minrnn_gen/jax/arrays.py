@@ -12,6 +12,7 @@ from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import listed_integers
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.precision import why_unsupported
+from minrnn_gen.raw_scan.map_arguments import CARRIED
 
 # Of NumPy's kinds: objects, texts, bytes, and times.
 _KINDS_NOT_IN_JAX = "OUSmM"
@@ -65,6 +66,11 @@ def check_real(array: Any, name: str, *shapes: tuple[int, ...]) -> None:
     if shapes and array.shape not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         raise BadInput(f"{name} has shape {list(array.shape)}; {expected} is expected")
+
+
+def carried_dtype() -> Any:
+    """Return float64, without JAX's x64 mode float32."""
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(CARRIED))
 
 
 def described(value: Any, name: str) -> Array:

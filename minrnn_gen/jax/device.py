@@ -176,7 +176,7 @@ def _recorded_scan(request: Request, operands: Sequence[Any]) -> Recording | Non
     keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
     if request.kind == "scan":
         a, b, h0 = by_slot(request, operands)
-        scan(a, b, h0, **keywords)
+        scan(a, b, h0, form=request.form, **keywords)
         trace = SCANS.find(keyed_scan((a, b, h0), **keywords))
         return None if trace is None else Recording(trace, 3, request.slots, (trace.slots.y, trace.slots.final))
     (a, h0), (y, dy, dfinal) = by_slot(request, operands[:-3]), operands[-3:]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.jax.arrays import as_array, check_real, is_traced
+from minrnn_gen.jax.arrays import as_array, carried_dtype, check_real, is_traced
 from minrnn_gen.jax.differentiable import run_raw
 from minrnn_gen.jax.request import Request
 from minrnn_gen.raw_scan.filter_arguments import ZERO_FIRST, channels_of, check_sections, filtered_by_sections
-from minrnn_gen.raw_scan.map_arguments import CARRIED
 
 
 def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
@@ -40,7 +38,7 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
     # Sixteen bits are computed as float32, which holds them.
     rows = x.reshape(*shape, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
     # A filter of order 0 only multiplies.
-    state = (_carried(zi.reshape(*shape, order)),) if zi is not None and order else ()
+    state = (zi.reshape(*shape, order).astype(carried_dtype()),) if zi is not None and order else ()
     request = Request("filter", (True, True, True, bool(state)))
     y, zf = run_raw(request, (rows, _wide(b, channels, order), _wide(a, channels, order), *state))
     y = y.reshape(x.shape).astype(x.dtype)
@@ -67,12 +65,7 @@ def _wide(array: Any, channels: int, order: int) -> Any:
     """Return coefficients as [channels, order + 1], of at least the first order, padded with zeros."""
     missing = max(order, 1) + 1 - array.shape[-1]
     padded = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
-    return jnp.broadcast_to(_carried(padded), (channels, padded.shape[-1]))
-
-
-def _carried(array: Any) -> Any:
-    """Return an array in float64, without JAX's x64 mode in float32."""
-    return array.astype(jax.dtypes.canonicalize_dtype(CARRIED))
+    return jnp.broadcast_to(padded.astype(carried_dtype()), (channels, padded.shape[-1]))
 
 
 def _is_on_cpu(array: Any) -> bool:

@@ -79,11 +79,14 @@ def by_slot(request: Request, operands: Sequence[Any]) -> list[Any]:
 
 
 def _run_scan(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
-    keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
+    form = request.form
+    keywords: dict[str, Any] = {"form": form, "log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
     if request.kind == "scan":
         a, b, h0 = by_slot(request, operands)
-        return scan(a, b, h0, **keywords)
+        return scan(a, b, _carried(h0) if form == "full" else h0, **keywords)
     a, h0, y, dy, dfinal = *by_slot(request, operands[:-3]), *operands[-3:]
+    if form == "full":
+        h0, dfinal = _carried(h0), _carried(dfinal)
     return scan_backward(a, y, dy, h0, dfinal, **keywords)
 
 

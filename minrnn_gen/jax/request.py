@@ -13,6 +13,7 @@ from minrnn_gen.call.slots import CU_SEQLENS, has_gradient
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.precision import precision_storing
 from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
+from minrnn_gen.raw_scan.map_arguments import Form
 
 Kind = Literal["forward", "backward", "step", "scan", "scan_backward", "filter", "filter_backward"]
 
@@ -34,8 +35,9 @@ class Request:
     """One operation. `present`: which of its slots have an array, those of `CallArguments.flat`, or of a raw scan a, b, h0.
 
     Of a filter these are x, b, a, zi, and of its backward x, b, a, y, dy, dzf; x is [N, C, T]. `recipe` is of the kernel, empty
-    of a raw scan, which has the other keywords, and of a filter. `keeps`: the states after every step are
-    written by a forward, and read by a backward. `trains`: a backward follows this forward.
+    of a raw scan, which has the other keywords, and of a filter. A scan of form "full" has an h0, and a map for each step.
+    `keeps`: the states after every step are written by a forward, and read by a backward. `trains`: a backward follows this
+    forward.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class Request:
     log_a: bool = False
     reverse: bool = False
     axis: int = 0
+    form: Form = "scalar"
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -65,6 +68,8 @@ class Request:
     def results(self, operands: Sequence[Shaped]) -> tuple[Shaped, ...]:
         """Return what the results look like."""
         x = operands[0]
+        if self.form == "full":
+            return tuple(operands[1:]) if self.kind == "scan" else (x, operands[2], operands[4])
         if self.kind in ("scan", "scan_backward"):
             precision = precision_storing(x.dtype)
             assert precision is not None

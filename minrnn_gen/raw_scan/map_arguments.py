@@ -126,12 +126,14 @@ def check_pairs(a: Any, b: Any, axis: Any, reverse: Any, name: str = "b", **stat
     return index, tuple(a.shape) != shape
 
 
-def check_scan_of_maps(a: Any, b: Any, h0: Any, *, reverse: bool, axis: int, inspect: Inspect | None = None) -> MapCall:
-    """Check what a scan of full maps was called with; raises BadInput with one sentence."""
+def check_scan_of_maps(
+    a: Any, b: Any, h0: Any, *, reverse: bool, axis: int, inspect: Inspect | None = None, carried: str = CARRIED
+) -> MapCall:
+    """Check what a scan of full maps was called with; raises BadInput with one sentence. `carried` is the dtype of h0."""
     describe = inspect or inspected
     first, maps = describe(b, "b"), describe(a, "a")
     recurrence = _recurrence(first, maps, reverse, axis)
-    state = check_state(first, recurrence.axis, CARRIED, h0, "h0", 2, describe)
+    state = check_state(first, recurrence.axis, carried, h0, "h0", 2, describe)
     return MapCall(recurrence, beside(first, maps).with_slot(0), first.with_slot(1), state)
 
 

@@ -159,6 +159,17 @@ def test_a_filter_of_more_than_a_gpu_has_kernels_of_is_refused() -> None:
         device.device_call(site, 0)
 
 
+def test_there_are_no_full_maps_on_a_gpu() -> None:
+    shapes = (((2, 5, 2, 2), "float32"), ((2, 5, 2), "float32"), ((2, 2), "float64"))
+    asked = request.Request("scan", (True,) * 3, axis=1, form="full")
+    site = request.CallSite(asked, tuple(request.Shaped(*shaped) for shaped in shapes))
+    with (
+        numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")),
+        pytest.raises(BadInput, match="b is on CUDA device 0, where there is no kernel of full maps"),
+    ):
+        device.device_call(site, 0)
+
+
 def test_a_program_for_a_gpu_widens_a_filter_without_x64(monkeypatch: pytest.MonkeyPatch) -> None:
     jax, front = pytest.importorskip("jax"), pytest.importorskip("minrnn_gen.jax")
     export, target = pytest.importorskip("jax.export"), pytest.importorskip("minrnn_gen.jax.target")
