@@ -37,7 +37,7 @@ from minrnn_gen.precision import PrecisionName, error_allowed, precision_of, rem
 from minrnn_gen.program.number import Number
 from minrnn_gen.raw_scan import filters_cpu, filters_device
 from minrnn_gen.raw_scan.filter_kernels import filter_spec
-from minrnn_gen.raw_scan.filter_results import RESULTS, shape_of
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, RESULTS, shape_of
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
@@ -959,7 +959,6 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 # Two tiles and a part of a third.
 FILTER_STEPS = 1100
-FILTER_PASSES = ("filter", "filter_backward")
 FILTERS: tuple[tuple[str, int, PrecisionName], ...] = (
     ("filter", 2, "fp32"),
     ("filter of order 1", 1, "fp64"),
