@@ -58,7 +58,7 @@ API = {
         "export_operators",
         "onnx_translations",
     ),
-    "minrnn_gen.jax": ("RNN", "recurrence", "scan", "gae", "vtrace", "lambda_returns", "step"),
+    "minrnn_gen.jax": ("RNN", "recurrence", "scan", "lfilter", "sosfilt", "gae", "vtrace", "lambda_returns", "step"),
     "minrnn_gen.compat": (
         "flashrnn",
         "mamba_ssm",

@@ -26,8 +26,6 @@ class GradientCubin:
         self.arch = f"sm_{profile.compute_capability.replace('.', '')}"
         self._key = (self.arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
         self._store = builder.store
-        if precision.parts > 1:  # gradients of a scan of complex numbers are those of its arrays as they are
-            _cubins.setdefault(self._key, None)
 
     def find(self) -> bytes | None:
         """Return the cubin; None without a compiler, or while it is compiled by another thread, which is begun here."""

@@ -124,13 +124,10 @@ class _Collected:
                         yield partial(self._kernel, builder, key)
 
     def _expected_keys(self, builder: Builder, variant: Variant) -> Iterator[KernelKey]:
-        for specialization in self._specializations(builder, variant).values():
-            if self._interface.recurrent_gates:  # which of these serve is known when they are compiled
-                yield from self._candidates(builder, variant.kernel_pass, specialization)
-                if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
-                    yield from self._candidates(builder, "arguments", builder.hinted_specialization)
-            else:
-                yield from self._at_places(builder, variant.kernel_pass, specialization)
+        # Which candidates of dense cells serve is known when they are compiled.
+        expected = self._candidates if self._interface.recurrent_gates else self._at_places
+        for kernel_pass, specialization in self._launched(builder, variant):
+            yield from expected(builder, kernel_pass, specialization)
 
     def _expect_gradients(self, target: Target) -> None:
         with suppress(ToolchainMissing):  # which is said of the kernels
@@ -240,9 +237,7 @@ class _Collected:
             # More sequences than a step has kernels for are a forward of one step.
             forwards = self._by_place(builder, Variant("forward"))[:: len(TIMES)]
             return [(key, *forward) for key, forward in zip(steps, forwards, strict=True)]
-        runs = [self._at_places(builder, variant.kernel_pass, of_run) for of_run in specializations.values()]
-        if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
-            runs.append(self._at_places(builder, "arguments", builder.hinted_specialization))
+        runs = [self._at_places(builder, *launched) for launched in self._launched(builder, variant)]
         projecting = self._projecting(builder) if variant == PLAIN else []
         return list(zip(*runs, *([projecting] if projecting else []), strict=True))
 
@@ -256,6 +251,13 @@ class _Collected:
         """The fewest steps of all sequences at which the kernel of a GPU multiplies x itself; None where none does."""
         firsts = (first_projected(builder, ALL_SIZES) for builder in self._builders if self._projecting(builder))
         return next((first[0] for first in firsts if first), None)
+
+    def _launched(self, builder: Builder, variant: Variant) -> Iterator[tuple[KernelPass, Specialization]]:
+        """Yield the pass and the specialization of each run of a variant, behind those of a backward what rounds multiplied."""
+        for specialization in self._specializations(builder, variant).values():
+            yield variant.kernel_pass, specialization
+        if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
+            yield "arguments", builder.hinted_specialization
 
     def _specializations(self, builder: Builder, variant: Variant) -> dict[bool, Specialization]:
         """Return the specialization of each run of a variant, by whether it is in reverse."""

@@ -152,6 +152,11 @@ class EmulatedRecorder(DescribedRun):
         self._emulated: dict[KernelRef, EmulatedKernel] = {}
         super().__init__(like, keyed, backend, resident_blocks)
 
+    @property
+    def ends_in_slots(self) -> bool:
+        """True, as on a GPU."""
+        return True
+
     def can_store(self, *, waits: bool) -> bool:  # noqa: ARG002
         """Return True: NumPy does `AddUp` and `Store`."""
         return True

@@ -11,6 +11,8 @@ import numpy
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import listed_integers
 from minrnn_gen.errors import BadInput, kind_of
+from minrnn_gen.precision import why_unsupported
+from minrnn_gen.raw_scan.map_arguments import CARRIED
 
 # Of NumPy's kinds: objects, texts, bytes, and times.
 _KINDS_NOT_IN_JAX = "OUSmM"
@@ -54,6 +56,21 @@ def as_integers(value: Any, name: str) -> Any:
     if array.dtype not in (jnp.int32, jnp.int64):
         raise BadInput(f"{name} has dtype {array.dtype}; int32 or int64 is expected and nothing is cast silently")
     return array.astype(jnp.int32)
+
+
+def check_real(array: Any, name: str, *shapes: tuple[int, ...]) -> None:
+    """Refuse an array that is not of real numbers that kernels compute with, or of none of these shapes."""
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
+        why = why_unsupported(array.dtype)
+        raise BadInput(f"{name} has dtype {array.dtype}; float64, float32, float16 or bfloat16 is expected{why}")
+    if shapes and array.shape not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise BadInput(f"{name} has shape {list(array.shape)}; {expected} is expected")
+
+
+def carried_dtype() -> Any:
+    """Return float64, without JAX's x64 mode float32."""
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(CARRIED))
 
 
 def described(value: Any, name: str) -> Array:

@@ -19,10 +19,13 @@ from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import CU_SEQLENS, X, has_gradient
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
-from minrnn_gen.jax.request import Request
+from minrnn_gen.jax.request import Request, Shaped
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, PASSED
 
 # The letter of the axis n, since n is that of heads here; k is that of groups, whose channels share inputs S.*.
 _VALUES = "v"
+# The axes of a filter's arrays but signals.
+_OF_FILTER = {"b": "ck", "a": "ck", "zi": "ncv", "dzf": "ncv"}
 
 Bind = Callable[[Request, Sequence[Any]], Sequence[Any]]
 
@@ -35,10 +38,21 @@ def batched(bind: Bind, request: Request, operands: Sequence[Any], axes: Sequenc
     count = next(operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None)
     mapped = [axis is not None for axis in axes]
     first = [operand if axis is None else jnp.moveaxis(operand, axis, 0) for operand, axis in zip(operands, axes, strict=True)]
+    if not count:
+        of_one = [
+            Shaped(shape[is_mapped:], dtype) for (shape, dtype), is_mapped in zip(map(Shaped.of, first), mapped, strict=True)
+        ]
+        return [jnp.zeros((0, *result.shape), result.dtype) for result in request.results(of_one)]
     whole = [
         array if is_mapped else jnp.broadcast_to(array, (count, *array.shape))
         for array, is_mapped in zip(first, mapped, strict=True)
     ]
+    if request.kind in FILTER_PASSES:
+        # Coefficients of each element, or gradients of them, are those of more channels; signals alone are more rows.
+        into = "c" if mapped[1] or mapped[2] or request.kind == "filter_backward" else "n"
+        shared = set() if into == "c" else {1, 2}
+        arrays = [first[place] if place in shared else array for place, array in enumerate(whole)]
+        return _folded(bind, request, request, arrays, into, shared, count)
     if not request.recipe:
         return list(bind(replace(request, axis=request.axis + 1), whole))
     slots = request.slots
@@ -64,7 +78,7 @@ def _is_weight(request: Request, slot: int) -> bool:
 def _with_heads(request: Request, count: int) -> Request | None:
     """Return the request with so many times the heads, or None where no spec has so many channels."""
     spec = spec_from(request.recipe)
-    if spec.hidden_size * count > SIZE_LIMIT or not count:
+    if spec.hidden_size * count > SIZE_LIMIT:
         return None
     shares = {"heads": spec.heads * count}
     if request.interface.has_vectors:  # their channels are no heads, and without inputs S.* they have no groups either
@@ -89,6 +103,11 @@ def _folded(
 
 def _axes_of(request: Request) -> tuple[list[str], list[str]]:
     """Return a letter for each axis of the operands and of the results; those of channels of both directions have two."""
+    if request.kind in FILTER_PASSES:
+        operands = [_OF_FILTER.get(name, "nct") for name in PASSED[request.kind]]
+        state = _OF_FILTER["zi"]
+        results = ["nct", state] if request.kind == "filter" else ["nct", _OF_FILTER["b"], _OF_FILTER["a"], state]
+        return [operands[slot] for slot in request.slots], results
     interface = request.interface
     directions = "d" if interface.directions else ""
     is_step = request.kind == "step"

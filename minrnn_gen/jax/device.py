@@ -26,7 +26,9 @@ from minrnn_gen.jax.c_handler import Layout, c_handler
 from minrnn_gen.jax.host import by_slot
 from minrnn_gen.jax.request import CallSite, Request, Shaped
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.raw_scan import filters
 from minrnn_gen.raw_scan.arguments import keyed_scan
+from minrnn_gen.raw_scan.filter_results import FilterPass
 from minrnn_gen.raw_scan.scan import BACKWARDS, SCANS, scan, scan_backward
 from minrnn_gen.run.recording.operations import Program
 from minrnn_gen.run.recording.replay import Trace
@@ -142,6 +144,8 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
     request = site.request
     if request.kind in ("scan", "scan_backward"):
         return _recorded_scan(request, operands)
+    if request.kind in ("filter", "filter_backward"):
+        return _recorded_filter(request.kind, request, operands)
     kernel = kernel_by(request.recipe)
     executor, slots, count = kernel.executor, request.slots, len(request.present)
     arguments = CallArguments.from_flat(kernel.interface, by_slot(request, operands[: len(slots)]))
@@ -172,7 +176,7 @@ def _recorded_scan(request: Request, operands: Sequence[Any]) -> Recording | Non
     keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
     if request.kind == "scan":
         a, b, h0 = by_slot(request, operands)
-        scan(a, b, h0, **keywords)
+        scan(a, b, h0, form=request.form, **keywords)
         trace = SCANS.find(keyed_scan((a, b, h0), **keywords))
         return None if trace is None else Recording(trace, 3, request.slots, (trace.slots.y, trace.slots.final))
     (a, h0), (y, dy, dfinal) = by_slot(request, operands[:-3]), operands[-3:]
@@ -183,6 +187,12 @@ def _recorded_scan(request: Request, operands: Sequence[Any]) -> Recording | Non
         return None
     slots = gradients.slots
     return Recording(gradients, 5, (0, *((3,) if request.present[1] else ()), 1, 2, 4), (slots.a, slots.b, slots.h0))
+
+
+def _recorded_filter(kernel_pass: FilterPass, request: Request, operands: Sequence[Any]) -> Recording | None:
+    passed = by_slot(request, operands)
+    trace = filters.recorded(kernel_pass, passed)
+    return None if trace is None else Recording(trace, len(passed), request.slots, tuple(trace.slots))
 
 
 def _laid_out(device: int, recording: Recording) -> DeviceCall:

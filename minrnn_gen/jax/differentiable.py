@@ -15,6 +15,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.raw_scan.filter_results import PASSED
 
 Arrays = tuple[Any, ...]
 
@@ -82,18 +83,23 @@ def backward_reads_states(recipe: str) -> bool:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run_scan(request: Request, operands: Arrays) -> Arrays:
-    """Return y and the final state of a raw scan."""
+def run_raw(request: Request, operands: Arrays) -> Arrays:
+    """Return y and the final state of a raw scan or a filter."""
     return tuple(bind(request, operands))
 
 
-def _forward_scan(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Any]]:
+def _forward_raw(request: Request, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Any]]:
     y, final = bind(request, operands)
     return (y, final), (operands, y)
 
 
-def _backward_scan(request: Request, residuals: tuple[Arrays, Any], incoming: Sequence[Any]) -> tuple[Arrays]:
-    (a, _, *h0), y = residuals
+def _backward_raw(request: Request, residuals: tuple[Arrays, Any], incoming: Sequence[Any]) -> tuple[Arrays]:
+    operands, y = residuals
+    if request.kind == "filter":
+        backward = replace(request, kind="filter_backward", present=(True,) * len(PASSED["filter_backward"]))
+        gradients = bind(backward, (*operands[:3], y, *incoming))
+        return (tuple(gradients[: len(operands)]),)
+    a, _, *h0 = operands
     backward = replace(request, kind="scan_backward", present=(True, bool(h0)))
     # Gradients of complex numbers are the conjugates of torch's, which the kernels compute.
     dy, dfinal = map(_conjugate, incoming)
@@ -101,7 +107,7 @@ def _backward_scan(request: Request, residuals: tuple[Arrays, Any], incoming: Se
     return ((da, db, dh0) if h0 else (da, db),)
 
 
-run_scan.defvjp(_forward_scan, _backward_scan)
+run_raw.defvjp(_forward_raw, _backward_raw)
 
 
 def _conjugate(array: Any) -> Any:

@@ -10,6 +10,9 @@ from minrnn_gen.call.slots import CU_SEQLENS, FIXED, LENGTHS
 from minrnn_gen.jax.c_handler import Layout
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
+from minrnn_gen.raw_scan.filters import run_filter, run_filter_backward
+from minrnn_gen.raw_scan.map_arguments import CARRIED
 from minrnn_gen.raw_scan.scan import scan, scan_backward
 from minrnn_gen.run.cpu.c_program import host_program
 from minrnn_gen.run.cpu.trace import HostProgram
@@ -21,6 +24,8 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
     """Return the results of a request on NumPy arrays; raises BadInput for values of lengths that do not fit."""
     if request.kind in ("scan", "scan_backward"):
         return _run_scan(request, operands)
+    if request.kind in FILTER_PASSES:
+        return _run_filter(request, operands)
     kernel = kernel_by(request.recipe)
     interface, executor = kernel.interface, kernel.executor
     count = len(request.slots)
@@ -74,9 +79,25 @@ def by_slot(request: Request, operands: Sequence[Any]) -> list[Any]:
 
 
 def _run_scan(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
-    keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
+    form = request.form
+    keywords: dict[str, Any] = {"form": form, "log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
     if request.kind == "scan":
         a, b, h0 = by_slot(request, operands)
-        return scan(a, b, h0, **keywords)
+        return scan(a, b, _carried(h0) if form == "full" else h0, **keywords)
     a, h0, y, dy, dfinal = *by_slot(request, operands[:-3]), *operands[-3:]
+    if form == "full":
+        h0, dfinal = _carried(h0), _carried(dfinal)
     return scan_backward(a, y, dy, h0, dfinal, **keywords)
+
+
+def _run_filter(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
+    if request.kind == "filter":
+        x, b, a, zi = by_slot(request, operands)
+        return run_filter(x, _carried(b), _carried(a), None if zi is None else _carried(zi))
+    x, b, a, y, dy, dzf = operands
+    return run_filter_backward(x, y, _carried(b), _carried(a), dy, _carried(dzf))
+
+
+def _carried(array: Any) -> Any:
+    """Return an array in float64, which it lacks without JAX's x64 mode."""
+    return array.astype(CARRIED, copy=False)

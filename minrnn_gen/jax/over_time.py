@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.errors import BadInput
-from minrnn_gen.jax.differentiable import Arrays, backward_reads_states, run_scan
+from minrnn_gen.jax.differentiable import Arrays, backward_reads_states, run_raw
 from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
 from minrnn_gen.kernel import Kernel
@@ -171,9 +171,9 @@ def with_initial_states(flat: Sequence[Any], interface: Interface, sequences: in
 def scan_over_time(request: Request, axis_name: str, a: Any, b: Any, h0: Any) -> Arrays:
     """Return y of this piece of a raw scan and the final state of the whole, with the gradients of these operations."""
     ranks = Ranks.of(axis_name, request.reverse)
-    _, end = run_scan(request, (a, b, jnp.where(ranks.is_first, h0, 0)))
+    _, end = run_raw(request, (a, b, jnp.where(ranks.is_first, h0, 0)))
     coefficients = a.astype(h0.dtype)
     product = jnp.exp(coefficients.sum(request.axis)) if request.log_a else coefficients.prod(request.axis)
     states = folded(*ranks.gathered((product, end)))
-    y, final = run_scan(request, (a, b, jnp.where(ranks.is_first, h0, states[ranks.position - 1])))
+    y, final = run_raw(request, (a, b, jnp.where(ranks.is_first, h0, states[ranks.position - 1])))
     return (y, *ranks.of_last([final]))

@@ -17,7 +17,11 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import target
 from minrnn_gen.jax.batched import batched
 from minrnn_gen.jax.device import DeviceCall
+from minrnn_gen.jax.host import by_slot
 from minrnn_gen.jax.request import CallSite, Request, Shaped, digest_of
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, PASSED
+from minrnn_gen.raw_scan.filters import gradients_of_coefficients
+from minrnn_gen.raw_scan.map_arguments import CARRIED
 
 _PRIMITIVE = Primitive("minrnn_gen")
 _PRIMITIVE.multiple_results = True
@@ -29,37 +33,57 @@ def bind(request: Request, operands: Sequence[Any]) -> list[Any]:
     return results
 
 
-def shaped(array: Any) -> Shaped:
-    """Return what an array of JAX, or a tracer, looks like."""
-    return Shaped(tuple(array.shape), array.dtype.name)
-
-
 @partial(jax.jit, static_argnames="request")
 def _run_alone(*operands: Any, request: Request) -> list[Any]:
     return bind(request, operands)
 
 
 def _abstract(*operands: Any, request: Request) -> list[Any]:
-    results = request.results([shaped(operand) for operand in operands])
+    results = request.results([Shaped.of(operand) for operand in operands])
     return [jax.core.ShapedArray(result.shape, jnp.dtype(result.dtype)) for result in results]
 
 
 def _lower_on_host(*operands: Any, request: Request) -> Sequence[Any]:
     target.serve_by_c("cpu")
-    site = CallSite(request, tuple(map(shaped, operands)))
+    site = CallSite(request, tuple(map(Shaped.of, operands)))
     return _call(site, request.results(site.operands), operands)
 
 
 def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
-    site = CallSite(request, tuple(map(shaped, operands)))
+    if request.kind in FILTER_PASSES:
+        return _filter_on_device(request, operands, PASSED[request.kind])
+    site = CallSite(request, tuple(map(Shaped.of, operands)))
     call = target.prepare(site)
     if request.recipe:
         wide = {request.slots.index(slot) for slot in (LENGTHS, CU_SEQLENS) if request.present[slot]}
         operands = tuple(_as_int64(operand) if index in wide else operand for index, operand in enumerate(operands))
     casts = (operands[cast.operand].astype(cast.dtype) for cast in call.casts)
+    results = _call_on_device(site, call, (*operands, *casts))
+    return _gradients(request, call, operands, results) if call.backward else results
+
+
+def _filter_on_device(request: Request, operands: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
+    """Return the results of a filter; within a program float64 is there without JAX's x64 mode too."""
+    like = request.results([*map(Shaped.of, operands)])
+    with jax.enable_x64(True):
+        named = dict(zip(names, by_slot(request, operands), strict=True))
+        b, a = (named[name].astype(CARRIED) for name in "ba")
+        first = a[:, :1]
+        named |= {"b": b / first, "a": a / first}
+        named |= {name: named[name].astype(CARRIED) for name in ("zi", "dzf") if named.get(name) is not None}
+        passed = [array for array in named.values() if array is not None]
+        site = CallSite(request, tuple(map(Shaped.of, passed)))
+        results = _call_on_device(site, target.prepare(site), passed)
+        if request.kind == "filter_backward":
+            dx, by_b, by_a, dzi = results
+            db, da, by_first = gradients_of_coefficients(by_b, by_a, b, a)
+            results = dx, db, da.at[:, 0].set(by_first), dzi
+        return [result.astype(shape.dtype) for result, shape in zip(results, like, strict=True)]
+
+
+def _call_on_device(site: CallSite, call: DeviceCall, operands: Sequence[Any]) -> Sequence[Any]:
     workspace = [Shaped((call.workspace_bytes,), "uint8")] if call.workspace_bytes else []
-    results = _call(site, (*call.results, *workspace), (*operands, *casts))
-    return _gradients(request, call, operands, results) if call.backward else results[: len(call.results)]
+    return _call(site, (*call.results, *workspace), operands)[: len(call.results)]
 
 
 def _call(site: CallSite, results: Sequence[Shaped], operands: Sequence[Any]) -> Sequence[Any]:

@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import CU_SEQLENS, has_gradient
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.precision import precision_storing
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
+from minrnn_gen.raw_scan.map_arguments import Form
 
-Kind = Literal["forward", "backward", "step", "scan", "scan_backward"]
+Kind = Literal["forward", "backward", "step", "scan", "scan_backward", "filter", "filter_backward"]
 
 
 class Shaped(NamedTuple):
@@ -22,13 +24,20 @@ class Shaped(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, array: Any) -> Shaped:
+        """Return what an array of JAX, or a tracer, looks like."""
+        return cls(tuple(array.shape), array.dtype.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One operation. `present`: which of its slots have an array, those of `CallArguments.flat`, or of a raw scan a, b, h0.
 
-    `recipe` is of the kernel, empty of a raw scan, which has the other keywords. `keeps`: the states after every step are
-    written by a forward, and read by a backward. `trains`: a backward follows this forward.
+    Of a filter these are x, b, a, zi, and of its backward x, b, a, y, dy, dzf; x is [N, C, T]. `recipe` is of the kernel, empty
+    of a raw scan, which has the other keywords, and of a filter. A scan of form "full" has an h0, and a map for each step.
+    `keeps`: the states after every step are written by a forward, and read by a backward. `trains`: a backward follows this
+    forward.
     """
 
     kind: Kind
@@ -39,6 +48,7 @@ class Request:
     log_a: bool = False
     reverse: bool = False
     axis: int = 0
+    form: Form = "scalar"
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -58,11 +68,17 @@ class Request:
     def results(self, operands: Sequence[Shaped]) -> tuple[Shaped, ...]:
         """Return what the results look like."""
         x = operands[0]
+        if self.form == "full":
+            return tuple(operands[1:]) if self.kind == "scan" else (x, operands[2], operands[4])
         if self.kind in ("scan", "scan_backward"):
             precision = precision_storing(x.dtype)
             assert precision is not None
             state = Shaped(x.shape[: self.axis] + x.shape[self.axis + 1 :], precision.arithmetic_dtype)
             return (x, state) if self.kind == "scan" else (x, x, state)
+        if self.kind in FILTER_PASSES:
+            coefficients = operands[1]
+            state = Shaped((*x.shape[:2], coefficients.shape[1] - 1), coefficients.dtype)
+            return (x, state) if self.kind == "filter" else (x, coefficients, coefficients, state)
         if self.kind == "backward":
             return tuple(operands[self.slots.index(slot)] for slot in self.gradient_slots)
         interface = self.interface

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from minrnn_gen.call.sequences import are_numbers, as_marks
 from minrnn_gen.errors import BadInput, shown
-from minrnn_gen.jax.arrays import as_array, check_static, is_traced
+from minrnn_gen.jax.arrays import as_array, check_real, check_static, is_traced
 from minrnn_gen.jax.raw_scan import scan
-from minrnn_gen.precision import why_unsupported
 from minrnn_gen.raw_scan import returns
 from minrnn_gen.raw_scan.returns import Library, Steps
 
@@ -103,8 +102,8 @@ def _steps(
     along = returns.axis_in(shape, axis)
     arrays = {name: as_array(array, name) for name, array in alike.items()}
     for name, array in {"reward": reward, **arrays}.items():
-        _check_shape(array, name, shape)
-    _check_shape(next_value, "next_value", *returns.shapes_of_next_value(shape, along, bool(alike)))
+        check_real(array, name, shape)
+    check_real(next_value, "next_value", *returns.shapes_of_next_value(shape, along, bool(alike)))
     is_last_only = next_value.ndim < len(shape)
     returns.check_ends(is_last_only, terminated)
     dtype = jnp.result_type(reward, next_value, *arrays.values())
@@ -116,15 +115,6 @@ def _steps(
         next_value = returns.following(_JAX, others[0], next_value, along)
     gamma, lmbda = _factor(gamma, "gamma", reward), _factor(lmbda, "lmbda", reward)
     return Steps(_JAX, along, reward, next_value, goes_on, gamma * bootstraps, gamma, lmbda), others, dtype
-
-
-def _check_shape(array: Any, name: str, *shapes: tuple[int, ...]) -> None:
-    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize == 1:
-        why = why_unsupported(array.dtype)
-        raise BadInput(f"{name} has dtype {array.dtype}; float64, float32, float16 or bfloat16 is expected{why}")
-    if array.shape not in shapes:
-        expected = " or ".join(str(list(shape)) for shape in shapes)
-        raise BadInput(f"{name} has shape {list(array.shape)}; {expected} is expected")
 
 
 def _unmarked(marks: Any, name: str, like: Any) -> Any:
@@ -150,5 +140,5 @@ def _factor(value: Any, name: str, like: Any) -> Any:
     if not hasattr(value, "dtype"):
         raise BadInput(f"{name} is {shown(value)}; a number or an array is expected")
     array = as_array(value, name)
-    _check_shape(array, name, (), like.shape)
+    check_real(array, name, (), like.shape)
     return array.astype(like.dtype)

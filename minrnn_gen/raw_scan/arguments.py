@@ -71,7 +71,7 @@ def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int
     describe = inspect or inspected
     first = describe(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
-    state = _state(recurrence, first, h0, "h0", 2, describe)
+    state = check_state(first, recurrence.axis, recurrence.precision.arithmetic_dtype, h0, "h0", 2, describe)
     return ScanCall(recurrence, first.with_slot(0), _like(first, b, "b", 1, describe), state)
 
 
@@ -81,13 +81,14 @@ def check_scan_backward(
     """Check what `scan_backward` was called with; raises BadInput with one sentence."""
     first = inspected(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
+    carried = recurrence.precision.arithmetic_dtype
     return BackwardCall(
         recurrence,
         first.with_slot(0),
         _like(first, y, "y", 1, inspected),
         _like(first, dy, "dy", 2, inspected),
-        _state(recurrence, first, h0, "h0", 3, inspected),
-        _state(recurrence, first, dfinal, "dfinal", 4, inspected),
+        check_state(first, recurrence.axis, carried, h0, "h0", 3, inspected),
+        check_state(first, recurrence.axis, carried, dfinal, "dfinal", 4, inspected),
     )
 
 
@@ -134,19 +135,19 @@ def _like(a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array
     return beside(a, array).with_slot(slot)
 
 
-def _state(recurrence: Recurrence, a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array | None:
+def check_state(like: Array, axis: int, carried: str, value: Any, name: str, slot: int, inspect: Inspect) -> Array | None:
+    """Return a state of dtype `carried`, of the shape of `like` without its axis of time; raises BadInput for others."""
     if value is None:
         return None
     array = inspect(value, name)
-    carried = recurrence.precision.arithmetic_dtype
     if array.dtype != carried:
-        raise BadInput(f"{name} has dtype {array.dtype}; {carried} is expected beside a of {a.dtype}")
-    if array.shape != recurrence.state_shape:
+        raise BadInput(f"{name} has dtype {array.dtype}; {carried} is expected beside {like.name} of {like.dtype}")
+    expected = like.shape[:axis] + like.shape[axis + 1 :]
+    if array.shape != expected:
         raise BadInput(
-            f"{name} has shape {list(array.shape)}; {list(recurrence.state_shape)}, that of a without axis {recurrence.axis}, "
-            f"is expected"
+            f"{name} has shape {list(array.shape)}; {list(expected)}, that of {like.name} without axis {axis}, is expected"
         )
-    return beside(a, array).with_slot(slot)
+    return beside(like, array).with_slot(slot)
 
 
 def beside(a: Array, array: Array) -> Array:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 from minrnn_gen.call.array import Array
 from minrnn_gen.raw_scan.map_arguments import CARRIED
 
 FilterPass = Literal["filter", "filter_backward"]
+FILTER_PASSES: tuple[FilterPass, ...] = get_args(FilterPass)
 Kind = Literal["signal", "state", "coefficients"]
 
 
@@ -34,6 +35,18 @@ class FilterGradients(NamedTuple):
     def mapped(self, change: Callable[[Any], Any]) -> FilterGradients:
         """Return the results with every entry changed."""
         return FilterGradients(change(self.x), change(self.b), change(self.a), change(self.zi))
+
+
+# The arrays of a pass, in the order of their slots; zi and dzf may be absent.
+PASSED: Mapping[FilterPass, tuple[str, ...]] = {
+    "filter": ("x", "b", "a", "zi"),
+    "filter_backward": ("x", "b", "a", "y", "dy", "dzf"),
+}
+# Of which kind each result of a pass is.
+RESULTS: Mapping[FilterPass, Filtered | FilterGradients] = {
+    "filter": Filtered("signal", "state"),
+    "filter_backward": FilterGradients("signal", "coefficients", "coefficients", "state"),
+}
 
 
 def shape_of(kind: Kind, x: Array, order: int, tiles: int = 1) -> tuple[tuple[int, ...], str]:

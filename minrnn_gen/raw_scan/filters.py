@@ -6,6 +6,7 @@ transposed direct form II: zi[t] is added to y[t] in the first n steps, and zf i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from minrnn_gen.call.key import is_on_cpu, keyed
@@ -14,9 +15,10 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.plan.scan.filter import ORDER_MOST
 from minrnn_gen.raw_scan import filters_host
 from minrnn_gen.raw_scan.arguments import inspected
-from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients, FilterPass, shape_of
+from minrnn_gen.raw_scan.filter_arguments import ZERO_FIRST
+from minrnn_gen.raw_scan.filter_results import PASSED, RESULTS, FilterPass, shape_of
 from minrnn_gen.raw_scan.maps_host import kept
-from minrnn_gen.run.recording.replay import TraceCache
+from minrnn_gen.run.recording.replay import Trace, TraceCache
 
 # What was run before on arrays of a key, by every filter of this process.
 _CALLS: dict[FilterPass, TraceCache[Any, None]] = {"filter": TraceCache(), "filter_backward": TraceCache()}
@@ -30,12 +32,11 @@ def run_filter(x: Any, b: Any, a: Any, zi: Any) -> tuple[Any, Any]:
     """
     first = a[:, :1]
     if _device_of(x, b) is None and not bool((first != 0).all()):
-        raise BadInput("a[0] is 0, by which the coefficients of a filter are divided; leave out a's leading zeros")
-    results = Filtered("signal", "state")
+        raise BadInput(ZERO_FIRST)
     if 0 in x.shape:
-        y, zf = _without_elements(x, b, results)
+        y, zf = _without_elements("filter", x, b)
         return y, zf if zi is None else zf + zi
-    y, zf = _run("filter", {"x": x, "b": b / first, "a": a / first, "zi": zi}, results)
+    y, zf = _run("filter", (x, b / first, a / first, zi))
     return y, zf
 
 
@@ -43,41 +44,60 @@ def run_filter_backward(x: Any, y: Any, b: Any, a: Any, dy: Any, dzf: Any) -> tu
     """Return (dx, db, da, dzi), gradients of sum(dy y) + sum(dzf zf), given the y of `run_filter`; dzf None is zeros."""
     _device_of(x, b)
     first = a[:, :1]
-    results = FilterGradients("signal", "coefficients", "coefficients", "state")
     if 0 in x.shape:
-        dx, by_b, by_a, dzi = _without_elements(x, b, results)
+        dx, by_b, by_a, dzi = _without_elements("filter_backward", x, b)
         dzi = dzi if dzf is None else dzi + dzf
     else:
-        arrays = {"x": x, "b": b / first, "a": a / first, "y": y, "dy": dy, "dzf": dzf}
-        dx, by_b, by_a, dzi = _run("filter_backward", arrays, results)
-    # Those of b / a[0] and a / a[0], summed over rows and tiles, to those of b and a.
-    db, da = by_b.sum((0, 2)) / first, by_a.sum((0, 2)) / first
-    da[:, 0] = -((db * b).sum(1) + (da * a).sum(1)) / a[:, 0]
+        dx, by_b, by_a, dzi = _run("filter_backward", (x, b / first, a / first, y, dy, dzf))
+    db, da, by_first = gradients_of_coefficients(by_b, by_a, b, a)
+    da[:, 0] = by_first
     return dx, db, da, dzi
 
 
-def _run(kernel_pass: FilterPass, passed: dict[str, Any], results: Any) -> Any:
-    """Return the results of a pass of which there are elements; `results` says of which kind each of them is."""
-    calls, on_host = _CALLS[kernel_pass], inspected(passed["x"], "x").device is None
-    own = None if on_host and not is_on_cpu(passed["x"]) else keyed(kernel_pass, [*passed.values()])
+def gradients_of_coefficients(by_b: Any, by_a: Any, b: Any, a: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of b and of a, where a[0] has 0, and that of a[0], all of any library.
+
+    Those of b / a[0] and a / a[0] for each row and tile, [N, C, tiles, n + 1], are given.
+    """
+    first = a[:, :1]
+    db, da = by_b.sum((0, 2)) / first, by_a.sum((0, 2)) / first
+    return db, da, -((db * b).sum(1) + (da * a).sum(1)) / a[:, 0]
+
+
+def recorded(kernel_pass: FilterPass, passed: Sequence[Any]) -> Trace[Any, None] | None:
+    """Return what a pass launches on arrays of a GPU, those of a filter whose a[0] is 1; None where it cannot be replayed.
+
+    `passed` are those of `PASSED`, in their slots. Raises BadInput for orders of which the GPU has no kernels.
+    """
+    x, b, *_ = passed
+    _device_of(x, b)
+    _run(kernel_pass, passed)
+    return _CALLS[kernel_pass].find(keyed(kernel_pass, [*passed]))
+
+
+def _run(kernel_pass: FilterPass, passed: Sequence[Any]) -> Any:
+    """Return the results of a pass of which there are elements."""
+    calls, x = _CALLS[kernel_pass], passed[0]
+    on_host = inspected(x, "x").device is None
+    own = None if on_host and not is_on_cpu(x) else keyed(kernel_pass, [*passed])
     if again := calls.replay(kept(own) if on_host else own):
         return again.result
-    described = ((name, None if array is None else inspected(array, name)) for name, array in passed.items())
-    arrays = {name: array and array.with_slot(slot) for slot, (name, array) in enumerate(described)}
+    named = enumerate(zip(PASSED[kernel_pass], passed, strict=True))
+    arrays = {name: None if array is None else inspected(array, name).with_slot(slot) for slot, (name, array) in named}
     if on_host:
-        return filters_host.run(kernel_pass, calls, arrays, own, results)
+        return filters_host.run(kernel_pass, calls, arrays, own)
     from minrnn_gen.raw_scan import filters_device
 
     recorder = filters_device.recorder_for(arrays, own)
-    finished = recorder.finish(filters_device.run(kernel_pass, arrays, recorder, results), None)
+    finished = recorder.finish(filters_device.run(kernel_pass, arrays, recorder), None)
     calls.keep(finished.replay)
     return finished.result
 
 
-def _without_elements(x: Any, b: Any, results: Any) -> Any:
-    """Return zeros of the shapes of results."""
+def _without_elements(kernel_pass: FilterPass, x: Any, b: Any) -> Any:
+    """Return zeros of the shapes of the results of a pass."""
     like, order = inspected(x, "x"), b.shape[1] - 1
-    return results.mapped(lambda kind: memory.new_array(like, *shape_of(kind, like, order), fill=0).owner)
+    return RESULTS[kernel_pass].mapped(lambda kind: memory.new_array(like, *shape_of(kind, like, order), fill=0).owner)
 
 
 def _device_of(x: Any, b: Any) -> int | None:

@@ -14,14 +14,14 @@ from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import PrecisionName, precision_storing
 from minrnn_gen.raw_scan.filter_kernels import filter_kernels
-from minrnn_gen.raw_scan.filter_results import FilterPass, shape_of
+from minrnn_gen.raw_scan.filter_results import RESULTS, FilterPass, shape_of
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.cuda import CudaRecorder
 from minrnn_gen.run.launch import Launch
 
 _NAMES = ArrayNames((), ())
 # The results of a pass, by their names in its signature.
-_RESULTS: Mapping[FilterPass, tuple[str, ...]] = {"filter": ("y", "zf"), "filter_backward": ("dx", "db", "da", "dzi")}
+_NAMED: Mapping[FilterPass, tuple[str, ...]] = {"filter": ("y", "zf"), "filter_backward": ("dx", "db", "da", "dzi")}
 _CARRIED_BYTES = 8
 
 
@@ -34,7 +34,7 @@ def recorder_for(arrays: Mapping[str, Array | None], keyed: KeyedArrays | None) 
     return CudaRecorder(x, keyed, filter_kernels(cast(PrecisionName, precision.name), b.shape[1] - 1, x.device))
 
 
-def run(kernel_pass: FilterPass, arrays: Mapping[str, Array | None], recorder: Recorder, results: Any) -> Any:
+def run(kernel_pass: FilterPass, arrays: Mapping[str, Array | None], recorder: Recorder) -> Any:
     """Launch a pass by `recorder`; return its results, each of its kind."""
     x, b = arrays["x"], arrays["b"]
     assert x is not None and b is not None
@@ -43,12 +43,12 @@ def run(kernel_pass: FilterPass, arrays: Mapping[str, Array | None], recorder: R
     kernel = recorder.load(recorder.choose(kernel_pass, Specialization(x.itemsize), Sizes(rows, time)))
     plan = kernel.plan
     tiles = -(-time // plan.launch.tile_steps)
-    written = results.mapped(lambda kind: recorder.new_array(*shape_of(kind, x, order, tiles)))
+    written = RESULTS[kernel_pass].mapped(lambda kind: recorder.new_array(*shape_of(kind, x, order, tiles)))
     # A state after each tile.
     workspace = recorder.workspace(plan.workspace_head_bytes + rows * tiles * order * _CARRIED_BYTES)
     assert workspace is not None
     values = {name: 0 if array is None else recorder.contiguous(array).address for name, array in arrays.items()}
-    values |= {name: array.address for name, array in zip(_RESULTS[kernel_pass], written, strict=True)}
+    values |= {name: array.address for name, array in zip(_NAMED[kernel_pass], written, strict=True)}
     values |= {"workspace_bytes": workspace.address, "rows": rows, "time": time, "channels": channels}
     blocks = min(kernel.resident_blocks(), rows * tiles)
     kernel.launch(Launch(blocks, pack(signature(plan, _NAMES), values)))

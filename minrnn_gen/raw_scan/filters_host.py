@@ -13,7 +13,7 @@ from minrnn_gen.codegen.cpu_maps import filter_plan
 from minrnn_gen.config.environment import thread_count
 from minrnn_gen.gpu import memory
 from minrnn_gen.raw_scan import filters_cpu
-from minrnn_gen.raw_scan.filter_results import FilterPass, shape_of
+from minrnn_gen.raw_scan.filter_results import RESULTS, FilterPass, shape_of
 from minrnn_gen.raw_scan.maps_host import native_kernel
 from minrnn_gen.run.cpu.threads import pointwise_schedule
 from minrnn_gen.run.cpu.trace import NativeRecorder
@@ -28,12 +28,11 @@ def run(
     calls: TraceCache[Any, None],
     arrays: Mapping[str, Array | None],
     keyed: KeyedArrays | None,
-    results: Any,
 ) -> Any:
     """Return the results of a pass, each of its kind; the call is kept in `calls`."""
     x, b = arrays["x"], arrays["b"]
     assert x is not None and b is not None
-    order = b.shape[1] - 1
+    results, order = RESULTS[kernel_pass], b.shape[1] - 1
     backward = kernel_pass == "filter_backward"
     kernel = native_kernel(filter_plan("backward" if backward else "forward", x.dtype, order), math.prod(x.shape))
     if kernel is None:

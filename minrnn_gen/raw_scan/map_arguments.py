@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.validate import Inspect
 from minrnn_gen.errors import BadInput, nearest_name, shown
-from minrnn_gen.raw_scan.arguments import axis_of, beside, check_flag, inspected
+from minrnn_gen.raw_scan.arguments import axis_of, beside, check_flag, check_state, inspected
 
 Form = Literal["scalar", "rotation", "dual", "full"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -126,14 +126,15 @@ def check_pairs(a: Any, b: Any, axis: Any, reverse: Any, name: str = "b", **stat
     return index, tuple(a.shape) != shape
 
 
-def check_scan_of_maps(a: Any, b: Any, h0: Any, *, reverse: bool, axis: int, inspect: Inspect | None = None) -> MapCall:
-    """Check what a scan of full maps was called with; raises BadInput with one sentence."""
+def check_scan_of_maps(
+    a: Any, b: Any, h0: Any, *, reverse: bool, axis: int, inspect: Inspect | None = None, carried: str = CARRIED
+) -> MapCall:
+    """Check what a scan of full maps was called with; raises BadInput with one sentence. `carried` is the dtype of h0."""
     describe = inspect or inspected
     first, maps = describe(b, "b"), describe(a, "a")
     recurrence = _recurrence(first, maps, reverse, axis)
-    return MapCall(
-        recurrence, beside(first, maps).with_slot(0), first.with_slot(1), _state(recurrence, first, h0, "h0", 2, describe)
-    )
+    state = check_state(first, recurrence.axis, carried, h0, "h0", 2, describe)
+    return MapCall(recurrence, beside(first, maps).with_slot(0), first.with_slot(1), state)
 
 
 def check_scan_of_maps_backward(a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, *, reverse: bool, axis: int) -> MapBackwardCall:
@@ -150,8 +151,8 @@ def check_scan_of_maps_backward(a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, *
         beside(first, maps).with_slot(0),
         first.with_slot(1),
         beside(first, gradient).with_slot(2),
-        _state(recurrence, first, h0, "h0", 3, inspected),
-        _state(recurrence, first, dfinal, "dfinal", 4, inspected),
+        check_state(first, recurrence.axis, CARRIED, h0, "h0", 3, inspected),
+        check_state(first, recurrence.axis, CARRIED, dfinal, "dfinal", 4, inspected),
     )
 
 
@@ -196,17 +197,3 @@ def _check_dtype(array: Any, name: str) -> str:
     if dtype not in MAP_DTYPES:
         raise BadInput(f"{name} has dtype {dtype}; a scan of maps takes {' or '.join(MAP_DTYPES)}: cast it")
     return dtype
-
-
-def _state(recurrence: MapRecurrence, like: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array | None:
-    if value is None:
-        return None
-    array = inspect(value, name)
-    if array.dtype != CARRIED:
-        raise BadInput(f"{name} has dtype {array.dtype}; {CARRIED}, in which full maps carry states, is expected")
-    if array.shape != recurrence.state_shape:
-        raise BadInput(
-            f"{name} has shape {list(array.shape)}; {list(recurrence.state_shape)}, that of {like.name} without axis "
-            f"{recurrence.axis}, is expected"
-        )
-    return beside(like, array).with_slot(slot)

@@ -67,6 +67,10 @@ class Lanes(Protocol):
 class Recorder(Protocol):
     """One run being described, or performed step by step."""
 
+    @property
+    def ends_in_slots(self) -> bool:
+        """Whether gradients become those of a call's arrays within the run, not by those who replay it."""
+
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
 

@@ -151,13 +151,18 @@ class CudaRecorder(TracedRun):
         self._modules: dict[KernelRef, LoadedKernel] = {}
         super().__init__(like, keyed, kernels, gives_workspace=gives_workspace)
 
+    @property
+    def ends_in_slots(self) -> bool:
+        """Whether it does: not where others replay the run."""
+        return not self._gives_workspace
+
     def can_store(self, *, waits: bool) -> bool:
-        """Say whether `AddUp` and `Store` may be noted: not where others replay the run, who add up what they need.
+        """Say whether `AddUp` and `Store` may be noted.
 
         While their kernels are compiled, unless the run `waits`, and while the stream is captured and they are not loaded, it
         ends without them, and is not kept.
         """
-        kernels = {} if self._gives_workspace else self._kernels.gradient_kernels(waits)
+        kernels = self._kernels.gradient_kernels(waits)
         device = self._like.device
         are_loaded = kernels is not None and all(kernel.is_loaded(device) for kernel in kernels.values())
         if kernels is None or (not are_loaded and gpu_stream.is_capturing(self._like)):

@@ -27,9 +27,15 @@ def in_slots(
     precision, vectors = interface.precision, [call.bias, call.recurrent_bias, *call.parameters]
     known = (precision.storage_dtype, precision.arithmetic_dtype)
     are_known = all(vector is None or vector.dtype in known for vector in vectors)
-    if not (are_known and call.rows and call.time and call.batch) or call.shared or not recorder.can_store(waits=True):
+    if not (recorder.ends_in_slots and are_known and call.rows and call.time and call.batch) or call.shared:
         return None
-    # Waited for: sums that are added up in another order have other bits.
+    has_sums = any(vector is not None for vector in vectors)
+    is_stored = (call.R and not _is_like(call.R, wide.R, interface.heads)) or (
+        call.weight and not _is_like(call.weight, wide.weight)
+    )
+    # Sums that are added up in another order have other bits, so that they wait; what is stored has those of a library.
+    if (has_sums or is_stored) and not recorder.can_store(waits=has_sums):
+        return None
     end = _End(interface, recorder)
     bias, recurrent_bias, *parameters = end.of_vectors(vectors, wide)
     square = interface.head_dim**2
@@ -75,7 +81,7 @@ class _End:
 
     def stored(self, array: Array, wide: Array, heads: int, gates: int, square: int) -> Array:
         """Return the gradient of a matrix, its gates in front of its heads, in the dtype of storage."""
-        if heads == 1 and wide.dtype == array.dtype:
+        if _is_like(array, wide, heads):
             return self._recorder.in_shape(wide, _shape(array))
         target = self._recorder.new_array(_shape(array), array.dtype)
         self._recorder.note(Store(_at(wide), _at(target), math.prod(array.shape), heads, gates, square))
@@ -90,6 +96,11 @@ def of_layers(interface: Interface, recorder: Recorder, state: Array) -> Array:
         wide, state = state, recorder.new_array(state.shape, storage)
         recorder.note(Store(_at(wide), _at(state), count, 1, 1, count))
     return state if interface.directions else recorder.in_shape(state, (1, *state.shape))
+
+
+def _is_like(array: Array, wide: Array, heads: int = 1) -> bool:
+    """Say whether the gradient of a matrix is that of its array but for the shape."""
+    return heads == 1 and wide.dtype == array.dtype
 
 
 def _shape(array: Array) -> tuple[int, ...]:

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_device import as_if_on_a_device
+from support.filters_on_host import filter_kernels_on_host
 from support.uncompiled_kernels import host_kernel
 
+from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.layers.kernels import known
+from minrnn_gen.raw_scan import filters, filters_device
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
+from minrnn_gen.run.recording.replay import TraceCache
 
 device = pytest.importorskip("minrnn_gen.jax.device")
 request = pytest.importorskip("minrnn_gen.jax.request")
@@ -55,6 +60,7 @@ def empty(shape: Any, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def numpy_as_cupy(kernel: Any) -> Any:
+    """Have arrays of NumPy, all of `ndarray`, pose as those of a GPU, where the calls of a kernel and filters run."""
     with as_if_on_a_device(kernel), pytest.MonkeyPatch.context() as patch:
         pool = SimpleNamespace(malloc=None, free_all_blocks=lambda: None)
         cuda = SimpleNamespace(MemoryPool=lambda: pool, using_allocator=lambda _: contextlib.nullcontext())
@@ -62,6 +68,8 @@ def numpy_as_cupy(kernel: Any) -> Any:
         patch.setitem(sys.modules, "cupy", module)
         patch.setattr(gpu_device, "cupy_module", lambda: module)
         patch.setattr(device, "external_stream", lambda _: contextlib.nullcontext())
+        patch.setattr(filters_device, "filter_kernels", filter_kernels_on_host)
+        patch.setattr(filters, "_CALLS", {kernel_pass: TraceCache() for kernel_pass in FILTER_PASSES})
         yield
 
 
@@ -101,3 +109,77 @@ def test_a_recorded_call_writes_what_numpy_calls_return(has_lengths: bool) -> No
     np.testing.assert_allclose(named.x, gradients["x"], rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(named.initial[0], gradients["state"]["h"], rtol=1e-10)
     np.testing.assert_allclose(named.sums.sum((1, 3)).reshape(2, HIDDEN), gradients["bias"], rtol=1e-10)
+
+
+# (whether JAX has float64, dtype of x, channels with coefficients of their own, order, steps, whether there is a state).
+FILTERS = [(False, "float32", 3, 2, 9, True), (True, "float64", 1, 1, 4, False), (True, "float32", 1, 4, 2, True)]
+
+
+@pytest.mark.parametrize("case", FILTERS, ids=str)
+def test_a_filter_is_recorded_with_float64_coefficients(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What XLA is told of a GPU gives what a program for the CPU does, gradients too."""
+    jax, primitive = pytest.importorskip("jax"), pytest.importorskip("minrnn_gen.jax.primitive")
+    run_on_host = pytest.importorskip("minrnn_gen.jax.host").run_on_host
+    has_x64, dtype, channels, order, time, has_state = case
+    random, carried = np.random.default_rng(0), "float64" if has_x64 else "float32"
+    a, b = (random.uniform(-0.4, 0.4, (channels, order + 1)).astype(carried) for _ in range(2))
+    a[:, 0] = random.uniform(1, 2, channels)
+    x, y, dy = (random.normal(size=(2, channels, time)).astype(dtype) for _ in range(3))
+    zi, dzf = (random.normal(size=(2, channels, order)).astype(carried) for _ in range(2))
+    sites: list[Any] = []
+
+    def called(site: Any, _results: Any, operands: Any) -> list[Any]:
+        sites.append(site)
+        return run(site.request, [np.asarray(one) for one in operands])[1]
+
+    with jax.enable_x64(has_x64), numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")):
+        monkeypatch.setattr(primitive.target, "prepare", lambda site: device.device_call(site, 0))
+        monkeypatch.setattr(primitive, "_call", called)
+        for asked, operands in (
+            (request.Request("filter", (True, True, True, has_state)), (x, b, a, zi)[: 3 + has_state]),
+            (request.Request("filter_backward", (True,) * 6), (x, b, a, y, dy, dzf)),
+        ):
+            given = [jax.numpy.asarray(one) for one in operands]
+            found = primitive._lower_on_device(*given, request=asked)
+            like = asked.results([request.Shaped.of(one) for one in given])
+            assert [request.Shaped.of(one) for one in found] == [*like]
+            for one, expected in zip(found, run_on_host(asked, operands), strict=True):
+                allowed = 4 * np.finfo(one.dtype).eps * np.abs(expected).max()
+                np.testing.assert_allclose(one, expected, rtol=0, atol=allowed)
+    assert {one.dtype for site in sites for one in site.operands} == {dtype, "float64"}
+
+
+def test_a_filter_of_more_than_a_gpu_has_kernels_of_is_refused() -> None:
+    x, b = request.Shaped((2, 1, 9), "float32"), request.Shaped((1, 6), "float64")
+    site = request.CallSite(request.Request("filter", (True, True, True, False)), (x, b, b))
+    with (
+        numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")),
+        pytest.raises(BadInput, match=r"a and b are of order 5, but x is on CUDA device 0, .* of order 4 at most"),
+    ):
+        device.device_call(site, 0)
+
+
+def test_there_are_no_full_maps_on_a_gpu() -> None:
+    shapes = (((2, 5, 2, 2), "float32"), ((2, 5, 2), "float32"), ((2, 2), "float64"))
+    asked = request.Request("scan", (True,) * 3, axis=1, form="full")
+    site = request.CallSite(asked, tuple(request.Shaped(*shaped) for shaped in shapes))
+    with (
+        numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")),
+        pytest.raises(BadInput, match="b is on CUDA device 0, where there is no kernel of full maps"),
+    ):
+        device.device_call(site, 0)
+
+
+def test_a_program_for_a_gpu_widens_a_filter_without_x64(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax, front = pytest.importorskip("jax"), pytest.importorskip("minrnn_gen.jax")
+    export, target = pytest.importorskip("jax.export"), pytest.importorskip("minrnn_gen.jax.target")
+    monkeypatch.setattr(target, "prepare", lambda site: device.device_call(site, 0))
+    x, a, b, zi = (np.ones(shape, np.float32) for shape in ((2, 9), 3, 2, (2, 2)))
+    safe = [export.DisabledSafetyCheck.custom_call("minrnn_gen")]
+    gradients = jax.grad(lambda *arrays: sum(one.sum() for one in front.lfilter(*arrays)), (0, 1, 2, 3))
+    with jax.enable_x64(False), numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")):
+        exported = export.export(jax.jit(gradients), platforms=["cuda"], disabled_checks=safe)(x, a, b, zi)
+    forward, backward = (line for line in exported.mlir_module().splitlines() if "custom_call @minrnn_gen" in line)
+    assert "(tensor<2x1x9xf32>, tensor<1x3xf64>, tensor<1x3xf64>, tensor<2x1x2xf64>) ->" in forward
+    assert "tensor<2x1x9xf32>, tensor<2x1x3x3xf64>, tensor<2x1x3x3xf64>, tensor<2x1x2xf64>" in backward.partition("->")[2]
+    assert {one.dtype.name for one in exported.out_avals} == {"float32"}

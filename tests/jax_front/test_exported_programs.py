@@ -46,14 +46,25 @@ def gradient(a: Any, b: Any) -> Any:
     return jax.grad(lambda a, b: (front.scan(a, b)[0] ** 2).sum())(a, b)
 
 
-PROGRAMS: tuple[tuple[Callable[..., Any], tuple[tuple[int, ...], ...]], ...] = (
-    (lstm, ((2, 5, 4, 4), (4, 1, 4, 4))),
-    (gradient, ((2, 5, 3), (2, 5, 3))),
+def filtered(x: Any, a: Any, b: Any, zi: Any) -> Any:
+    return jax.grad(lambda x: sum((one**2).sum() for one in front.lfilter(x, 1 + a, b, zi)))(x)
+
+
+LSTM_SHAPES, SCAN_SHAPES = ((2, 5, 4, 4), (4, 1, 4, 4)), ((2, 5, 3), (2, 5, 3))
+BY_PYTHON = {"MINRNN_JAX": "python"}
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "variables"),
+    [
+        pytest.param(lstm, LSTM_SHAPES, {}, id="lstm"),
+        pytest.param(lstm, LSTM_SHAPES, BY_PYTHON, id="lstm by Python"),
+        pytest.param(gradient, SCAN_SHAPES, {}, id="gradient"),
+        pytest.param(gradient, SCAN_SHAPES, BY_PYTHON, id="gradient by Python"),
+        # On a CPU by Python in any case.
+        pytest.param(filtered, ((2, 3, 9), (3,), (3, 2), (2, 3, 2)), {}, id="filter"),
+    ],
 )
-
-
-@pytest.mark.parametrize("variables", [{}, {"MINRNN_JAX": "python"}], ids=["as it is", "by Python"])
-@pytest.mark.parametrize(("function", "shapes"), PROGRAMS, ids=["lstm", "gradient"])
 def test_another_process_runs_it_before_any_call_of_its_own(
     function: Callable[..., Any], shapes: Any, variables: dict[str, str], tmp_path: Path
 ) -> None:
@@ -82,9 +93,10 @@ def test_export_wants_to_be_told_of_the_target() -> None:
         (lambda x: front.recurrence(SPEC, x, jnp.zeros((4, 1, 4, 4), jnp.float32))[0], "2, t, 4, 4"),
         (lambda x: front.step({"model": "min_gru", "hidden_size": 4}, x)[0], "b, 2, 4"),
         (lambda x: front.scan(x, x)[0], "b, 5, 3"),
+        (lambda x: front.lfilter(x, jnp.ones(2), jnp.ones(2)), "b, 5, 3"),
         (lambda x: LAYER.apply(LAYER.init(jax.random.key(0)), x)[0], "b, 5, 3"),
     ],
-    ids=["recurrence", "time", "step", "scan", "layer"],
+    ids=["recurrence", "time", "step", "scan", "filter", "layer"],
 )
 def test_symbolic_sizes_are_refused_in_a_sentence(call: Callable[[Any], Any], shape: str) -> None:
     x = jax.ShapeDtypeStruct(export.symbolic_shape(shape), jnp.float32)

@@ -146,6 +146,33 @@ def test_raw_scans_are_those_of_cupy(dtype: str) -> None:
     assert all(np.isfinite(np.asarray(array, np.complex64)).all() for array in gradients)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("time", [3, 4099])
+def test_filters_are_those_of_cupy_arrays(dtype: str, time: int) -> None:
+    """In float64 without x64: coefficients are widened within the program."""
+    from minrnn_gen.raw_scan.filters import run_filter, run_filter_backward
+
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((2, 3, time)), dtype)
+    a = np.stack([2 * np.poly(rng.uniform(-0.99, 0.99, 3)) for _ in range(3)]).astype("f")
+    b, zi = (rng.standard_normal(shape).astype("f") for shape in ((3, 4), (2, 3, 3)))
+    y, zf = jax.jit(front.lfilter)(x, a, b, zi)
+    wide = [np.asarray(x).astype("f"), *(one.astype("d") for one in (b, a, zi))]
+    expected, last = run_filter(*to_cupy(wide))
+    np.testing.assert_array_equal(y, np.asarray(jnp.asarray(expected.get(), dtype)))
+    np.testing.assert_array_equal(zf, last.get().astype("f"))
+
+    def total(*arrays: Any) -> Any:
+        y, zf = front.lfilter(*arrays)
+        return y.astype(jnp.float32).sum() + zf.sum()
+
+    found = jax.jit(jax.grad(total, (0, 1, 2, 3)))(x, a, b, zi)
+    ones = np.ones_like(wide[0]), np.ones_like(wide[3])
+    dx, db, da, dzi = run_filter_backward(*to_cupy((wide[0], expected.get(), *wide[1:3], *ones)))
+    for gradient, one in zip(found, (dx, da, db, dzi), strict=True):
+        almost_equal(gradient, jnp.asarray(one.get(), gradient.dtype))
+
+
 def test_steps_ensembles_and_pieces() -> None:
     spec = {"model": "lstm", "hidden_size": 64, "precision": "fp64"}
     arrays = drawn(kernel_of(spec), time=8)

@@ -116,6 +116,17 @@ def test_packed_sequences_and_steps_under_vmap() -> None:
     near(jax.jit(jax.vmap(step))(*elements), np.stack([step(*element) for element in zip(*elements, strict=True)]))
 
 
+def test_vmap_of_no_elements_returns_none() -> None:
+    """Nothing is run, and nothing of it fails, whatever is mapped."""
+    a, x, R0 = np.ones((0, 2, 5, 3)), np.zeros((0, *X.shape)), np.zeros((0, *R.shape))
+    y, _ = jax.vmap(front.scan)(a, a)
+    assert y.shape == a.shape
+    for axes, arrays in (((0, None), (x, R)), ((None, 0), (X, R0)), ((0, 0), (x, R0))):
+        value, gradients = jax.vmap(jax.value_and_grad(lambda x, R: loss(x, R, RESETS), (0, 1)), axes)(*arrays)
+        assert value.shape == (0,) and [one.shape for one in gradients] == [x.shape, R0.shape]
+    assert jax.vmap(lambda x: front.lfilter(x, np.ones(2), np.ones(2)))(a).shape == a.shape
+
+
 def test_shard_map_over_the_batch() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("batch",))
     rows, whole = jax.sharding.PartitionSpec("batch"), jax.sharding.PartitionSpec()

@@ -192,7 +192,7 @@ BAD = [
     ({**GOOD, "a": np.zeros((3, 2))}, "a has shape [3, 2]; [2, 5, 3, 2, 2] is expected, or [3, 2, 2] for all steps"),
     ({**GOOD, "a": np.zeros((3, 2, 2), np.float32)}, "a has dtype float32; that of b, float64, is expected"),
     ({**GOOD, "b": np.zeros((2, 5, 3, 2), np.float16)}, "b has dtype float16; a scan of maps takes float64 or float32"),
-    ({**GOOD, "h0": np.zeros((2, 3, 2), np.float32)}, "h0 has dtype float32; float64, in which full maps carry states"),
+    ({**GOOD, "h0": np.zeros((2, 3, 2), np.float32)}, "h0 has dtype float32; float64 is expected beside b of float64"),
     ({**GOOD, "h0": np.zeros((2, 2))}, "h0 has shape [2, 2]; [2, 3, 2], that of b without axis 1, is expected"),
     ({**GOOD, "b": np.zeros(2)}, "b has shape [2]; an axis of time and, last, one of a state's values are expected"),
     ({**PAIRS, "b": np.zeros((2, 5, 3, 3))}, "b has shape [2, 5, 3, 3]; pairs of numbers along its last axis are expected"),

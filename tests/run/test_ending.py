@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from minrnn_gen.build.nvrtc import CompiledSource
 from minrnn_gen.build.store import Store
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import numpy_dtype, wrap_numpy
-from minrnn_gen.call.results import SlotGradients
+from minrnn_gen.call.results import BackwardResult, SlotGradients
 from minrnn_gen.codegen.gradients import ADD_UP, ADD_UP_STORED, GRADIENTS, STORE, SUMMED_LANES, SUMMED_THREADS
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.config.spec import load_spec
@@ -36,6 +37,7 @@ from minrnn_gen.interpret.backend import EmulatedBackend
 from minrnn_gen.interpret.library import Memory, emulated_kernel
 from minrnn_gen.program.data import AddUp, At, KernelRef
 from minrnn_gen.program.data import Store as Stored
+from minrnn_gen.run.ending import in_slots
 from minrnn_gen.run.executor import Executor, interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.recording.describer import Describer
@@ -205,6 +207,74 @@ def test_a_run_that_ends_without_these_kernels_is_not_kept() -> None:
                 _, _, saved = one.forward(**as_tensors(arguments))
                 assert_close(as_arrays(one.backward(saved, as_tensors(y))), expected)
             assert len(executor.gpu.backwards) == is_kept and bool(launched) == is_kept
+
+
+def test_a_first_backward_that_adds_nothing_up_waits_for_no_kernels_and_is_kept() -> None:
+    one, asked = kernel_of("min_gru", "forward"), list[bool]()
+    x = np.random.default_rng(4).normal(size=(2, 5, 2, HIDDEN))
+    y, _, saved = one.forward(x)
+    expected = one.backward(saved, y)
+    with on_a_device(one, {}) as (executor, kernels):
+        kernels.gradient_kernels = asked.append
+        _, _, saved = one.forward(**as_tensors({"x": x}))
+        assert_close(as_arrays(one.backward(saved, as_tensors(y))), expected)
+        assert len(executor.gpu.backwards) == 1
+    assert not asked
+
+
+class Asked(Describer):
+    """A run that notes whether it was asked for the kernels of its end."""
+
+    ends_in_slots = True
+    asked: tuple[bool, ...] = ()
+
+    def can_store(self, *, waits: bool) -> bool:
+        """Say that they are there."""
+        self.asked += (waits,)
+        return True
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("storage", "carried"), [("float32", "float32"), ("bfloat16", "float32"), ("complex64", "complex64")])
+@pytest.mark.parametrize("given", [*itertools.product((False, True), repeat=4)], ids=str)
+def test_kernels_are_asked_for_where_a_run_ends_by_one_and_waited_for_where_it_adds_up(
+    given: tuple[bool, ...], storage: str, carried: str, heads: int
+) -> None:
+    (has_bias, has_parameter, has_R, has_weight), hidden = given, 4
+    like = wrap_numpy(np.zeros(1, numpy_dtype(storage)), "x")
+    run = Asked(like.with_slot(0), 1)
+
+    def own(is_there: bool, *shape: int, dtype: str = storage) -> Any:
+        return wrap_numpy(np.zeros(shape, numpy_dtype(dtype)), "an array") if is_there else None
+
+    interface: Any = SimpleNamespace(
+        precision=SimpleNamespace(storage_dtype=storage, arithmetic_dtype=carried),
+        heads=heads,
+        head_dim=hidden // heads,
+        gates=("g",),
+        recurrent_gates=("g",),
+        parameters=("p",),
+        summed_parameters=("p",),
+        vector_parameters=(),
+    )
+    R = own(has_R, 1, heads, hidden // heads, hidden // heads)
+    call: Any = SimpleNamespace(
+        x=own(True, 2, 3, 1, hidden), rows=2, time=3, batch=2, shared=(), initial=(None,), R=R,
+        weight=own(has_weight, hidden, 5), bias=own(has_bias, 1, hidden), recurrent_bias=None,
+        parameters=(own(has_parameter, hidden, dtype=carried),),
+    )  # fmt: skip
+    wide = BackwardResult(
+        run.new_array(call.x.shape, storage),
+        (run.new_array((2, hidden), carried),),
+        run.new_array((1, 1, 3, 2, hidden), carried),
+        run.new_array((hidden, 5), carried) if has_weight else None,
+        run.new_array((1, heads, 1, hidden // heads, hidden // heads), carried) if has_R else None,
+    )
+    gradients = in_slots(interface, run, call, wide)
+    assert gradients is not None
+    noted = [type(one) for one in run.program(gradients, None).operations]
+    assert run.asked == ((AddUp in noted,) if noted else ())
+    assert noted or not (has_bias or has_parameter)
 
 
 # ---- the cubin

@@ -16,7 +16,7 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.interpret.backend import EmulatedBackend
 from minrnn_gen.raw_scan import filters_cpu, filters_device
 from minrnn_gen.raw_scan.filter_kernels import filter_spec
-from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients, FilterPass, shape_of
+from minrnn_gen.raw_scan.filter_results import RESULTS, FilterPass, shape_of
 from minrnn_gen.run.target import target_of
 
 pytestmark = pytest.mark.skipif(
@@ -26,10 +26,6 @@ pytestmark = pytest.mark.skipif(
 # Of the kernels here a tile has 512 steps.
 THREADS, STEPS = 64, 8
 TILE = THREADS * STEPS
-RESULTS: dict[FilterPass, Any] = {
-    "filter": Filtered("signal", "state"),
-    "filter_backward": FilterGradients("signal", "coefficients", "coefficients", "state"),
-}
 # (order, dtype, rows, channels, time, whether there is a state).
 CASES = [
     (2, "float32", 2, 1, 2 * TILE + 300, True),
@@ -68,7 +64,7 @@ def emulated(backend: EmulatedBackend, kernel_pass: FilterPass, arrays: dict[str
     described = {name: None if array is None else memory.inspect(array, name) for name, array in arrays.items()}
     with backend.seeded(seed):
         recorder = backend.begin(described["x"], None, described.values())
-        results = recorder.finish(filters_device.run(kernel_pass, described, recorder, RESULTS[kernel_pass]), None).result
+        results = recorder.finish(filters_device.run(kernel_pass, described, recorder), None).result
     return [array.sum(2, keepdims=True) if array.ndim == 4 else array for array in results]
 
 

@@ -302,6 +302,11 @@ class PlannedRun:
     def finish(self, result: Any, metadata: Any) -> Finished[Any, Any]:
         return Finished(result.mapped(owner_of), metadata, None)
 
+    @property
+    def ends_in_slots(self) -> bool:
+        """False: exports have functions of their own for the end of a run."""
+        return False
+
     @staticmethod
     def can_store(*, waits: bool) -> bool:  # noqa: ARG004
         """Leave the end of a run to libraries: exports have functions of their own for it."""

@@ -104,11 +104,6 @@ OF_STRATEGIES = (
         ("`verify`", "C for GPUs", "`prepare`", "`tune`"),
         ("filter_forward", "filter_backward"),
     ),
-    Reason(
-        "Filters are functions of torch and of host arrays; JAX has none of them yet.",
-        ("JAX",),
-        ("filter_forward", "filter_backward"),
-    ),
 )
 
 

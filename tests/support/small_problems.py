@@ -37,7 +37,7 @@ from minrnn_gen.precision import PrecisionName, error_allowed, precision_of, rem
 from minrnn_gen.program.number import Number
 from minrnn_gen.raw_scan import filters_cpu, filters_device
 from minrnn_gen.raw_scan.filter_kernels import filter_spec
-from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients, shape_of
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, RESULTS, shape_of
 from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
@@ -271,21 +271,19 @@ def _filtered(kernel: Kernel, x: Any, kernel_pass: Any) -> dict[str, Any]:
     passed = {"x": x, "b": random.standard_normal(a.shape), "a": a}
     if kernel_pass == "filter":
         passed |= {"zi": state}
-        results: Any = Filtered("signal", "state")
     else:
         passed |= {"y": numpy.flip(x, 0).copy(), "dy": numpy.flip(x, -1).copy(), "dzf": state}
-        results = FilterGradients("signal", "coefficients", "coefficients", "state")
     arrays = {name: wrap_numpy(array, name) for name, array in passed.items()}
     if isinstance(kernel, InterpretedKernel):
         recorder = kernel.backend.begin(arrays["x"], None, arrays.values())
-        written = recorder.finish(filters_device.run(kernel_pass, arrays, recorder, results), None).result
+        written = recorder.finish(filters_device.run(kernel_pass, arrays, recorder), None).result
     else:
         like = arrays["x"]
-        written = results.mapped(lambda kind: new_numpy(*shape_of(kind, like, order), None))
+        written = RESULTS[kernel_pass].mapped(lambda kind: new_numpy(*shape_of(kind, like, order), None))
         filters_cpu.PASSES[kernel_pass](arrays, *written)
         written = written.mapped(lambda array: array.owner)
     summed = (array.sum(2) if array.ndim == x.ndim + 1 else array for array in written)
-    return dict(zip(results._fields, summed, strict=True))
+    return dict(zip(written._fields, summed, strict=True))
 
 
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
@@ -961,7 +959,6 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 # Two tiles and a part of a third.
 FILTER_STEPS = 1100
-FILTER_PASSES = ("filter", "filter_backward")
 FILTERS: tuple[tuple[str, int, PrecisionName], ...] = (
     ("filter", 2, "fp32"),
     ("filter of order 1", 1, "fp64"),

@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +32,12 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.families import FAMILIES
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import ASSUMED_TIME, KernelKey, KernelPass, Sizes
-from minrnn_gen.raw_scan import filters_device
+from minrnn_gen.raw_scan import filters, filters_device
 from minrnn_gen.raw_scan.filter_kernels import filter_builder
-from minrnn_gen.raw_scan.filter_results import Filtered, FilterGradients
+from minrnn_gen.raw_scan.filter_results import PASSED
 from minrnn_gen.run.layers.dropout import Dropout
 from minrnn_gen.run.layers.stack import StackResult
+from minrnn_gen.run.recording.replay import TraceCache
 from minrnn_gen.run.target import target_of
 from minrnn_gen.tune.candidates import CandidatePool
 from minrnn_gen.tune.history import History
@@ -94,7 +96,6 @@ SERVED: dict[str, Served] = {
 BACK = ("backward", "arguments")
 STRATEGIES = tuple(family.name for family in FAMILIES)
 # A filter is a function of arrays: it has no spec, and so nothing that begins with one.
-_FILTERS: dict[str, tuple[str, ...]] = {"filter": ("x", "b", "a", "zi"), "filter_backward": ("x", "y", "dy", "b", "a", "dzf")}
 _ORDER = 2
 
 
@@ -121,7 +122,7 @@ def key_of(served: Served, builder: Builder) -> KernelKey:
 
 def of_a_call(served: Served, _: Path) -> set[str]:
     """The cost model's own choice, of all kernels."""
-    if served.kernel_pass in _FILTERS:
+    if served.kernel_pass in PASSED:
         return _filtered(served)
     builder = kernel_of(served).builder
     return {builder.solve(key_of(served, builder)).family.name}
@@ -129,7 +130,7 @@ def of_a_call(served: Served, _: Path) -> set[str]:
 
 def verified(served: Served, folder: Path) -> set[str]:
     kernel, found = kernel_of(served), set[str]()
-    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
+    if served.kernel_pass == "dropout" or served.kernel_pass in PASSED:
         return found
     for number in range(Verification.candidates + 1):
         sizes = Sizes(1, ASSUMED_TIME) if number else served.sizes
@@ -157,7 +158,7 @@ def _recorded(served: Served, record: Callable[[Kernel, Any, Any, Any], Any]) ->
 
 def captured(served: Served, _: Path) -> set[str]:
     """A record of the pass, which a graph takes: it reads nothing back, and allocates nothing."""
-    if served.kernel_pass in _FILTERS:
+    if served.kernel_pass in PASSED:
         return _filtered(served)
     if served.kernel_pass == "dropout":
         return _dropped(served)
@@ -189,36 +190,39 @@ def _dropped(served: Served) -> set[str]:
     return {plan.name for plan in kernels.plans.values()}
 
 
-def _filtered(served: Served) -> set[str]:
+def _filtered(served: Served, record: Callable[[Any, list[Any]], Any] = filters.recorded) -> set[str]:
     """A record of a filter, which a call replays and a graph takes."""
     torch = importlib.import_module("torch")
-    kernel_pass: Any = served.kernel_pass
-    precision = load_spec({"model": "min_gru", "hidden_size": 1, "gpu": GPU})
-    kernels = PlannedKernels(filter_builder("fp32", _ORDER, target_of(precision)), served.sizes)
+    spec = load_spec({"model": "min_gru", "hidden_size": 1, "gpu": GPU})
+    kernels = PlannedKernels(filter_builder("fp32", _ORDER, target_of(spec)), served.sizes)
     shapes = {"b": (1, _ORDER + 1), "a": (1, _ORDER + 1), "zi": (2, 1, _ORDER), "dzf": (2, 1, _ORDER)}
     passed = [
         torch.zeros(shapes.get(name, (2, 1, 128)), dtype=torch.float64 if name in shapes else torch.float32)
-        for name in _FILTERS[kernel_pass]
+        for name in PASSED[served.kernel_pass]
     ]
-    named = zip(_FILTERS[kernel_pass], passed, strict=True)
-    arrays = {name: memory.inspect(array, name).with_slot(slot) for slot, (name, array) in enumerate(named)}
     kernel = kernel_of(SERVED["dropout"])  # of any: a recorder of another's runs
-    with as_if_on_a_device(kernel, executor=executor_on(kernel, kernels)):
-        recorder = HostBackend(kernels).begin(arrays["x"], keyed(kernel_pass, passed), arrays.values())
-        results: Any = Filtered("signal", "state")
-        if kernel_pass == "filter_backward":
-            results = FilterGradients("signal", "coefficients", "coefficients", "state")
-        assert recorder.finish(filters_device.run(kernel_pass, arrays, recorder, results), None).replay is not None
+    with as_if_on_a_device(kernel, executor=executor_on(kernel, kernels)), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "inspected", lambda array, name: replace(memory.inspect(array, name), device=0))
+        patch.setattr(filters, "_CALLS", {kernel_pass: TraceCache() for kernel_pass in PASSED})
+        patch.setattr(filters_device, "filter_kernels", lambda *_: kernels)
+        assert record(served.kernel_pass, passed) is not None
     return {plan.name for plan in kernels.plans.values()}
 
 
 def in_jax(served: Served, _: Path) -> set[str]:
     """A record of the pass, as XLA's custom call asks for it and replays it."""
-    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
+    if served.kernel_pass == "dropout":
         return set()
     device, requests = importlib.import_module("minrnn_gen.jax.device"), importlib.import_module("minrnn_gen.jax.request")
     known = importlib.import_module("minrnn_gen.layers.kernels").known
     functional = importlib.import_module("minrnn_gen.jax.functional")
+
+    def recorded(asked: Any, operands: list[Any]) -> Any:
+        site = requests.CallSite(asked, tuple(requests.Shaped(tuple(one.shape), str(one.dtype)[6:]) for one in operands))
+        return device._recorded(site, operands)
+
+    if served.kernel_pass in PASSED:
+        return _filtered(served, lambda asked, passed: recorded(requests.Request(asked, (True,) * len(passed)), passed))
     # Products outside the recurrence are XLA's there, so a kernel is that of pre-activations.
     spec = {name: value for name, value in served.spec.items() if name != "input_size"}
     served = served._replace(spec=spec)
@@ -233,14 +237,13 @@ def in_jax(served: Served, _: Path) -> set[str]:
             dy, dstate = gradients
             kept = [dy] * (1 + len(kernel.states))  # y and the states, which the forward that is recorded writes
             operands += [*kept, dy, *dstate.values()]
-        site = requests.CallSite(asked, tuple(requests.Shaped(tuple(one.shape), str(one.dtype)[6:]) for one in operands))
-        return device._recorded(site, operands)
+        return recorded(asked, operands)
 
     return _recorded(served, record)
 
 
 def exported(served: Served, _: Path) -> set[str]:
-    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
+    if served.kernel_pass == "dropout" or served.kernel_pass in PASSED:
         return set()
     kernel = kernel_of(served)
     with pytest.MonkeyPatch.context() as patch:
@@ -256,7 +259,7 @@ def exported(served: Served, _: Path) -> set[str]:
 def prepared(served: Served, _: Path) -> set[str]:
     if served.kernel_pass == "dropout":
         return _prepared_layers()
-    if served.kernel_pass in _FILTERS:
+    if served.kernel_pass in PASSED:
         return set()
     kernel = kernel_of(served)
     kernel.prepare([served.sizes])
@@ -277,7 +280,7 @@ def _prepared_layers() -> set[str]:
 
 def tuned(served: Served, folder: Path) -> set[str]:
     """What is measured of the kernel where as few candidates are as there are strategies."""
-    if served.kernel_pass == "dropout" or served.kernel_pass in _FILTERS:
+    if served.kernel_pass == "dropout" or served.kernel_pass in PASSED:
         return set()
     kernel, measurer, store = kernel_of(served), FakeMeasurer(), Store(folder)
     with pytest.MonkeyPatch.context() as patch:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from hypothesis import Phase, settings
 
 
-class _Hidden(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="torch")
-        return None
+class _WithoutTorch(PathFinder):
+    """Finds what is installed but torch, for `importlib.util.find_spec` too."""
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return None for torch and its modules."""
+        return None if fullname.partition(".")[0] == "torch" else super().find_spec(fullname, path, target)
 
 
-sys.meta_path.insert(0, _Hidden())
+sys.meta_path[sys.meta_path.index(PathFinder)] = _WithoutTorch
 
 # What is skipped with its first example is not worth shrinking: --hypothesis-profile unshrunk.
 settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Phase.generate))

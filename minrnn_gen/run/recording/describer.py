@@ -73,6 +73,11 @@ class Describer:
         self._buffers.append(Buffer(slot, tuple(shape), strides, dtype, fill))
         return Array("result", self._like.library, None, place_in(slot), tuple(shape), strides, dtype, self._like.device)
 
+    @property
+    def ends_in_slots(self) -> bool:
+        """False: those who read a described run add up what they need."""
+        return False
+
     def can_store(self, *, waits: bool) -> bool:  # noqa: ARG002
         """Return False: without `AddUp` and `Store` the end of a run is left to the arrays' library."""
         return False

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.errors import BadInput
+from minrnn_gen.raw_scan.filter_arguments import channels_of, check_sections, filtered_by_sections
 from minrnn_gen.raw_scan.filters import run_filter, run_filter_backward
 from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors, gradients_once
 from minrnn_gen.torch.tensors import check_devices, check_real, check_shape
 
 _CARRIED = torch.float64
-# A section has as many coefficients, those of b before those of a.
-_SECTION = 6
 
 
 def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
@@ -30,16 +28,10 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
     There are no gradients of gradients and there is no vmap. Raises BadInput for what does not fit, and where a[0] is 0.
     Source: Oppenheim & Schafer, Discrete-Time Signal Processing, section 6.3.
     """
-    check_real(x, "x")
-    if not x.dim():
-        raise BadInput("x has no axes; a tensor with time as its last axis is expected")
-    coefficients = {"a": a, "b": b}
-    for name, tensor in coefficients.items():
+    for name, tensor in {"x": x, "a": a, "b": b}.items():
         check_real(tensor, name)
-        if tensor.dim() not in (1, 2) or not all(tensor.shape):
-            raise BadInput(f"{name} has shape {list(tensor.shape)}; [n + 1] is expected, or [C, n + 1] for x [..., C, T]")
-    check_devices({"x": x, **coefficients, "zi": zi})
-    channels = _channels(x, coefficients)
+    channels = channels_of(x.shape, {"a": a.shape, "b": b.shape})
+    check_devices({"x": x, "a": a, "b": b, "zi": zi})
     order = max(a.shape[-1], b.shape[-1]) - 1
     if zi is not None:
         check_shape(zi, "zi", (*x.shape[:-1], order))
@@ -62,34 +54,10 @@ def sosfilt(sos: Any, x: Any, zi: Any = None) -> Any:
     """
     check_real(x, "x")
     check_real(sos, "sos")
-    if sos.dim() not in (2, 3) or not sos.shape[-2] or sos.shape[-1] != _SECTION:
-        raise BadInput(f"sos has shape {list(sos.shape)}; [sections, 6] is expected, or [C, sections, 6] for x [..., C, T]")
-    count = sos.shape[-2]
+    count = check_sections(sos.shape)
     if zi is not None:
         check_shape(zi, "zi", (count, *x.shape[:-1], 2))
-    states = []
-    for section in range(count):
-        b, a = sos[..., section, : _SECTION // 2], sos[..., section, _SECTION // 2 :]
-        if zi is None:
-            x = lfilter(x, a, b)
-        else:
-            x, state = lfilter(x, a, b, zi[section])
-            states.append(state)
-    return x if zi is None else (x, torch.stack(states))
-
-
-def _channels(x: Any, coefficients: dict[str, Any]) -> int:
-    """Return how many channels have coefficients of their own; 1 where all have the same."""
-    channels = 1
-    for name, tensor in coefficients.items():
-        if tensor.dim() == 2:
-            if x.dim() < 2 or tensor.shape[0] != x.shape[-2]:
-                raise BadInput(
-                    f"{name} has shape {list(tensor.shape)}, coefficients of {tensor.shape[0]} channels, but x has shape "
-                    f"{list(x.shape)}; x is expected as [..., {tensor.shape[0]}, T]"
-                )
-            channels = tensor.shape[0]
-    return channels
+    return filtered_by_sections(lfilter, torch.stack, sos, x, zi)
 
 
 def _wide(tensor: Any, channels: int, order: int) -> Any:

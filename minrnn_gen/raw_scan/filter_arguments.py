@@ -1,0 +1,53 @@
+"""What every front of linear filters asks of its arguments' shapes, and sections in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minrnn_gen.errors import BadInput
+
+# A section has as many coefficients, those of b before those of a.
+_SECTION = 6
+ZERO_FIRST = "a[0] is 0, by which the coefficients of a filter are divided; leave out a's leading zeros"
+
+
+def channels_of(x: Sequence[int], coefficients: Mapping[str, Sequence[int]]) -> int:
+    """Return how many channels have coefficients of their own, 1 where all have the same, for x of a shape [..., T].
+
+    The shapes of `coefficients` are by name. Raises BadInput for those that do not fit.
+    """
+    if not len(x):
+        raise BadInput("x has no axes; [..., T] is expected, with time as its last axis")
+    channels = 1
+    for name, shape in coefficients.items():
+        if len(shape) not in (1, 2) or not all(shape):
+            raise BadInput(f"{name} has shape {list(shape)}; [n + 1] is expected, or [C, n + 1] for x [..., C, T]")
+        if len(shape) == 2:
+            channels = shape[0]
+            if len(x) < 2 or channels != x[-2]:
+                raise BadInput(
+                    f"{name} has shape {list(shape)}, coefficients of {channels} channels, but x has shape {list(x)}; "
+                    f"x is expected as [..., {channels}, T]"
+                )
+    return channels
+
+
+def check_sections(sos: Sequence[int]) -> int:
+    """Return how many sections there are in coefficients of a shape; raises BadInput for one that has none."""
+    if len(sos) not in (2, 3) or not sos[-2] or sos[-1] != _SECTION:
+        raise BadInput(f"sos has shape {list(sos)}; [sections, 6] is expected, or [C, sections, 6] for x [..., C, T]")
+    return sos[-2]
+
+
+def filtered_by_sections(lfilter: Callable[..., Any], stack: Callable[..., Any], sos: Any, x: Any, zi: Any) -> Any:
+    """Return y, or (y, zf) where zi is given, of sections in sequence, each an `lfilter`."""
+    states = []
+    for section in range(sos.shape[-2]):
+        b, a = sos[..., section, : _SECTION // 2], sos[..., section, _SECTION // 2 :]
+        if zi is None:
+            x = lfilter(x, a, b)
+        else:
+            x, state = lfilter(x, a, b, zi[section])
+            states.append(state)
+    return x if zi is None else (x, stack(states))
