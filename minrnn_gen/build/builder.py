@@ -143,20 +143,18 @@ class Builder:
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel that a call of these sizes runs, one of few for all sizes; raises Infeasible where there is none.
 
-        A function of the arguments, the spec, the GPU and what was measured before: never of the calls before. A kernel that
-        reads at run time how it is called serves every specialization: it is the one of the hinted one.
+        A function of the arguments, the spec, the GPU and what was measured before, never of earlier calls. A kernel that reads
+        at run time how it is called is the hinted specialization's for all.
         """
         sized, hinted = self._planned(kernel_pass, specialization, sizes), self.hinted_specialization
-        if sized.is_called_in_any_way and specialization != hinted:
-            for_any = self._planned(kernel_pass, hinted, sizes)
-            if for_any.is_called_in_any_way:
-                return self.key_of(kernel_pass, hinted, for_any.sizes)
+        if sized.is_called_in_any_way and (for_any := self._planned(kernel_pass, hinted, sizes)).is_called_in_any_way:
+            return self.key_of(kernel_pass, hinted, for_any.sizes)
         return self.key_of(kernel_pass, specialization, sized.sizes)
 
     def _planned(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> SizedKernel:
         classes = self.classes(kernel_pass, specialization)
-        at_least = Sizes(max(1, sizes.batch), max(1, sizes.time))
-        return classes.sizes.choose(self.problem_of(classes.cell, self.key_of(kernel_pass, specialization, at_least)))
+        key = self.key_of(kernel_pass, specialization, Sizes(max(1, sizes.batch), max(1, sizes.time)))
+        return classes.sizes.choose(self.problem_of(classes.cell, key))
 
     def classes(self, kernel_pass: KernelPass, specialization: Specialization) -> CellClasses:
         """Return the kernels of a pass and specialization for all sizes, planned once; raises Infeasible where nothing fits."""
