@@ -49,6 +49,9 @@ class CellFile(BaseModel):
         None,
         description="The order of the inputs S.*, which all channels of a group share; by default that of their first use.",
     )
+    inputs: Names | None = Field(
+        None, description="The order of the inputs X.*, of each channel and not projected; by default that of their first use."
+    )
     recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")

@@ -16,6 +16,7 @@ _PREFIXES = (
     ("gradient_W_", "dW.{0}"),
     ("gradient_R_", "dR.{0}"),
     ("gradient_S_", "dS.{0}"),
+    ("gradient_X_", "dX.{0}"),
     ("gradient_previous_", "d.{0}[t-1]"),
     ("gradient_parameter_", "d.{0}"),
     ("gradient_state_", "in.{0}[t]"),
