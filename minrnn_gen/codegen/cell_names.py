@@ -38,6 +38,11 @@ class CellNames:
         return "GATES + INPUTS" if self.inputs else "GATES"
 
     @property
+    def gate_rows(self) -> str:
+        """The same as a factor."""
+        return f"({self.known})" if self.inputs else self.known
+
+    @property
     def known_labels(self) -> tuple[str, ...]:
         """The names of these values in a program, in the order of their places."""
         return (*(f"W_{gate}" for gate in self.gates), *(f"X_{name}" for name in self.inputs))
