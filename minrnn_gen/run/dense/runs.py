@@ -77,7 +77,7 @@ class Backward:
             later=piece.has_later,
         )
         initial = (None,) * len(part.initial) if piece.has_earlier else part.initial
-        return replace(self, part=piece_of_call(part, piece, initial), arrays=of_piece)
+        return replace(self, part=piece_of_call(interface, part, piece, initial), arrays=of_piece)
 
 
 class _RunBack(NamedTuple):
