@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 # Scans along channels, time and by all blocks, behind a projection; dense cells in a block, a cluster, a grid, of many
 # sequences and step by step; diagonal ones.
 WAYS: list[tuple[dict[str, Any] | str, dict[str, Any], str]] = [
-    (HIGHWAY, {"hidden_size": 40, "precision": "bf16", "direction": "bidirectional"}, "h100"),
-    (GAPS, {"hidden_size": 48, "heads": 2, "batch": 64, "precision": "bf16"}, "h100"),
     (HIGHWAY, {"hidden_size": 24, "precision": "fp32", "layout": "BDT", "direction": "reverse"}, "h200"),
     (GAPS, {"hidden_size": 24, "precision": "fp32"}, "a100"),
+    (HIGHWAY, {"hidden_size": 40, "precision": "bf16", "direction": "bidirectional"}, "h100"),
+    (GAPS, {"hidden_size": 48, "heads": 2, "batch": 64, "precision": "bf16"}, "h100"),
     (HIGHWAY, {"hidden_size": 24, "precision": "fp64", "layout": "TBD", "input_size": 8}, "t4"),
     (DIAGONAL, {"hidden_size": 24, "precision": "fp32", "layout": "BDT"}, "h100"),
     (DIAGONAL, {"hidden_size": 33, "precision": "fp16", "direction": "bidirectional"}, "h200"),
@@ -41,7 +41,7 @@ WAYS: list[tuple[dict[str, Any] | str, dict[str, Any], str]] = [
 def test_kernels_with_inputs_are_right(cell: Any, options: dict[str, Any], gpu: str) -> None:
     """Against float64, without a race, whatever the order in which threads run."""
     spec = load_spec({"model": cell, "batch": 3, "time": 5, **options})
-    verdicts = list(Verification(spec, Target.named(gpu), candidates=2).run())
+    verdicts = list(Verification(spec, Target.named(gpu), candidates=1).run())
     assert verdicts and [verdict for verdict in verdicts if not verdict.is_right] == []
 
 
