@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.documentation import ROOT, table
 from support.input_cells import DIAGONAL, EVERY_CELL, GAPS, HIGHWAY, IN_ROUNDS, LINEAR
 
 from minrnn_gen.cell.analysis import Recurrence, classify
@@ -86,3 +87,9 @@ def test_what_is_wrong_is_said_in_one_sentence(change: dict[str, Any], wanted: s
 def test_the_gradient_of_every_input_is_shown(cell: dict[str, Any]) -> None:
     lines = gradient_equations(read(cell))
     assert [name for name in cell["inputs"] if not any(line.startswith(f"dX.{name} = ") for line in lines)] == []
+
+
+def test_the_built_in_cells_are_those_of_the_table() -> None:
+    rows = table(ROOT / "docs" / "cells.md", "cell", "X.*")
+    assert [row[0].strip("`") for row in rows] == list(input_library_names())
+    assert [row[1].split(", ") for row in rows] == [list(read(name).inputs) for name in input_library_names()]
