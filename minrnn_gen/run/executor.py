@@ -55,6 +55,7 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
         recurrent_gates=cell.recurrent_gates,
         heads=spec.heads,
         takes_recurrent_bias=builder.takes_recurrent_bias,
+        inputs=cell.inputs,
         **_vectors_of(builder),
     )
 
