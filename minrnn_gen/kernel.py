@@ -14,6 +14,7 @@ from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
 from minrnn_gen.build.recipe import recipe_of, spec_from
+from minrnn_gen.build.reset_cells import resetting_recipe
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
@@ -29,6 +30,7 @@ from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.kernels import CompiledKernels
+from minrnn_gen.run.reset_states import ResetStates, SavedWithResetStates
 from minrnn_gen.run.saved import Saved
 from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
 
@@ -238,20 +240,22 @@ class Kernel:
         [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
+        reset_states {name: [B, H] or [H]}, of all states: what they are set to there instead of 0; float32 (float64 for fp64) or
+        the storage dtype, to which they are rounded. The first such call compiles a kernel of its own.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
         sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
         of the final state, the states after every step, each shaped like y, with n after the channels where it has the axis.
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
         bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
-        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], shared [B, T, 2, groups, n],
+        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], reset_states [2, B, H] or [2, H], shared [B, T, 2, groups, n],
         inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = _arguments(x, R, arrays)
-        result, _ = self.executor.forward(arguments, returns_all, saves=False)
+        kernel, arguments, _ = self._of_call(x, R, arrays)
+        result, _ = kernel.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 
     @shows_step
@@ -279,7 +283,7 @@ class Kernel:
         *,
         all_states: bool = False,
         **arrays: Unpack[CallArrays],
-    ) -> tuple[AnyArray, State, Saved]:
+    ) -> tuple[AnyArray, State, Saved | SavedWithResetStates]:
         """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
         `saved` holds the arrays themselves, no copies: they must not change before the last backward. Raises what a call does,
@@ -288,20 +292,24 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        arguments = _arguments(x, R, arrays)
-        result, forward = self.executor.forward(arguments, returns_all, saves=True)
+        kernel, arguments, begun = self._of_call(x, R, arrays)
+        result, forward = kernel.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
-        return result.y, final, Saved(self.executor, result, forward)
+        saved = Saved(kernel.executor, result, forward)
+        return result.y, final, saved if begun is None else SavedWithResetStates(saved, begun)
 
-    def backward(self, saved: Saved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def backward(self, saved: Saved | SavedWithResetStates, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared" and "inputs", each of the shape (of R and
+        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the shape (of R and
         recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for
         fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """
+        if isinstance(saved, SavedWithResetStates):
+            executor = self.resetting[0].executor
+            return saved.states.gradients(executor.backward(saved.saved.open_for(executor), dy, dstate))
         return self.executor.backward(saved.open_for(self.executor), dy, dstate)
 
     @shows_call
@@ -319,9 +327,32 @@ class Kernel:
         Raises BadInput for arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = _arguments(x, R, arrays)
-        result = self.executor.reference(arguments, returns_all)
+        kernel, arguments, _ = self._of_call(x, R, arrays)
+        result = kernel.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
+
+    @cached_property
+    def resetting(self) -> tuple[Kernel, tuple[tuple[str, str], ...]]:
+        """The kernel of calls with reset states, and for the states that a step reads the names of its further inputs X.*.
+
+        Raises BadInput for a spec that has none.
+        """
+        again = resetting_recipe(self.recipe)
+        return self._like(spec_from(again.recipe)), again.inputs
+
+    def _like(self, spec: Spec) -> Kernel:
+        """Return the kernel of another spec, which runs where this one does."""
+        return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
+
+    def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, ResetStates | None]:
+        """Return the kernel that runs a call, what it is given, and the reset states of the call, if any."""
+        reset_states = arrays.pop("reset_states", None)
+        arguments = _arguments(x, R, arrays)
+        if reset_states is None:
+            return self, arguments, None
+        kernel, inputs = self.resetting
+        begun = ResetStates.of(self._interface, inputs, arguments, reset_states)
+        return kernel, arguments._replace(inputs=begun.added_to(arguments.inputs)), begun
 
     def _named(self, states: tuple[Any, ...]) -> State:
         return dict(zip(self._interface.states, states, strict=True))

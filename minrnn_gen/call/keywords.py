@@ -28,6 +28,7 @@ class CallArrays(StepArrays, total=False):
     """What a call over time takes by keyword."""
 
     resets: Any
+    reset_states: Mapping[str, Any] | None
     lengths: Any
     cu_seqlens: Any
 
@@ -37,7 +38,10 @@ _CALL_TYPES = get_type_hints(CallArrays)
 
 
 def call_arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
-    """Return the arguments of a call over time; raises TypeError for a keyword that it does not take."""
+    """Return the arguments of a call over time, whose reset states are taken out before.
+
+    Raises TypeError for a keyword that it does not take.
+    """
     return _arguments(x, R, arrays, _CALL_TYPES)
 
 
