@@ -321,7 +321,9 @@ class RNN:
         """Return the inputs X.* of a layer, in the dtype of its input where the layer has a precision."""
         if isinstance(inputs, list | tuple):
             if len(inputs) != self.num_layers:
-                raise BadInput(f"inputs has {len(inputs)} mappings; {self.num_layers} are expected, one for each layer, or one for all")
+                raise BadInput(
+                    f"inputs has {len(inputs)} mappings; {self.num_layers} are expected, one for each layer, or one for all"
+                )
             inputs = inputs[layer]
         if self.precision is None or not isinstance(inputs, Mapping):
             return inputs

@@ -141,12 +141,12 @@ def check_states(states: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], b
             raise BadInput(f"hx of state {name} has shape {list(state.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
 
 
-def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: Sequence[torch.dtype]) -> None:
-    """Refuse initial states that would lose what they are when they are cast."""
+def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: Sequence[torch.dtype], what: str = "hx") -> None:
+    """Refuse initial states, or those of another argument, that would lose what they are when they are cast."""
     for name, state in zip(names, states, strict=True):
         if state.dtype not in allowed:
             expected = " or ".join(map(str, dict.fromkeys(allowed)))
-            raise BadInput(f"hx of state {name} has dtype {state.dtype}; {expected} is expected")
+            raise BadInput(f"{what} of state {name} has dtype {state.dtype}; {expected} is expected")
 
 
 def check_beside(parameter: Any, name: str, x: Any) -> None:

@@ -23,6 +23,7 @@ from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
+from minrnn_gen.torch.operators.reset_states import by_layer, resetting, spread_states
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
@@ -113,12 +114,18 @@ class LayerStack:
         sequence_group: Any = None,
         head_group: Any = None,
         inputs: Any = None,
+        reset_states: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_others()
         sequences = (resets, lengths, cu_seqlens)
         if sequence_group is None and head_group is None:
-            return self._call_of(input, hx, sequences, None, inputs)
+            return self._call_of(input, hx, sequences, None, inputs, reset_states)
+        if reset_states is not None:
+            raise BadInput(
+                "reset_states was given with a group of ranks, whose resets are to zeros; leave the group out, or split the "
+                "sequences at their resets by cu_seqlens and give each its state"
+            )
         return self._call_over_ranks(input, hx, sequences, sequence_group, head_group, inputs)  # type: ignore[no-any-return]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -135,7 +142,7 @@ class LayerStack:
             return self._call_of(input, hx, sequences, ranks, inputs)
 
     def _call_of(
-        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None, inputs: Any
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None, inputs: Any, reset_states: Any = None
     ) -> tuple[Any, tuple[Any, ...]]:
         resets, lengths, cu_seqlens = sequences
         if isinstance(input, PackedSequence):
@@ -162,11 +169,14 @@ class LayerStack:
         of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*input.shape[:-1], *per_step))
         if not batched:
             of_layers = tuple(tuple(values.unsqueeze(batch_axis) for values in of_layer) for of_layer in of_layers)
-        states: Sequence[Any] = ()
-        if hx is not None:
-            count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
-            states = self._states(hx, count, batched)
-        y, final = self._run(x, states, (self._resets_beside(input, resets), lengths, cu_seqlens), ranks, of_layers)
+        count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
+        states = () if hx is None else self._states(hx, count, batched)
+        beginnings: Sequence[Any] = ()
+        if reset_states is not None:
+            runs = self.num_layers * (2 if self.bidirectional else 1)
+            beginnings = by_layer(reset_states, resets, self.states, runs, count, self.hidden_size, batched=batched)
+        sequences = (self._resets_beside(input, resets), lengths, cu_seqlens)
+        y, final = self._run(x, states, sequences, ranks, of_layers, beginnings)
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
@@ -218,6 +228,7 @@ class LayerStack:
         sequences: tuple[Any, Any, Any],
         ranks: Ranks | None = None,
         inputs: Sequence[Sequence[Any]] | None = None,
+        beginnings: Sequence[Any] = (),
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         given_dtype = x.dtype
@@ -227,12 +238,15 @@ class LayerStack:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
+        if beginnings:
+            taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
+            checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
         parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
         recipes = self._recipes(precision)
         dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
         # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
-        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs
+        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs and not beginnings
         is_one_node = is_one_node and not (masks and torch.compiler.is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
@@ -245,6 +259,10 @@ class LayerStack:
             initial = tuple(of_states) or (None,) * len(made.states)
             shared = self._shared_of(x, layer, casts, ranks)
             given = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
+            if beginnings:
+                recipe, read = resetting(recipe)
+                chosen = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in read]
+                given += spread_states(self._input_axes, chosen, x, sequences[0], sequences[2], x.dtype)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *given)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
@@ -259,6 +277,11 @@ class LayerStack:
         if self.num_layers == 1:
             return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
         return x, [together(layers, self.bidirectional) for layers in zip(*final, strict=True)]
+
+    @property
+    def _input_axes(self) -> str:
+        """The axes of an input X.* of a layer."""
+        return ("bt" if self.batch_first else "tb") + ("dh" if self.bidirectional else "h")
 
     def _recipes(self, precision: str) -> tuple[str, ...]:
         """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""

@@ -12,9 +12,10 @@ from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
 from minrnn_gen.call.validate import known_names
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import known
+from minrnn_gen.layers.kernels import kernel_by, known
 from minrnn_gen.torch.operators.calls import storage_dtype
 from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.reset_states import added_inputs, resetting
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
@@ -40,13 +41,23 @@ def recurrence(
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.
     """
+    reset_states = arrays.pop("reset_states", None)
     arguments = call_arguments(x, R, arrays)
     if sequence_group is not None or head_group is not None:
+        if reset_states is not None:
+            raise BadInput(
+                "reset_states was given with a group of ranks, whose resets are to zeros; leave the group out, or split the "
+                "sequences at their resets by cu_seqlens and give each its state"
+            )
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
-    count = len(kernel.states)
-    return _named(run(recipe, count, len(kernel.parameters), tensors, kernel, all_states), kernel.states, all_states)
+    count, own = len(kernel.states), kernel
+    if reset_states is not None:
+        recipe, read = resetting(recipe)
+        tensors = (*tensors, *added_inputs(kernel.interface, read, tensors, reset_states))
+        own = None if torch.compiler.is_compiling() else kernel_by(recipe)
+    return _named(run(recipe, count, len(kernel.parameters), tensors, own, all_states), kernel.states, all_states)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
