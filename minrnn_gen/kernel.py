@@ -240,16 +240,16 @@ class Kernel:
         [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
-        reset_states {name: [B, H] or [H]}, of all states: what they are set to there instead of 0; float32 (float64 for fp64) or
-        the storage dtype, to which they are rounded. The first such call compiles a kernel of its own.
+        reset_states {name: [B, H] or [H]}, of all states: set there instead of 0; float32 (float64 for fp64) or the storage
+        dtype, to which they are rounded. The first such call compiles a kernel of its own.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
         sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
         of the final state, the states after every step, each shaped like y, with n after the channels where it has the axis.
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
         bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
-        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], reset_states [2, B, H] or [2, H], shared [B, T, 2, groups, n],
-        inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
+        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], reset_states [2, B, H] or [2, H],
+        shared [B, T, 2, groups, n], inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
         Raises BadInput for an array that does not fit.
         """
@@ -303,9 +303,9 @@ class Kernel:
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the shape (of R and
-        recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for
-        fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
+        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the
+        shape (of R and recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in
+        float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """
         if isinstance(saved, SavedWithResetStates):
             executor = self.resetting[0].executor

@@ -1,6 +1,6 @@
 """The cell whose states begin from arrays of the caller at resets: an input X.* is added to each state that a step reads.
 
-A reset makes a previous state 0, and the input is 0 at every other step, so that their sum is the state that a step begins from.
+A reset makes a previous state 0, and the input is 0 at every other step, so that a step begins from their sum.
 """
 
 from __future__ import annotations

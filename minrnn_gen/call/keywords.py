@@ -55,7 +55,7 @@ def _arguments(x: Any, R: Any, arrays: CallArrays, allowed: Mapping[str, Any]) -
         if name not in allowed:
             known, nearest = ", ".join(allowed), nearest_name(name, allowed)
             raise TypeError(f"a call got an unexpected keyword argument {name!r}{nearest}; it takes {known}")
-    return CallArguments(x, R, **arrays)
+    return CallArguments(x, R, **cast("dict[str, Any]", arrays))
 
 
 def shows_call(function: Function) -> Function:

@@ -5,7 +5,7 @@ The functions compute with a library's own namespace, `xp`: that of NumPy, CuPy,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from minrnn_gen.call.interface import Interface

@@ -23,6 +23,7 @@ from minrnn_gen.jax.differentiable import run
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
 from minrnn_gen.jax.request import Request
+from minrnn_gen.jax.reset_states import begun
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import has_recurrent_product, kernel_by, known
 
@@ -53,7 +54,15 @@ def recurrence(
         raise BadInput(f"all_states is {kind_of(all_states)}; True or False is expected")
     if (resets := arrays.get("resets")) is not None:
         arrays["resets"] = as_array(resets if is_traced(resets) else as_marks(resets), "resets")
+    reset_states = arrays.pop("reset_states", None)
     arguments = call_arguments(x, R, arrays)
+    if reset_states is not None:
+        if axis_name is not None:
+            raise BadInput(
+                "reset_states was given with axis_name, over which resets are to zeros; leave axis_name out, or split the "
+                "sequences at their resets by cu_seqlens and give each its state"
+            )
+        spec, arguments = begun(kernel_by(_recipe(spec)), arguments, reset_states)
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)
     recipe, interface, flat, rows_and_time = _operands(spec, arguments)

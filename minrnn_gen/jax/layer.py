@@ -170,6 +170,7 @@ class RNN:
         state: Mapping[str, Any] | None = None,
         *,
         resets: Any = None,
+        reset_states: Mapping[str, Any] | None = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
         key: Any = None,
@@ -179,9 +180,11 @@ class RNN:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
-        None. resets, lengths and cu_seqlens are those of a kernel's call. `key` draws what dropout drops; without it nothing is
-        dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, [B, T, H] each (in
-        both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer. Raises BadInput for what does not fit.
+        None. resets, lengths and cu_seqlens are those of a kernel's call. `reset_states`, from which states begin at resets, are
+        like `state`, or each [num_layers * directions, H] for all sequences. `key` draws what dropout drops; without it nothing
+        is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each
+        [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.
+        Raises BadInput for what does not fit.
         """
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
@@ -202,6 +205,7 @@ class RNN:
                 shared=shared,
                 inputs=self._inputs(inputs, layer, x.dtype),
                 resets=resets,
+                reset_states=self._state(reset_states, layer, "reset_states"),
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
                 axis_name=axis_name,
@@ -329,7 +333,8 @@ class RNN:
             return inputs
         return {name: as_array(array, f"inputs['{name}']").astype(dtype) for name, array in inputs.items()}
 
-    def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
+    def _state(self, state: Mapping[str, Any] | None, layer: int, what: str = "state") -> dict[str, Any] | None:
+        """Return the states of a layer; reset states may be without the axis of sequences."""
         if state is None:
             return None
         directions = 2 if self.bidirectional else 1
@@ -337,17 +342,18 @@ class RNN:
         expected = {name: f"[{', '.join(map(str, (runs, 'batch', self.hidden_size, *values[name])))}]" for name in self.states}
         if not isinstance(state, Mapping):
             raise BadInput(
-                f"state is {kind_of(state)}; a mapping is expected, as the second result is: {{"
+                f"{what} is {kind_of(state)}; a mapping is expected, as the second result is: {{"
                 + ", ".join(f"'{name}': {shape}" for name, shape in expected.items())
                 + "}"
             )
-        arrays = {name: as_array(array, f"state['{name}']") for name, array in state.items()}
+        arrays = {name: as_array(array, f"{what}['{name}']") for name, array in state.items()}
         if not {*arrays} <= {*expected}:
             return arrays  # which is refused
         for name, array in arrays.items():
-            if array.ndim != 3 + len(values[name]) or array.shape[0] != runs:
+            axes = 3 + len(values[name])
+            if array.ndim not in ((axes,) if what == "state" else (axes - 1, axes)) or array.shape[0] != runs:
                 raise BadInput(
-                    f"state['{name}'] has shape {list(array.shape)}; {expected[name]} is expected, layers and directions first"
+                    f"{what}['{name}'] has shape {list(array.shape)}; {expected[name]} is expected, layers and directions first"
                 )
         if self.bidirectional:
             return {name: array[2 * layer : 2 * layer + 2] for name, array in arrays.items()}

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="layers and functions of torch")
-from support.reset_states import CASES, Case, drawn, flat, looped
-
 import minrnn_gen
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch import RNN, recurrence
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+loops = pytest.importorskip("support.reset_states")
+RNN, recurrence, drawn, flat, looped = wing.RNN, wing.recurrence, loops.drawn, loops.flat, loops.looped
 
 HIDDEN = 4
 
@@ -24,8 +25,8 @@ def as_tensors(call: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_function_is_that_of_a_loop_with_all_gradients(case: Case) -> None:
+@pytest.mark.parametrize("case", loops.CASES, ids=lambda case: case.name)
+def test_the_function_is_that_of_a_loop_with_all_gradients(case: Any) -> None:
     for kind, direction, of_each in (
         ("ragged", "bidirectional", True),
         ("packed", "forward", True),

@@ -52,7 +52,8 @@ def recurrence(
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
-    count, own = len(kernel.states), kernel
+    count = len(kernel.states)
+    own: Kernel | None = kernel
     if reset_states is not None:
         recipe, read = resetting(recipe)
         tensors = (*tensors, *added_inputs(kernel.interface, read, tensors, reset_states))
