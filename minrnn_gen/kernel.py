@@ -305,7 +305,8 @@ class Kernel:
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
         "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the
         shape (of R and recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in
-        float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
+        float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or
+        another kernel's.
         """
         if isinstance(saved, SavedWithResetStates):
             executor = self.resetting[0].executor

@@ -46,7 +46,7 @@ def resetting_recipe(recipe: str) -> ResettingRecipe:
     rewriting = _Rewriting(cell)
     equations = [f"{symbol.name} = {rewriting.text(value)}" for symbol, value in cell.definitions]
     output = rewriting.text(cell.output)
-    begins = [f"{rewriting.begins[name]} = {name}[t-1] + X.{taken}" for name, taken in rewriting.inputs]
+    begins = [f"{rewriting.begins[name]} = {name}[t-1] + X.{added_input}" for name, added_input in rewriting.inputs]
     data = {
         **source.document.data,
         "name": f"{cell.name[: NAME_LENGTH - len('_resetting')]}_resetting",
@@ -54,7 +54,7 @@ def resetting_recipe(recipe: str) -> ResettingRecipe:
         "output": output,
         "gates": [*cell.gates],
         "states": [*cell.states],
-        "inputs": [*cell.inputs, *(taken for _, taken in rewriting.inputs)],
+        "inputs": [*cell.inputs, *(added_input for _, added_input in rewriting.inputs)],
     }
     said = {**json.loads(recipe), "model": data}
     return ResettingRecipe(json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False), rewriting.inputs)

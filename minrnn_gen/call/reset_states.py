@@ -46,8 +46,8 @@ def check_shape(array: Any, name: str, directions: Sequence[int], hidden: int, s
 def sequence_of_step(xp: Any, ends: Any, steps: Any) -> Any:
     """Return the packed sequence that each of `steps` is in; `ends` are the boundaries of all."""
     later = {"right": True} if xp.__name__ == "torch" else {"side": "right"}
-    found = xp.searchsorted(ends[1:], steps, **later)
-    return xp.clip(found, 0, max(ends.shape[0] - 2, 0))
+    sequence = xp.searchsorted(ends[1:], steps, **later)
+    return xp.clip(sequence, 0, max(ends.shape[0] - 2, 0))
 
 
 def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -> Any:

@@ -180,7 +180,7 @@ class RNN:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
-        None. resets, lengths and cu_seqlens are those of a kernel's call. `reset_states`, from which states begin at resets, are
+        None. resets, lengths and cu_seqlens are those of a kernel's call. `reset_states`, with which resets begin, are
         like `state`, or each [num_layers * directions, H] for all sequences. `key` draws what dropout drops; without it nothing
         is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each
         [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.

@@ -38,6 +38,8 @@ def begun(kernel: Kernel, arguments: CallArguments, reset_states: Any) -> tuple[
             )
         check_shape(states[name], name, interface.directions, interface.hidden_size, count)
     axes = interface.channel_axes
-    added = {taken: spread(jnp, axes, marks, states[name].astype(storage), sequence) for name, taken in again.inputs}
+    added = {
+        added_input: spread(jnp, axes, marks, states[name].astype(storage), sequence) for name, added_input in again.inputs
+    }
     inputs = {**known_names(arguments.inputs, interface.inputs, "inputs"), **added}
     return kernel_by(again.recipe), arguments._replace(inputs=inputs)

@@ -63,17 +63,20 @@ class ResetStates:
         """Return the inputs X.* of the call, the caller's and what states begin from."""
         axes, dtype = self.interface.channel_axes, self.interface.precision.storage_dtype
         added = {
-            taken: _contiguous(spread(self.xp, axes, self.resets, memory.cast(self.states[name], dtype), self.sequence))
-            for name, taken in self.inputs
+            added_input: _contiguous(spread(self.xp, axes, self.resets, memory.cast(self.states[name], dtype), self.sequence))
+            for name, added_input in self.inputs
         }
         return {**known_names(inputs, self.interface.inputs, "inputs"), **added}
 
     def gradients(self, gradients: dict[str, Any]) -> dict[str, Any]:
         """Return the gradients of the call from those of the kernel that added the states."""
         of_inputs = dict(gradients["inputs"])
-        taken, carried = dict(self.inputs), self.interface.precision.arithmetic_dtype
-        found = {name: of_inputs.pop(taken[name]) for name in self.interface.states if name in taken}
-        own = {name: self._of_state(name, memory.cast(found[name], carried) if name in found else None) for name in self.states}
+        added_input, carried = dict(self.inputs), self.interface.precision.arithmetic_dtype
+        by_state = {name: of_inputs.pop(added_input[name]) for name in self.interface.states if name in added_input}
+        own = {
+            name: self._of_state(name, memory.cast(by_state[name], carried) if name in by_state else None)
+            for name in self.states
+        }
         rest = {name: value for name, value in gradients.items() if name != "inputs"}
         return {**rest, **({"inputs": of_inputs} if of_inputs else {}), "reset_states": own}
 

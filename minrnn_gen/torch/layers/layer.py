@@ -184,8 +184,8 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         dtype too, and is zeros where None, or a tuple of None. resets: bool, or numbers 0 and 1, of the shape of input without
         I; reset_states: from which all states begin there instead of zeros, like hx, or each [num_layers * directions, H] for
         all sequences; lengths and cu_seqlens are those of a kernel's call. inputs: of a cell with inputs X.*, each by name in
-        the shape of input with hidden_size instead of I (in both directions [B, T, 2, hidden_size]), the same for all layers, or
-        a list with a mapping for each layer. Tensors on the meta device give results there.
+        the shape of input with hidden_size instead of I (in both directions [B, T, 2, hidden_size]), the same for all layers,
+        or a list with a mapping for each layer. Tensors on the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).
         Raises BadInput for what does not fit.
