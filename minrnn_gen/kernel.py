@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from minrnn_gen.build.altered_cells import AlteredRecipe, altered_recipe
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder, builder_of
@@ -14,7 +15,6 @@ from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
 from minrnn_gen.build.recipe import recipe_of, spec_from
-from minrnn_gen.build.reset_cells import resetting_recipe
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
@@ -25,12 +25,12 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.summary import html_table
 from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
+from minrnn_gen.run.altered import Alteration, AlteredSaved
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.executor import Executor, interface_of
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.kernels import CompiledKernels
-from minrnn_gen.run.reset_states import ResetStates, SavedWithResetStates
 from minrnn_gen.run.saved import Saved
 from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
 
@@ -73,6 +73,7 @@ class Kernel:
         self._interface = interface_of(builder, built[0].cell if built else builder.cell_shape)
         self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
         self.recipe = recipe_of(builder.spec, builder.cell_source)
+        self._altered: dict[tuple[bool, bool], tuple[Kernel, AlteredRecipe]] = {}
 
     @property
     def builder(self) -> Builder:
@@ -241,7 +242,8 @@ class Kernel:
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
         reset_states {name: [B, H] or [H]}, of all states: set there instead of 0; float32 (float64 for fp64) or the storage
-        dtype, to which they are rounded. The first such call compiles a kernel of its own.
+        dtype, to which they are rounded. holds: bool [B, T], or numbers 0 and 1; such a step leaves all states as they are,
+        after a reset. The first call with either compiles a kernel of its own.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
         sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
         of the final state, the states after every step, each shaped like y, with n after the channels where it has the axis.
@@ -283,7 +285,7 @@ class Kernel:
         *,
         all_states: bool = False,
         **arrays: Unpack[CallArrays],
-    ) -> tuple[AnyArray, State, Saved | SavedWithResetStates]:
+    ) -> tuple[AnyArray, State, Saved | AlteredSaved]:
         """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
         `saved` holds the arrays themselves, no copies: they must not change before the last backward. Raises what a call does,
@@ -292,13 +294,13 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        kernel, arguments, begun = self._of_call(x, R, arrays)
+        kernel, arguments, altered = self._of_call(x, R, arrays)
         result, forward = kernel.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
         saved = Saved(kernel.executor, result, forward)
-        return result.y, final, saved if begun is None else SavedWithResetStates(saved, begun)
+        return result.y, final, saved if altered is None else AlteredSaved(saved, altered)
 
-    def backward(self, saved: Saved | SavedWithResetStates, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def backward(self, saved: Saved | AlteredSaved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
@@ -308,9 +310,10 @@ class Kernel:
         float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or
         another kernel's.
         """
-        if isinstance(saved, SavedWithResetStates):
-            executor = self.resetting[0].executor
-            return saved.states.gradients(executor.backward(saved.saved.open_for(executor), dy, dstate))
+        if isinstance(saved, AlteredSaved):
+            alteration = saved.alteration
+            executor = self.altered(bool(alteration.states), alteration.recipe.hold is not None)[0].executor
+            return alteration.gradients(executor.backward(saved.saved.open_for(executor), dy, dstate))
         return self.executor.backward(saved.open_for(self.executor), dy, dstate)
 
     @shows_call
@@ -332,28 +335,29 @@ class Kernel:
         result = kernel.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
 
-    @cached_property
-    def resetting(self) -> tuple[Kernel, tuple[tuple[str, str], ...]]:
-        """The kernel of calls with reset states, and for the states that a step reads the names of its further inputs X.*.
+    def altered(self, begins: bool, holds: bool) -> tuple[Kernel, AlteredRecipe]:
+        """Return the kernel of calls with reset states where it `begins` from them, or holds, or both, and its recipe.
 
         Raises BadInput for a spec that has none.
         """
-        again = resetting_recipe(self.recipe)
-        return self._like(spec_from(again.recipe)), again.inputs
+        if (begins, holds) not in self._altered:
+            recipe = altered_recipe(self.recipe, begins, holds)
+            self._altered.setdefault((begins, holds), (self._like(spec_from(recipe.recipe)), recipe))
+        return self._altered[begins, holds]
 
     def _like(self, spec: Spec) -> Kernel:
         """Return the kernel of another spec, which runs where this one does."""
         return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
 
-    def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, ResetStates | None]:
-        """Return the kernel that runs a call, what it is given, and the reset states of the call, if any."""
-        reset_states = arrays.pop("reset_states", None)
+    def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
+        """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""
+        reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
         arguments = _arguments(x, R, arrays)
-        if reset_states is None:
+        if reset_states is None and holds is None:
             return self, arguments, None
-        kernel, inputs = self.resetting
-        begun = ResetStates.of(self._interface, inputs, arguments, reset_states)
-        return kernel, arguments._replace(inputs=begun.added_to(arguments.inputs)), begun
+        kernel, recipe = self.altered(reset_states is not None, holds is not None)
+        alteration = Alteration.of(self._interface, recipe, arguments, reset_states, holds)
+        return kernel, arguments._replace(inputs=alteration.added_to(arguments.inputs)), alteration
 
     def _named(self, states: tuple[Any, ...]) -> State:
         return dict(zip(self._interface.states, states, strict=True))

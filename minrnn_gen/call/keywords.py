@@ -29,6 +29,7 @@ class CallArrays(StepArrays, total=False):
 
     resets: Any
     reset_states: Mapping[str, Any] | None
+    holds: Any
     lengths: Any
     cu_seqlens: Any
 
@@ -38,7 +39,7 @@ _CALL_TYPES = get_type_hints(CallArrays)
 
 
 def call_arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
-    """Return the arguments of a call over time, whose reset states are taken out before.
+    """Return the arguments of a call over time, whose reset states and holds are taken out before.
 
     Raises TypeError for a keyword that it does not take.
     """

@@ -171,6 +171,7 @@ class RNN:
         *,
         resets: Any = None,
         reset_states: Mapping[str, Any] | None = None,
+        holds: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
         key: Any = None,
@@ -180,7 +181,7 @@ class RNN:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
-        None. resets, lengths and cu_seqlens are those of a kernel's call. `reset_states`, with which resets begin, are
+        None. resets, holds, lengths and cu_seqlens are those of a kernel's call. `reset_states`, with which resets begin, are
         like `state`, or each [num_layers * directions, H] for all sequences. `key` draws what dropout drops; without it nothing
         is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each
         [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.
@@ -206,6 +207,7 @@ class RNN:
                 inputs=self._inputs(inputs, layer, x.dtype),
                 resets=resets,
                 reset_states=self._state(reset_states, layer, "reset_states"),
+                holds=holds,
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
                 axis_name=axis_name,

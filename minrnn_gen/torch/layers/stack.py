@@ -21,9 +21,9 @@ from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.shared_inputs import project_shared
+from minrnn_gen.torch.operators.altered import altered, by_layer, check_no_group, checked_holds, inputs_of
 from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
-from minrnn_gen.torch.operators.reset_states import by_layer, resetting, spread_states
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
@@ -115,17 +115,14 @@ class LayerStack:
         head_group: Any = None,
         inputs: Any = None,
         reset_states: Any = None,
+        holds: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_others()
         sequences = (resets, lengths, cu_seqlens)
         if sequence_group is None and head_group is None:
-            return self._call_of(input, hx, sequences, None, inputs, reset_states)
-        if reset_states is not None:
-            raise BadInput(
-                "reset_states was given with a group of ranks, whose resets are to zeros; leave the group out, or split the "
-                "sequences at their resets by cu_seqlens and give each its state"
-            )
+            return self._call_of(input, hx, sequences, None, inputs, (reset_states, holds))
+        check_no_group(reset_states, holds)
         return self._call_over_ranks(input, hx, sequences, sequence_group, head_group, inputs)  # type: ignore[no-any-return]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -142,10 +139,21 @@ class LayerStack:
             return self._call_of(input, hx, sequences, ranks, inputs)
 
     def _call_of(
-        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None, inputs: Any, reset_states: Any = None
+        self,
+        input: Any,
+        hx: Any,
+        sequences: tuple[Any, Any, Any],
+        ranks: Ranks | None,
+        inputs: Any,
+        altering: tuple[Any, Any] = (None, None),
     ) -> tuple[Any, tuple[Any, ...]]:
-        resets, lengths, cu_seqlens = sequences
+        (resets, lengths, cu_seqlens), (reset_states, holds) = sequences, altering
         if isinstance(input, PackedSequence):
+            if reset_states is not None or holds is not None:
+                raise BadInput(
+                    "a PackedSequence was given with reset_states or holds; give padded sequences and their lengths, or joined "
+                    "ones and cu_seqlens"
+                )
             if ranks is not None:
                 raise BadInput(
                     "a PackedSequence was given with a group of ranks; give padded sequences and their lengths, or joined "
@@ -175,26 +183,27 @@ class LayerStack:
         if reset_states is not None:
             runs = self.num_layers * (2 if self.bidirectional else 1)
             beginnings = by_layer(reset_states, resets, self.states, runs, count, self.hidden_size, batched=batched)
-        sequences = (self._resets_beside(input, resets), lengths, cu_seqlens)
-        y, final = self._run(x, states, sequences, ranks, of_layers, beginnings)
+        sequences = (self._marks_beside(input, resets, "resets"), lengths, cu_seqlens)
+        held = None if holds is None else self._marks_beside(input, checked_holds(holds), "holds")
+        y, final = self._run(x, states, sequences, ranks, of_layers, (beginnings, held))
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
 
-    def _resets_beside(self, input: Any, resets: Any) -> Any:
-        """Return resets, of the shape of an input without its features, as [batch, time]."""
-        if resets is None:
+    def _marks_beside(self, input: Any, marks: Any, name: str) -> Any:
+        """Return resets or holds, of the shape of an input without its features, as [batch, time]."""
+        if marks is None:
             return None
-        check_tensor(resets, "resets")
-        resets = marks_in(resets)
+        check_tensor(marks, name)
+        marks = marks_in(marks, name)
         wanted = input.shape[:-1]
-        if resets.shape != wanted:
+        if marks.shape != wanted:
             raise BadInput(
-                f"resets has shape {list(resets.shape)}; {list(wanted)} is expected, the shape of input without its features"
+                f"{name} has shape {list(marks.shape)}; {list(wanted)} is expected, the shape of input without its features"
             )
-        if resets.dim() == 1:
-            return resets.unsqueeze(0)
-        return resets if self.batch_first else resets.t()
+        if marks.dim() == 1:
+            return marks.unsqueeze(0)
+        return marks if self.batch_first else marks.t()
 
     def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run sequences of several lengths side by side, in the order in which they are packed."""
@@ -228,7 +237,7 @@ class LayerStack:
         sequences: tuple[Any, Any, Any],
         ranks: Ranks | None = None,
         inputs: Sequence[Sequence[Any]] | None = None,
-        beginnings: Sequence[Any] = (),
+        altering: tuple[Sequence[Any], Any] = ((), None),
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         given_dtype = x.dtype
@@ -238,6 +247,7 @@ class LayerStack:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
+        (beginnings, holds), is_altered = altering, bool(altering[0]) or altering[1] is not None
         if beginnings:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
@@ -246,7 +256,7 @@ class LayerStack:
         dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
         # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
-        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs and not beginnings
+        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs and not is_altered
         is_one_node = is_one_node and not (masks and torch.compiler.is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
@@ -259,10 +269,11 @@ class LayerStack:
             initial = tuple(of_states) or (None,) * len(made.states)
             shared = self._shared_of(x, layer, casts, ranks)
             given = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
-            if beginnings:
-                recipe, read = resetting(recipe)
-                chosen = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in read]
-                given += spread_states(self._input_axes, chosen, x, sequences[0], sequences[2], x.dtype)
+            if is_altered:
+                recipe, begins = altered(recipe, bool(beginnings), holds is not None)
+                begun = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in begins]
+                width = (*((2,) if self.bidirectional else ()), self.hidden_size)
+                given += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *given)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts

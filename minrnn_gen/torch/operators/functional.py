@@ -13,9 +13,9 @@ from minrnn_gen.call.validate import known_names
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, known
+from minrnn_gen.torch.operators.altered import added_inputs, altered, check_no_group
 from minrnn_gen.torch.operators.calls import storage_dtype
 from minrnn_gen.torch.operators.kernel_operator import run
-from minrnn_gen.torch.operators.reset_states import added_inputs, resetting
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
@@ -41,22 +41,18 @@ def recurrence(
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.
     """
-    reset_states = arrays.pop("reset_states", None)
+    reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
     if sequence_group is not None or head_group is not None:
-        if reset_states is not None:
-            raise BadInput(
-                "reset_states was given with a group of ranks, whose resets are to zeros; leave the group out, or split the "
-                "sequences at their resets by cu_seqlens and give each its state"
-            )
+        check_no_group(reset_states, holds)
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
     count = len(kernel.states)
     own: Kernel | None = kernel
-    if reset_states is not None:
-        recipe, read = resetting(recipe)
-        tensors = (*tensors, *added_inputs(kernel.interface, read, tensors, reset_states))
+    if reset_states is not None or holds is not None:
+        recipe, begins = altered(recipe, reset_states is not None, holds is not None)
+        tensors = (*tensors, *added_inputs(kernel.interface, begins, tensors, reset_states, holds))
         own = None if torch.compiler.is_compiling() else kernel_by(recipe)
     return _named(run(recipe, count, len(kernel.parameters), tensors, own, all_states), kernel.states, all_states)
 

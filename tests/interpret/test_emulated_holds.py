@@ -1,4 +1,4 @@
-"""States that resets begin from in the kernels themselves, thread by thread, against loops written by hand."""
+"""Reset states and holds in the kernels themselves, thread by thread, against loops written by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minrnn_gen.interpret.toolchain import has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 # The loops compute their gradients by torch's autograd.
-loops = pytest.importorskip("support.reset_states")
+loops = pytest.importorskip("support.altered_calls")
 BY_NAME = {case.name: case for case in loops.CASES}
 
 # Scans along channels and time; diagonal cells; dense ones in a block, and step by step, with products of one round and of two.
@@ -33,13 +33,13 @@ WAYS: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "kind", "options", "gpu"), one_in(4, WAYS))
-def test_kernels_begin_from_them(name: str, kind: str, options: dict[str, Any], gpu: str) -> None:
+def test_kernels_begin_and_hold_as_loops_do(name: str, kind: str, options: dict[str, Any], gpu: str) -> None:
     case = BY_NAME[name]
     spec = load_spec({"model": case.model, "batch": 3, "time": 6, "precision": "fp32", **options})
     kernel = interpreted(spec, Target.named(gpu))
     for of_each in (True, False):
-        problem = loops.drawn(kernel.interface, kind, of_each, 11)
-        y, final, gradients = loops.looped(kernel.interface, case.step, problem)
+        problem = loops.drawn(kernel.interface, kind, of_each, 10 + of_each, holds=of_each)
+        y, final, gradients = loops.looped(kernel.interface, case, problem)
         got_y, got_final, saved = kernel.forward(**problem.call)
         np.testing.assert_allclose(got_y, y, rtol=1e-4, atol=1e-5)
         for state, last in final.items():

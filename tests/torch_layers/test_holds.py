@@ -1,4 +1,4 @@
-"""States that resets begin from, in functions and layers of torch on the CPU: values, gradients, compiled graphs, refusals."""
+"""Reset states and holds in functions and layers of torch on the CPU: values, gradients, compiled graphs, refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = pytest.importorskip("minrnn_gen.torch")
-loops = pytest.importorskip("support.reset_states")
+loops = pytest.importorskip("support.altered_calls")
 RNN, recurrence, drawn, flat, looped = wing.RNN, wing.recurrence, loops.drawn, loops.flat, loops.looped
 
 HIDDEN = 4
@@ -27,14 +27,14 @@ def as_tensors(call: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", loops.CASES, ids=lambda case: case.name)
 def test_the_function_is_that_of_a_loop_with_all_gradients(case: Any) -> None:
-    for kind, direction, of_each in (
-        ("ragged", "bidirectional", True),
-        ("packed", "forward", True),
-        ("plain", "reverse", False),
+    for kind, direction, of_each, holds in (
+        ("ragged", "bidirectional", True, True),
+        ("packed", "forward", True, False),
+        ("plain", "reverse", False, True),
     ):
         kernel = minrnn_gen.compile({"model": case.model, "hidden_size": HIDDEN, "precision": "fp64", "direction": direction})
-        problem = drawn(kernel.interface, kind, of_each, 5)
-        y, final, gradients = looped(kernel.interface, case.step, problem)
+        problem = drawn(kernel.interface, kind, of_each, 4 + (kind == "plain"), holds)
+        y, final, gradients = looped(kernel.interface, case, problem)
         call = as_tensors(problem.call)
         leaves = {name: leaf.requires_grad_() for name, leaf in flat(call).items() if leaf.is_floating_point()}
         got_y, got_final = recurrence(kernel, **call)
@@ -69,11 +69,12 @@ def test_gradients_of_a_layer_are_those_of_differences(model: str, options: dict
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     resets = torch.rand(2, 4) < 0.5
     resets[0, 0] = resets[1, 2] = True
+    holds = torch.rand(2, 4) < 0.3
     for shape in ((rows, 2 if layer.batch_first else 4, HIDDEN), (rows, HIDDEN)):
         states = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in layer.states]
 
         def call(x: Any, *states: Any) -> Any:
-            y, last = layer(x, resets=resets, reset_states=states if len(states) > 1 else states[0])
+            y, last = layer(x, resets=resets, reset_states=states if len(states) > 1 else states[0], holds=holds)
             return (y, *last) if isinstance(last, tuple) else (y, last)
 
         assert torch.autograd.gradcheck(call, (x, *states))
@@ -94,6 +95,20 @@ def test_a_layer_begins_as_a_call_with_an_initial_state_does() -> None:
     torch.testing.assert_close(alone, y[0])
 
 
+def test_a_held_step_is_as_if_it_were_not_there() -> None:
+    """But for y there, which is that of the states before it."""
+    for model in ("lstm", "min_gru"):
+        layer = layer_of(model)
+        x = torch.randn(1, 6, 3, dtype=torch.float64)
+        holds = torch.tensor([[True, False, True, True, False, True]])
+        y, last = layer(x, holds=holds)
+        expected, same = layer(x[:, [1, 4]])
+        torch.testing.assert_close(y[:, 1:], expected[:, [0, 0, 0, 1, 1]])
+        assert not y[:, 0].any()
+        torch.testing.assert_close(last, same)
+        torch.testing.assert_close(layer(x[0], holds=holds[0].int())[0], y[0])
+
+
 def test_zeros_are_what_a_reset_without_states_is() -> None:
     for precision, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
         layer = RNN("gru", 3, HIDDEN, dtype=precision)
@@ -112,7 +127,7 @@ def test_compiled_graphs_have_them_without_a_break() -> None:
     call = as_tensors(drawn(kernel.interface, "plain", True, 3).call)
 
     def of_layer(state: Any) -> Any:
-        return layer(x, resets=resets, reset_states=state)[0].square().sum()
+        return layer(x, resets=resets, reset_states=state, holds=~resets)[0].square().sum()
 
     def of_function(call: Any) -> Any:
         return recurrence(kernel, **call)[0]
@@ -142,12 +157,27 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         with pytest.raises(BadInput, match=why) as refused:
             layer(x, resets=marks, reset_states=states)
         assert "\n" not in str(refused.value)
+    of_holds: list[tuple[Any, str]] = [
+        (resets[:, :2], r"holds has shape \[2, 2\]; \[2, 5\] is expected, the shape of input without its features"),
+        ([True], "holds is a list; a torch tensor is expected"),
+        (resets + 2, "holds has dtype torch.int64 and values other than 0 and 1"),
+    ]
+    for holds, why in of_holds:
+        with pytest.raises(BadInput, match=why):
+            layer(x, holds=holds)
+    packed = torch.nn.utils.rnn.pack_sequence([x[0]])
+    with pytest.raises(BadInput, match="a PackedSequence was given with reset_states or holds"):
+        layer(packed, holds=resets)
     call = as_tensors(drawn(kernel.interface, "plain", True, 3).call)
     of_function: list[tuple[dict[str, Any], str]] = [
         ({"resets": None}, "reset_states was given without resets; give resets"),
         ({"reset_states": {"h": call["reset_states"]["h"]}}, "reset_states is without 'c'; give all of h, c"),
         ({"reset_states": {**call["reset_states"], "d": None}}, "reset_states has an unknown name 'd'; allowed are h, c"),
         ({"reset_states": {"h": state, "c": state}}, r"reset_states\['h'\] has shape \[1, 4\]; \[3, 4\] is expected, or \[4\]"),
+        ({"holds": call["resets"][:2]}, r"holds has shape \[2, 6\]; \[3, 6\] is expected, \[batch, time\]"),
+        ({"holds": call["x"][..., 0, 0].to(torch.complex64)}, "holds has dtype torch.complex64; torch.bool is expected"),
+        ({"head_group": object()}, "reset_states was given with a group of ranks"),
+        ({"reset_states": None, "holds": call["resets"], "head_group": object()}, "holds was given with a group of ranks"),
         ({"reset_states": {"h": state.float(), "c": state}}, r"reset_states\['h'\] has dtype torch.float32"),
     ]
     for wrong, why in of_function:

@@ -1,4 +1,4 @@
-"""Calls whose resets begin from given states, as plain loops over steps in torch's float64, whose autograd gives gradients."""
+"""Calls with reset states and holds, as plain loops over steps in torch's float64, whose autograd gives gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Y_AXES, Interface
 
 Tensors = Mapping[str, Any]
+# Of a call, what has no gradients.
+WHOLE = ("resets", "lengths", "cu_seqlens", "holds")
 # Of a step: gates of x, products of R with a value, parameters, and the states that it begins from; the states after it.
 Step = Callable[[Tensors, Callable[[str, Any], Any], Tensors, Tensors], dict[str, Any]]
 
@@ -82,12 +85,14 @@ class Case:
     name: str
     model: str | dict[str, Any]
     step: Step
+    # y of the states after a step and those that it begins from, where a step is held.
+    output: Callable[[Tensors, Tensors], Any] = lambda after, _: after["h"]
 
 
 # Scans, one with an output that is no state; a diagonal cell; dense ones with products of one round and of two.
 CASES = (
     Case("min_gru", "min_gru", _min_gru),
-    Case("two_leaks", TWO_LEAKS, _two_leaks),
+    Case("two_leaks", TWO_LEAKS, _two_leaks, lambda after, before: after["u"] * after["v"] + before["v"]),
     Case("entangled", ENTANGLED, _entangled),
     Case("lstm", "lstm", _lstm),
     Case("gru", "gru", _gru),
@@ -105,13 +110,18 @@ class Drawn:
     pieces: list[tuple[int, int, int]]
 
 
-def drawn(interface: Interface, kind: str, of_each: bool, seed: int, batch: int = 3, time: int = 6) -> Drawn:
-    """Draw a call: "plain", "ragged" by lengths, or "packed"; reset states `of_each` sequence, or the same for all."""
+def drawn(
+    interface: Interface, kind: str, of_each: bool, seed: int, holds: bool = False, batch: int = 3, time: int = 6
+) -> Drawn:
+    """Draw a call: "plain", "ragged" by lengths, or "packed"; reset states `of_each` sequence, or the same for all.
+
+    With `holds` some steps are held, and every second seed has resets to zeros, or none.
+    """
     random = np.random.default_rng(seed)
     storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
 
     def normal(shape: tuple[int, ...], dtype: str = storage, scale: float = 1.0) -> Any:
-        return (scale * random.standard_normal(shape)).astype(dtype)
+        return (scale * random.standard_normal(shape)).astype(numpy_dtype(dtype))
 
     rows, steps, sequences = (1, batch * time, batch) if kind == "packed" else (batch, time, batch)
     lengths = random.integers(0, time + 1, batch)
@@ -129,6 +139,12 @@ def drawn(interface: Interface, kind: str, of_each: bool, seed: int, batch: int 
     of_reset = shape if of_each else interface.parameter_shape
     call["reset_states"] = {name: normal(of_reset, carried) for name in interface.states}
     call["resets"] = random.random((rows, steps)) < 0.35
+    if holds:
+        call["holds"] = random.random((rows, steps)) < 0.3
+        if seed % 2:
+            del call["reset_states"]
+        if seed % 4 == 3:
+            del call["resets"]
     call |= {"plain": {}, "ragged": {"lengths": lengths}, "packed": {"cu_seqlens": ends}}[kind]
     if kind == "packed":
         pieces = [(0, int(begin), int(end)) for begin, end in itertools.pairwise(ends)]
@@ -138,15 +154,16 @@ def drawn(interface: Interface, kind: str, of_each: bool, seed: int, batch: int 
     return Drawn(call, normal(interface.y_shape(rows, steps)), dstate, pieces)
 
 
-def looped(interface: Interface, step: Step, problem: Drawn) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def looped(interface: Interface, case: Case, problem: Drawn) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return y, the final states and the gradients of `problem` by name, from loops in float64."""
-    leaves = {name: _leaf(value) for name, value in problem.call.items() if name not in ("resets", "lengths", "cu_seqlens")}
+    step, output = case.step, case.output
+    leaves = {name: _leaf(value) for name, value in problem.call.items() if name not in WHOLE}
     directed = bool(interface.directions)
     x_axes = interface.x_axes
     order = [x_axes.index(axis) for axis in ("btdgh" if directed else "btgh")]
     x = leaves["x"].permute(order)
     x = x if directed else x.unsqueeze(2)
-    resets = problem.call["resets"]
+    resets, holds = (problem.call.get(name, np.zeros(x.shape[:2], bool)) for name in ("resets", "holds"))
     y = torch.zeros((*x.shape[:3], x.shape[-1]), dtype=torch.float64)
     final = {name: [] for name in interface.states}
     for run, is_reversed in enumerate(interface.runs_reversed):
@@ -163,11 +180,13 @@ def looped(interface: Interface, step: Step, problem: Drawn) -> tuple[Any, dict[
             state = {name: own["state"][name][sequence] for name in interface.states}
             for t in range(begin, end)[:: -1 if is_reversed else 1]:
                 if resets[row, t]:
-                    given = own["reset_states"]
-                    state = {name: given[name][sequence] if given[name].dim() == 2 else given[name] for name in state}
+                    state = {name: _begun(own, name, sequence) for name in state}
                 gates = dict(zip(interface.gates, x[row, t, run], strict=True))
-                state = step(gates, product, own.get("parameters", {}), state)
-                y[row, t, run] = state.pop("y")
+                after = step(gates, product, own.get("parameters", {}), state)
+                last = after.pop("y")
+                if holds[row, t]:
+                    after, last = state, output(state, state)
+                state, y[row, t, run] = after, last
             for name, value in state.items():
                 of_run[name].append(value)
         for name, values in of_run.items():
@@ -192,6 +211,13 @@ def flat(nested: Mapping[str, Any]) -> dict[str, Any]:
         for outer, value in nested.items()
         for inner, array in (value.items() if isinstance(value, dict) else [("", value)])
     }
+
+
+def _begun(own: Mapping[str, Any], name: str, sequence: int) -> Any:
+    if "reset_states" not in own:
+        return torch.zeros_like(own["state"][name][sequence])
+    state = own["reset_states"][name]
+    return state[sequence] if state.dim() == 2 else state
 
 
 def _double(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""States that a reset begins from instead of zeros: checked, and laid out as one value per step for a kernel that adds them.
+"""Reset states and holds of a call: checked, and laid out as inputs X.* of the kernel that takes them.
 
 The functions compute with a library's own namespace, `xp`: that of NumPy, CuPy, torch or JAX.
 """
@@ -28,10 +28,13 @@ def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> 
     return named
 
 
-def check_marks(resets: Any) -> None:
-    """Refuse resets without an axis of sequences and one of time."""
-    if len(resets.shape) != ROWS_AXES:
-        raise BadInput(f"resets has shape {list(resets.shape)}; [batch, time] is expected")
+def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
+    """Refuse marks of steps that are of other rows than x, whose axes are `axes`."""
+    if len(x.shape) != len(axes):
+        return  # which is refused with all the others
+    shape = [x.shape[axes.index(axis)] for axis in "bt"]
+    if list(marks.shape) != shape:
+        raise BadInput(f"{name} has shape {list(marks.shape)}; {shape} is expected, [batch, time]")
 
 
 def check_shape(array: Any, name: str, directions: Sequence[int], hidden: int, sequences: int) -> None:
@@ -48,6 +51,11 @@ def sequence_of_step(xp: Any, ends: Any, steps: Any) -> Any:
     later = {"right": True} if xp.__name__ == "torch" else {"side": "right"}
     sequence = xp.searchsorted(ends[1:], steps, **later)
     return xp.clip(sequence, 0, max(ends.shape[0] - 2, 0))
+
+
+def spread_holds(xp: Any, axes: str, holds: Any, like: Any) -> Any:
+    """Return 1 at held steps and 0 at all others in the axes of an input X.*; like: [directions, H], of its dtype."""
+    return spread(xp, axes, holds, xp.ones_like(like))
 
 
 def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""States that resets begin from, on the CPU target: against loops written by hand, forward and every gradient."""
+"""Reset states and holds on the CPU target: against loops written by hand, forward and every gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 
 # The loops compute their gradients by torch's autograd.
-loops = pytest.importorskip("support.reset_states")
+loops = pytest.importorskip("support.altered_calls")
 HIDDEN = 6
 
 
@@ -29,9 +29,9 @@ def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield request.param
 
 
-def check(kernel: Kernel, case: Any, kind: str, of_each: bool, seed: int) -> None:
-    problem = loops.drawn(kernel.interface, kind, of_each, seed)
-    y, final, gradients = loops.looped(kernel.interface, case.step, problem)
+def check(kernel: Kernel, case: Any, kind: str, of_each: bool, seed: int, holds: bool = False) -> None:
+    problem = loops.drawn(kernel.interface, kind, of_each, seed, holds)
+    y, final, gradients = loops.looped(kernel.interface, case, problem)
     got_y, got_final, saved = kernel.forward(**problem.call)
     np.testing.assert_allclose(got_y, y, rtol=1e-11, atol=1e-12)
     for name, last in final.items():
@@ -54,7 +54,9 @@ def test_a_call_is_that_of_a_loop(data: st.DataObject) -> None:
     layout = "BTD" if kind == "packed" else data.draw(st.sampled_from(["BTD", "TBD", "BDT"]))
     direction = data.draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
     spec = {"model": case.model, "hidden_size": HIDDEN, "precision": "fp64", "layout": layout, "direction": direction}
-    check(minrnn_gen.compile(spec), case, kind, data.draw(st.booleans()), data.draw(st.integers(0, 99)))
+    check(
+        minrnn_gen.compile(spec), case, kind, data.draw(st.booleans()), data.draw(st.integers(0, 99)), data.draw(st.booleans())
+    )
 
 
 @pytest.mark.parametrize("case", loops.CASES, ids=lambda case: case.name)
@@ -64,7 +66,7 @@ def test_every_class_of_cells_begins_from_them_in_both_directions(case: Any, kin
     heads = 2 if case.name in ("lstm", "gru") else 1
     spec = {"model": case.model, "hidden_size": HIDDEN, "precision": "fp64", "direction": "bidirectional", "heads": heads}
     for of_each in (True, False):
-        check(minrnn_gen.compile(spec), case, kind, of_each, 7)
+        check(minrnn_gen.compile(spec), case, kind, of_each, 6 + of_each, holds=of_each)
 
 
 @pytest.mark.parametrize(("model", "clip"), [("lstm", 0.05), ("min_gru", None), ("gru_reset_before", 0.05), ("ind_rnn", None)])
@@ -132,7 +134,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         ),
         ({"reset_states": {**states, "c": states["c"].astype(np.float32)}}, r"reset_states\['c'\] has dtype float32; float64"),
         ({"resets": call["resets"][:, :3]}, r"resets has shape \[3, 3\]; \[3, 6\] is expected"),
-        ({"resets": call["resets"][0]}, r"resets has shape \[6\]; \[batch, time\] is expected"),
+        ({"resets": call["resets"][0]}, r"resets has shape \[6\]; \[3, 6\] is expected"),
+        ({"holds": call["resets"][:, :3]}, r"holds has shape \[3, 3\]; \[3, 6\] is expected, \[batch, time\]"),
+        ({"holds": call["x"][..., 0, 0]}, "holds has dtype float64 and values other than 0 and 1"),
         ({"inputs": {"m": states["h"]}}, "inputs has an unknown name 'm'; this cell has no inputs"),
     ]
     for changed, why in wrong:
@@ -144,6 +148,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     for refusing, why in ((log, "scan_arithmetic: log"), (wide, "the cell s4d has the axis n")):
         with pytest.raises(BadInput, match=f"reset_states was given, but .*{why}.*; give zeros, or split"):
             refusing(call["x"], resets=call["resets"], reset_states=states)
+        with pytest.raises(BadInput, match=f"holds was given, but .*{why}.*; take the held steps out of the sequences"):
+            refusing(call["x"], holds=call["resets"])
     other = minrnn_gen.compile({"model": "lstm", "hidden_size": HIDDEN, "precision": "fp64", "heads": 2})
     with pytest.raises(BadInput, match="saved is of another kernel"):
         other.backward(kernel.forward(**call)[2], call["x"][:, :, 0])

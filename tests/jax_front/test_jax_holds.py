@@ -1,4 +1,4 @@
-"""States that resets begin from, in JAX on the CPU: values and gradients under jit, of functions and layers, and refusals."""
+"""Reset states and holds in JAX on the CPU: values and gradients under jit, of functions and layers, and refusals."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
 front = pytest.importorskip("minrnn_gen.jax")
 kernels = pytest.importorskip("minrnn_gen.layers.kernels")
-loops = pytest.importorskip("support.reset_states")
+loops = pytest.importorskip("support.altered_calls")
 
 HIDDEN = 4
-WHOLE = ("resets", "lengths", "cu_seqlens")
 
 
 @pytest.mark.parametrize("case", loops.CASES, ids=lambda case: case.name)
 def test_the_function_is_that_of_a_loop_with_all_gradients(case: Any) -> None:
     for kind, direction, of_each in (
-        ("ragged", "bidirectional", True),
-        ("packed", "forward", False),
+        ("ragged", "bidirectional", False),
         ("packed", "reverse", True),
     ):
         spec = {"model": case.model, "hidden_size": HIDDEN, "precision": "fp64", "direction": direction}
         interface = kernels.kernel_by(front.functional._recipe(spec)).interface
-        problem = loops.drawn(interface, kind, of_each, 5)
-        y, final, gradients = loops.looped(interface, case.step, problem)
-        fixed = {name: value for name, value in problem.call.items() if name in WHOLE}
-        moved = {name: value for name, value in problem.call.items() if name not in WHOLE}
+        problem = loops.drawn(interface, kind, of_each, 4, holds=True)
+        y, final, gradients = loops.looped(interface, case, problem)
+        fixed = {name: value for name, value in problem.call.items() if name in loops.WHOLE}
+        moved = {name: value for name, value in problem.call.items() if name not in loops.WHOLE}
 
         def total(moved: Any, spec: Any = spec, fixed: Any = fixed, problem: Any = problem) -> Any:
             y, final = front.recurrence(spec, **moved, **fixed)
@@ -65,6 +63,10 @@ def test_a_layer_begins_each_episode_from_its_states(bidirectional: bool) -> Non
     two = {name: np.stack([state, 2 * state]) for name, state in states.items()}
     of_two = jax.vmap(lambda states: layer.apply(params, x, resets=resets, reset_states=states)[0])(two)
     np.testing.assert_allclose(of_two[0], y, rtol=1e-11, atol=1e-12)
+    holds = np.array([[False, True, True, True, True, True]])
+    last, held = layer.apply(params, x, resets=resets, reset_states=states, holds=holds)
+    np.testing.assert_allclose(last[:, 5, :HIDDEN], last[:, 0, :HIDDEN], rtol=1e-12, atol=1e-13)
+    assert {*held} == {*final}
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
@@ -81,6 +83,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         ),
         ({"reset_states": {**states, "c": states["c"].astype(np.float32)}}, r"reset_states\['c'\] has dtype float32"),
         ({"axis_name": "t"}, "reset_states was given with axis_name"),
+        ({"holds": call["resets"][:2]}, r"holds has shape \[2, 6\]; \[3, 6\] is expected, \[batch, time\]"),
+        ({"holds": call["x"][..., 0, 0]}, "holds has dtype float64 and values other than 0 and 1"),
     ]
     for changed, why in wrong:
         with pytest.raises(BadInput, match=why) as refused:
