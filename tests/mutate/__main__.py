@@ -35,7 +35,7 @@ Item, Answer = TypeVar("Item"), TypeVar("Answer")
 def main() -> int:
     """Run the mutants without a result."""
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
-    parser.add_argument("--only", default="", help="templates whose names contain this")
+    parser.add_argument("--only", nargs="+", default=("",), help="templates whose names contain one of these")
     parser.add_argument("--family", nargs="+", choices=EVERY_FAMILY, default=EVERY_FAMILY, help="problems of these families")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
     parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these mutants again")
@@ -54,7 +54,7 @@ def main() -> int:
     known = {key: result for key, result in known.items() if key in keys}
     settled = {key for key, result in known.items() if not _is_wanted(result, arguments.again, reasons())}
     order = sorted(range(len(bench.mutants)), key=lambda number: _rank(bench.mutants[number].template))
-    wanted = [number for number in order if arguments.only in bench.mutants[number].template]
+    wanted = [number for number in order if any(name in bench.mutants[number].template for name in arguments.only)]
     left = [number for number in wanted if bench.mutants[number].key not in settled]
     ends = time.monotonic() + 60 * arguments.minutes
     for done, outcome in enumerate(_in_processes(jobs, bench.run, left if not arguments.page else ()), 1):

@@ -126,8 +126,8 @@ class Problem:
     # of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every
     # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
     # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
-    # states begin at no vector's place ("odd"). A filter's call is of rows, or of one "row", or of a "step", or a channel has
-    # "zeros" and poles beyond 1.
+    # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
+    # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1.
     call: str
 
     def __str__(self) -> str:
@@ -328,7 +328,9 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         return Case(1, whole + whole // 2 + 1)
     if problem.call == "whole":
         return Case(2, 2 * whole)
-    return Case(3, whole + whole // 2 - 1, True) if has_resets else Case(1, 2 * whole + 1)
+    if has_resets:
+        return Case(3, whole + whole // 2 - 1, True)
+    return Case(2 if problem.call == "odd rows" else 1, 2 * whole + 1)
 
 
 def _packed(given: Any) -> Any:
@@ -348,6 +350,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         return replace(inputs, forward={**inputs.forward, "state": state})
     if call == "odd":
         return replace(inputs, step={**inputs.step, "state": _each(inputs.step["state"], _at_odd_place)})
+    if call == "odd rows":
+        return replace(inputs, step={**inputs.step, "shared": _each(inputs.step["shared"], _in_longer_rows)})
     if call.startswith("cut"):
         forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
         return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
@@ -419,6 +423,13 @@ def _at_odd_place(given: Any) -> Any:
     moved = room[first : first + given.nbytes].view(given.dtype).reshape(given.shape)
     moved[...] = given
     return moved
+
+
+def _in_longer_rows(given: Any) -> Any:
+    """Return an array whose rows have a value more between them."""
+    rows = numpy.empty((*given.shape[:-1], given.shape[-1] + 1), given.dtype)
+    rows[..., :-1] = given
+    return rows[..., :-1]
 
 
 def _wider(name: str, given: Any) -> Any:
@@ -1013,7 +1024,7 @@ def problems_of(family: str) -> tuple[Problem, ...]:
         return tuple(
             Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
             for name, spec, wanted in STEPS
-            for call in ("long", "bare", "resets", *(("odd",) if "lanes" in wanted else ()))
+            for call in ("long", "bare", "resets", *(("odd", "odd rows") if "lanes" in wanted else ()))
         )
     if family == "filter":
         wanted = (("threads", 64), ("steps_per_thread", 8))
