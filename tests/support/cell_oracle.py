@@ -161,6 +161,7 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
         {name: tape.leaf(exact(values[sequence]), True) for name, values in problem.initial.items()},
     )
     state, largest = dict(ran.initial), np.zeros(hidden)
+    forgetting = _forgetting(cell) if problem.is_scan else ()
     for t in problem.steps(sequence):
         is_reset = bool(problem.resets[sequence, t])
         if is_reset:
@@ -191,6 +192,8 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
             if name.endswith("[t]") and problem.is_scan:
                 largest = np.fmax(largest, np.where(np.isfinite(node.value.value), np.abs(node.value.value), 0.0))
                 node.value = _wider(node.value, SCAN_ROUNDINGS * arithmetic.roundoff * largest)
+                if name[:-3] in forgetting:
+                    node.value = _known_behind(node.value, state[name[:-3]].value)
             if name.endswith("[t]") and saves:
                 node.value = arithmetic.stored(node.value)
             names[name] = node
@@ -214,6 +217,29 @@ def _backward(problem: Problem, ran: _Sequence, seeds: list[tuple[Node, Bounded]
             if node.gradient is not None:
                 spread = SCAN_ROUNDINGS * problem.arithmetic().roundoff * largest
                 node.gradient = _wider(node.gradient, spread)
+                if _forgetting(problem.cell):
+                    for other in gradients:
+                        node.gradient = _known_behind(node.gradient, other)
+
+
+def _forgetting(cell: DrawnCell) -> tuple[str, ...]:
+    """The states whose equations do not read what they were: a scan multiplies that by 0."""
+    equations = dict(cell.equations)
+
+    def reads(tree: object, leaf: str) -> bool:
+        if tree == ("leaf", leaf):
+            return True
+        if isinstance(tree, tuple) and len(tree) == 2 and tree[0] == "leaf":
+            return tree[1] in equations and reads(equations[tree[1]], leaf)
+        return isinstance(tree, tuple) and any(reads(part, leaf) for part in tree)
+
+    return tuple(name for name in cell.states if not reads(equations[f"{name}[t]"], f"{name}[t-1]"))
+
+
+def _known_behind(value: Bounded, earlier: Bounded) -> Bounded:
+    """Return a value as unknown where 0 times what was there is NaN."""
+    is_odd = earlier.is_unknown | ~np.isfinite(earlier.value)
+    return Bounded(np.where(is_odd, 0.0, value.value), np.where(is_odd, np.inf, value.radius))
 
 
 def _wider(value: Bounded, radius: Array) -> Bounded:
