@@ -234,8 +234,8 @@ class Kernel:
         Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
         [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
 
-        Of a cell with inputs X.*, and of no other: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H]; BDT:
-        [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
+        Of a cell with inputs X.*, and of no other: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H];
+        BDT: [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;

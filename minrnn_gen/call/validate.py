@@ -79,7 +79,16 @@ def check_call(
         shared=check_shared(interface, inspect, arguments.shared, rows, None if single_step else time),
         inputs=check_inputs(interface, inspect, arguments.inputs, rows, None if single_step else time),
     )
-    for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial, *call.shared, *call.inputs):
+    for other in (
+        call.R,
+        call.weight,
+        call.bias,
+        call.recurrent_bias,
+        *call.parameters,
+        *call.initial,
+        *call.shared,
+        *call.inputs,
+    ):
         if other is not None:
             check_place(other, x)
     return call

@@ -133,7 +133,9 @@ def input_values(
 ) -> dict[str, Values]:
     """Return {S_<name>: some of its steps} of inputs S.* [T, …], and {X_<name>: …} of inputs X.*, in `arithmetic`."""
     kinds = ("S", shared), ("X", channel_inputs)
-    return {f"{kind}_{name}": values[part].astype(arithmetic) for kind, named in kinds for name, values in (named or {}).items()}
+    return {
+        f"{kind}_{name}": values[part].astype(arithmetic) for kind, named in kinds for name, values in (named or {}).items()
+    }
 
 
 def gate_values(names: tuple[str, ...], gates: Values, bias: Values | None, arithmetic: Any) -> dict[str, Values]:

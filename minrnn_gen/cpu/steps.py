@@ -145,8 +145,7 @@ def run_steps_backward(
                 for name, written in (dshared or {}).items()
             }
             wide |= {
-                f"gradient_X_{name}": numpy.zeros((part.stop - part.start, batch, hidden), arithmetic)
-                for name in dinputs or {}
+                f"gradient_X_{name}": numpy.zeros((part.stop - part.start, batch, hidden), arithmetic) for name in dinputs or {}
             }
             gradients, arriving = walk.back(values, arriving, marked, part.start, wide)
             dx[part] = numpy.moveaxis(gradients[walk.of_gates], 0, 2)

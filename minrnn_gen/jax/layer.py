@@ -180,8 +180,9 @@ class RNN:
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
         None. resets, lengths and cu_seqlens are those of a kernel's call. `key` draws what dropout drops; without it nothing is
-        dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, [B, T, H] each (in
-        both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer. Raises BadInput for what does not fit.
+        dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, [B, T, H] each
+        (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer. Raises BadInput for
+        what does not fit.
         """
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
@@ -321,7 +322,9 @@ class RNN:
         """Return the inputs X.* of a layer, in the dtype of its input where the layer has a precision."""
         if isinstance(inputs, list | tuple):
             if len(inputs) != self.num_layers:
-                raise BadInput(f"inputs has {len(inputs)} mappings; {self.num_layers} are expected, one for each layer, or one for all")
+                raise BadInput(
+                    f"inputs has {len(inputs)} mappings; {self.num_layers} are expected, one for each layer, or one for all"
+                )
             inputs = inputs[layer]
         if self.precision is None or not isinstance(inputs, Mapping):
             return inputs

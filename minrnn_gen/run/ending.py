@@ -27,7 +27,12 @@ def in_slots(
     precision, vectors = interface.precision, [call.bias, call.recurrent_bias, *call.parameters]
     known = (precision.storage_dtype, precision.arithmetic_dtype)
     are_known = all(vector is None or vector.dtype in known for vector in vectors)
-    if not (are_known and call.rows and call.time and call.batch) or call.shared or call.inputs or not recorder.can_store(waits=True):
+    if (
+        not (are_known and call.rows and call.time and call.batch)
+        or call.shared
+        or call.inputs
+        or not recorder.can_store(waits=True)
+    ):
         return None
     # Waited for: sums that are added up in another order have other bits.
     end = _End(interface, recorder)

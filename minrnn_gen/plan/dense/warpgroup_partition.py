@@ -372,7 +372,9 @@ class WarpgroupPartition:
 
     def in_plan(self) -> dict[str, int]:
         """Return the numbers that the template is written with, by name."""
-        gate_pieces = self.problem.cell.step_values * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
+        gate_pieces = (
+            self.problem.cell.step_values * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
+        )
         return {
             "grid_blocks": self.grid_blocks,
             "tile_units": self.tile_units,

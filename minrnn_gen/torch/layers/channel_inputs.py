@@ -21,10 +21,14 @@ def inputs_of_layers(
     """
     if isinstance(inputs, list | tuple):
         if len(inputs) != layers:
-            raise BadInput(f"inputs has {len(inputs)} mappings; {layers} are expected, one for each layer, or one for all of them")
+            raise BadInput(
+                f"inputs has {len(inputs)} mappings; {layers} are expected, one for each layer, or one for all of them"
+            )
         return tuple(_of_layer(of_layer, f"inputs[{layer}]", names, shape) for layer, of_layer in enumerate(inputs))
     if inputs is not None and not isinstance(inputs, Mapping):
-        raise BadInput(f"inputs is {kind_of(inputs)}; a mapping of {', '.join(names) or 'nothing'}, or a list of them, is expected")
+        raise BadInput(
+            f"inputs is {kind_of(inputs)}; a mapping of {', '.join(names) or 'nothing'}, or a list of them, is expected"
+        )
     return (_of_layer(inputs, "inputs", names, shape),) * layers
 
 

@@ -244,8 +244,8 @@ class LayerStack:
             of_states = (of_layer(state, layer, self.bidirectional) for state in states)
             initial = tuple(of_states) or (None,) * len(made.states)
             shared = self._shared_of(x, layer, casts, ranks)
-            given = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
-            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *given)
+            beside = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *beside)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
                 if is_alone and (results := run_unrecorded(recipe, tensors)):
