@@ -177,6 +177,12 @@ class Subject:
             keywords["state"] = {name: self._led(arrays[f"state {name}"]) for name in interface.states}
         return keywords
 
+    @cached_property
+    def of_steps(self) -> dict[str, dict[str, Array]]:
+        """The inputs X.* as an argument of a forward, where the cell has them."""
+        inputs = {name: self.channels_of(self.arrays[f"input {name}"]) for name in self.interface.inputs}
+        return {"inputs": inputs} if inputs else {}
+
     def _led(self, values: Array) -> Array:
         return np.ascontiguousarray(values if self.interface.directions else values[0])
 
@@ -254,8 +260,7 @@ def _forward_and_backward(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
     sequences = {name: arrays[name] for name in ("resets", "lengths") if subject.has(name)}
     returns_all = subject.has("all_states")
     x, dy = subject.x_of(arrays["x"]), subject.y_of(arrays["dy"])
-    inputs = {name: subject.channels_of(arrays[f"input {name}"]) for name in interface.inputs} or None
-    y, states, saved = kernel.forward(x, **subject.keywords, **sequences, inputs=inputs, all_states=returns_all)
+    y, states, saved = kernel.forward(x, **subject.keywords, **subject.of_steps, **sequences, all_states=returns_all)
     dstate = {name: subject._led(arrays[f"dstate {name}"]) for name in interface.states} if subject.has("dstate") else None
     gradients = dict(leaves(kernel.backward(saved, dy, dstate)))
     for run in range(len(interface.runs_reversed)):
