@@ -32,12 +32,13 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         states=lowered.states,
         parameters=lowered.parameters,
         carried_count=len(lowered.carried),
-        read_count=len(lowered.gates),
+        read_count=len(lowered.gates) + len(cell.inputs),
         written_count=1 + words_of_state * len(lowered.states),
         operation_count=lowered.operation_count,
         transcendental_count=lowered.transcendental_count,
         proof=recurrence.proof,
         rounds=tuple(products.gates for products in cell.rounds),
+        inputs=cell.inputs,
     )
 
 
@@ -46,8 +47,8 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
     states_read = len(backward.previous_states) + len(backward.current_states)
     return replace(
         forward_shape(cell, recurrence, lowered, words_of_state=0),
-        read_count=len(backward.read_gates) + 1 + states_read,
-        written_count=len(lowered.gates),
+        read_count=len(backward.read_gates) + len(backward.read_inputs) + 1 + states_read,
+        written_count=len(lowered.gates) + len(cell.inputs),
         operation_count=backward.operation_count,
         transcendental_count=backward.transcendental_count,
         saved_values=backward.saved_values,

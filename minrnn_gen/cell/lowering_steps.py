@@ -41,10 +41,10 @@ class ProductRound:
 class LoweredSteps:
     """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
 
-    `step` takes what it needs of `W_<gate>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives
-    `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a
-    dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else than the
-    previous output, in the order in which a step computes them.
+    `step` takes what it needs of `W_<gate>`, `X_<name>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and
+    gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
+    of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
+    than the previous output, in the order in which a step computes them.
     """
 
     name: str
@@ -58,6 +58,7 @@ class LoweredSteps:
     vectors: Vectors = NO_VECTORS
     logarithms: tuple[str, ...] = ()
     rounds: tuple[ProductRound, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -97,11 +98,17 @@ class LoweredStepsBackward:
     vectors: Vectors = NO_VECTORS
     rounds: tuple[ProductRound, ...] = ()
     arguments: tuple[Program, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     @property
     def read_gates(self) -> tuple[str, ...]:
         """The gates whose values the backward reads."""
         return tuple(gate for gate in self.gates if f"W_{gate}" in self.backward.inputs)
+
+    @property
+    def read_inputs(self) -> tuple[str, ...]:
+        """The inputs X.* whose values the backward reads."""
+        return tuple(name for name in self.inputs if f"X_{name}" in self.backward.inputs)
 
     @property
     def read_products(self) -> tuple[str, ...]:
@@ -167,6 +174,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         equations=cell.equations,
         vectors=cell.vectors,
         rounds=tuple(rounds),
+        inputs=cell.inputs,
     )
 
 
@@ -208,6 +216,7 @@ def lower_steps_backward(
         vectors=cell.vectors,
         rounds=tuple(rounds),
         arguments=tuple(_argument(builder, products) for products in together),
+        inputs=cell.inputs,
     )
 
 

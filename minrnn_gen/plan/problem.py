@@ -66,6 +66,7 @@ class CellShape:
     ones are for each of n values, and there are `sum_count` sums over them. `prepared_count` values of a channel are computed
     before the steps that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin.
     `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
+    `inputs`: those of X.*, which are read beside the gates.
     """
 
     name: str
@@ -91,6 +92,12 @@ class CellShape:
     prepared_count: int = 0
     divides_time: bool = False
     rounds: tuple[tuple[str, ...], ...] = ()
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def step_values(self) -> int:
+        """How many values a step has per channel that are known before it: of gates, and of inputs X.*."""
+        return len(self.gates) + len(self.inputs)
 
     @property
     def has_matrix(self) -> bool:
