@@ -237,8 +237,8 @@ class Kernel:
         Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
         [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
 
-        Of a cell with inputs X.*, and of no other: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H]; BDT:
-        [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
+        Of a cell with inputs X.*, and of no other: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H];
+        BDT: [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
         reset_states {name: [B, H] or [H]}, of all states: set there instead of 0; float32 (float64 for fp64) or the storage

@@ -39,8 +39,8 @@ def gradient_equations(cell: Cell) -> tuple[str, ...]:
 
     `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h, and `in.argument.0` what comes
     through R to the argument of the first round of products. `d.` stands before the total
-    gradient of a named value, of a state and of a parameter, `dW.`, `dR.`, `dS.` and `dX.` before those of pre-activations, products
-    and inputs S.* (of one channel) and X.*;
+    gradient of a named value, of a state and of a parameter, `dW.`, `dR.`, `dS.` and `dX.` before those of pre-activations,
+    products and inputs S.* (of one channel) and X.*;
     `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
     """
     program = lower_steps_backward(cell).backward

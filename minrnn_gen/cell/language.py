@@ -28,11 +28,11 @@ from minrnn_gen.config.documents import validated
 class Cell:
     """What one time step computes.
 
-    `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `S.b`, `X.m`,
-    `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states` has the
-    order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order. `arguments` has
-    what a recurrent gate's product multiplies, for each that multiplies something else than the previous output. `inputs` are
-    the names of X.*, inputs of each channel that are not projected.
+    `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `S.b`,
+    `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states`
+    has the order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
+    `arguments` has what a recurrent gate's product multiplies, for each that multiplies something else than the previous
+    output. `inputs` are the names of X.*, inputs of each channel that are not projected.
     """
 
     name: str

@@ -57,8 +57,8 @@ LOG_OPERATIONS = LOG_TRANSCENDENTALS + 14
 class LoweredScan:
     """A cell whose states obey state[t] = a * state[t-1] + b, as programs per element.
 
-    `coefficients` takes `W_<gate>`, `X_<name>`, `S_<name>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each of
-    `carried`. `output` takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the
+    `coefficients` takes `W_<gate>`, `X_<name>`, `S_<name>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each
+    of `carried`. `output` takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the
     parameters, and gives `y`.
     `carried` are the values of a time step, free of states, that the output needs and the scan does not. `scan_arithmetic` is
     how steps are composed: as they are, or as logarithms, which needs a and b that are never negative (`log_space`).

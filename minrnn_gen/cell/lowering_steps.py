@@ -41,10 +41,10 @@ class ProductRound:
 class LoweredSteps:
     """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
 
-    `step` takes what it needs of `W_<gate>`, `X_<name>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives
-    `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a
-    dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else than the
-    previous output, in the order in which a step computes them.
+    `step` takes what it needs of `W_<gate>`, `X_<name>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and
+    gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
+    of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
+    than the previous output, in the order in which a step computes them.
     """
 
     name: str

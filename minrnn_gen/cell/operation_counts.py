@@ -29,7 +29,7 @@ class Work:
 
 
 def forward_work(lowered: Lowered) -> Work:
-    """Return the work of a forward that saves nothing: it reads every gate and input and writes y; products with R stay on the chip."""
+    """Return the work of a forward that saves nothing: it reads gates and inputs and writes y; products with R stay on chip."""
     return Work(len(lowered.gates) + len(lowered.inputs), 1, lowered.operation_count, lowered.transcendental_count)
 
 

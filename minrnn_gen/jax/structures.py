@@ -12,20 +12,6 @@ EXECUTE_STAGE = 3
 STRING_ATTRIBUTE, SCALAR_ATTRIBUTE = 4, 3
 INVALID_ARGUMENT, INTERNAL = 3, 13
 
-# XLA_FFI_DataType of the dtypes that kernels take.
-DTYPE_NAMES = {
-    1: "bool",
-    4: "int32",
-    5: "int64",
-    7: "uint8",
-    10: "float16",
-    11: "float32",
-    12: "float64",
-    15: "complex64",
-    16: "bfloat16",
-    18: "complex128",
-}
-
 
 class Extension(ctypes.Structure):
     """XLA_FFI_Extension_Base, without what follows it."""

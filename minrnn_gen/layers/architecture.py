@@ -51,8 +51,8 @@ class Architecture:
     `tf32_recipes`: those of fp32 with products in tf32, for where torch's settings ask for them; none where a spec says how.
     `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names
     of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
-    where nothing has this axis. `values`: for each state the shape of what a channel has, () or (n,). `inputs`: the names of the
-    inputs X.*, which a caller gives.
+    where nothing has this axis. `values`: for each state the shape of what a channel has, () or (n,). `inputs`: the names of
+    the inputs X.*, which a caller gives.
     """
 
     name: str

@@ -42,7 +42,9 @@ def test_a_cell_with_inputs_is_of_the_class_that_it_is_of_without(cell: Any, kin
 
 
 def test_a_coefficient_that_reads_an_input_stays_one_of_a_scan() -> None:
-    proof = proved({"name": "gap", "inputs": ["gap"], "equations": "h[t] = exp(-abs(X.gap)) * h[t-1] + where(X.gap > 1, W.x, 0)"})
+    proof = proved(
+        {"name": "gap", "inputs": ["gap"], "equations": "h[t] = exp(-abs(X.gap)) * h[t-1] + where(X.gap > 1, W.x, 0)"}
+    )
     assert proof.is_scan
     assert "a = exp(-abs(X.gap))" in proof.proof
 
@@ -55,7 +57,12 @@ def test_inputs_stand_in_the_order_of_their_list() -> None:
 
 def test_names_of_inputs_are_their_own() -> None:
     """A gate, a state and a parameter of the same name are others; X may be a value's name."""
-    same = {"name": "same", "parameters": ["m"], "inputs": ["m", "x"], "equations": "X = W.m + m\nx[t] = X * x[t-1] + X.m + X.x"}
+    same = {
+        "name": "same",
+        "parameters": ["m"],
+        "inputs": ["m", "x"],
+        "equations": "X = W.m + m\nx[t] = X * x[t-1] + X.m + X.x",
+    }
     assert read(same).inputs == ("m", "x")
     assert classify(read(same)).is_scan
 

@@ -234,7 +234,13 @@ def test_pieces_of_a_projection_have_their_own_steps_of_the_inputs(code: str, mo
     """Where nobody keeps pre-activations, a few steps are projected at once."""
     kernel = compiled(code, model=HIGHWAY, hidden_size=HIDDEN, input_size=4, precision="fp32")
     random = np.random.default_rng(2)
-    arrays = {"x": (BATCH, 40, 4), "weight": (3 * HIDDEN, 4), "v": (HIDDEN,), "skip": (BATCH, 40, HIDDEN), "added": (BATCH, 40, HIDDEN)}
+    arrays = {
+        "x": (BATCH, 40, 4),
+        "weight": (3 * HIDDEN, 4),
+        "v": (HIDDEN,),
+        "skip": (BATCH, 40, HIDDEN),
+        "added": (BATCH, 40, HIDDEN),
+    }
     drawn = {name: random.standard_normal(shape).astype(np.float32) for name, shape in arrays.items()}
     call = {"x": drawn["x"], "weight": drawn["weight"], "parameters": {"v": drawn["v"]}}
     call["inputs"] = {name: drawn[name] for name in ("skip", "added")}

@@ -47,10 +47,17 @@ INFINITE = DrawnCall("fp32", "BTD", "forward", 1, 1, 1, 4, frozenset({"resets"})
 WITHOUT_STATE = DrawnCell("dense", (("h[t]", ("tanh", ("+", ("leaf", "W.h"), ("leaf", "R.h")))),), ("h",), (), None)
 ODD = DrawnCall("fp32", "BTD", "forward", 1, 1, 2, 4, frozenset(), 2, 1)
 
+# A state that is a function of this step alone, behind an infinite initial one.
+FORGETTING = DrawnCell(
+    "affine", (("h[t]", ("tanh", ("leaf", "W.h"))),), ("h",), (), ("+", ("leaf", "h[t]"), ("leaf", "h[t-1]"))
+)
+FROM_INFINITY = DrawnCall("fp32", "BTD", "forward", 1, 3, 2, 9, frozenset({"state", "dstate", "all_states", "lengths"}), 2, 5)
+
 
 @settings(max_examples=examples(6), suppress_health_check=SLOW, phases=UNSHRUNK)
 @given(cells(), calls())
 @example(DIFFERENCE, INFINITE)
+@example(FORGETTING, FROM_INFINITY)
 def test_the_cpu_target_is_the_oracles(cell: DrawnCell, call: DrawnCall) -> None:
     subject = Subject(cell, call)
     with refused_as_too_large():

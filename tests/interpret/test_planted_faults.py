@@ -106,6 +106,13 @@ FAULTS: dict[str, tuple[dict[str, Any], int, int, Callable[[str], str], str]] = 
         without("fence_async_proxy();", count=1, after="void order_copies() {"),
         "proxy",
     ),
+    "lanes that do not wait for the flags of a chunk": (
+        WARPGROUPS,
+        2,
+        4,
+        without("__syncwarp();", count=1, after="void order_copies() {"),
+        "race",
+    ),
     "a chunk that is not announced": (
         WARPGROUPS,
         2,

@@ -27,6 +27,7 @@ FIRST = (
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
     "persistent_backward", "large_batch", "parts/large_batch",
 )  # fmt: skip
+EVERY_FAMILY = (*FAMILIES, "step", "dropout", "filter")
 
 Item, Answer = TypeVar("Item"), TypeVar("Answer")
 
@@ -34,8 +35,8 @@ Item, Answer = TypeVar("Item"), TypeVar("Answer")
 def main() -> int:
     """Run the mutants without a result."""
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
-    parser.add_argument("--only", default="", help="templates whose names contain this")
-    parser.add_argument("--family", nargs="+", default=(), help="problems of these families, and no others")
+    parser.add_argument("--only", nargs="+", default=("",), help="templates whose names contain one of these")
+    parser.add_argument("--family", nargs="+", choices=EVERY_FAMILY, default=EVERY_FAMILY, help="problems of these families")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
     parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these mutants again")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
@@ -53,7 +54,7 @@ def main() -> int:
     known = {key: result for key, result in known.items() if key in keys}
     settled = {key for key, result in known.items() if not _is_wanted(result, arguments.again, reasons())}
     order = sorted(range(len(bench.mutants)), key=lambda number: _rank(bench.mutants[number].template))
-    wanted = [number for number in order if arguments.only in bench.mutants[number].template]
+    wanted = [number for number in order if any(name in bench.mutants[number].template for name in arguments.only)]
     left = [number for number in wanted if bench.mutants[number].key not in settled]
     ends = time.monotonic() + 60 * arguments.minutes
     for done, outcome in enumerate(_in_processes(jobs, bench.run, left if not arguments.page else ()), 1):
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def _prepared(families: Sequence[str], jobs: int) -> list[Prepared]:
-    problems = [problem for family in families or (*FAMILIES, "step", "dropout", "filter") for problem in problems_of(family)]
+    problems = [problem for family in families for problem in problems_of(family)]
     # Compiled by many processes; what they leave in the store, this one loads.
     print(f"{sum(_in_processes(jobs, _is_prepared, problems))} problems", flush=True)
     return [prepared for prepared in map(_prepared_or_none, problems) if prepared is not None]

@@ -230,7 +230,8 @@ def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mappin
         for name, tensor in tensors["shared"].items()
     }
     inputs = {
-        name: own(tensor, interface.channel_axes.index("h")).clone().requires_grad_() for name, tensor in tensors["inputs"].items()
+        name: own(tensor, interface.channel_axes.index("h")).clone().requires_grad_()
+        for name, tensor in tensors["inputs"].items()
     }
     asked = wing.HeadGroup(group, gathers=False)
     arrays: dict[str, Any] = {"state": state, "parameters": parameters or None, "shared": shared or None}

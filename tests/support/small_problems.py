@@ -42,6 +42,7 @@ from minrnn_gen.raw_scan.kernels import RawSpec
 from minrnn_gen.run.layers.dropout import Dropout, scale_of
 from minrnn_gen.run.layers.stack import StackResult
 from minrnn_gen.run.target import target_of
+from minrnn_gen.tune.workload import OF_BACKWARD
 
 Arrays = Mapping[str, Any]
 
@@ -125,7 +126,8 @@ class Problem:
     # of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every
     # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
     # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
-    # states begin at no vector's place ("odd").
+    # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
+    # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1.
     call: str
 
     def __str__(self) -> str:
@@ -149,7 +151,8 @@ class Prepared:
     def plans(self) -> list[KernelPlan]:
         """The plans of the kernels of the pass itself."""
         its_pass = self.problem.kernel_pass
-        return [plan for plan in self.texts.values() if plan.problem.kernel_pass == its_pass or its_pass == "step"]
+        passes = OF_BACKWARD if its_pass == "backward" else (its_pass,)
+        return [plan for plan in self.texts.values() if plan.problem.kernel_pass in passes or its_pass == "step"]
 
     def render(self, plan: KernelPlan) -> str:
         """Render the kernel of a plan from the templates as they are now."""
@@ -192,7 +195,7 @@ class Prepared:
         if its_pass == "dropout":
             return {"y": _dropped(kernel, inputs.dy)}
         if its_pass in FILTER_PASSES:
-            return _filtered(kernel, inputs.dy, its_pass)
+            return _filtered(kernel, inputs.dy, its_pass, self.problem.call)
         if its_pass == "forward":
             if self.problem.call == "all":
                 y, states = kernel(**inputs.forward, all_states=True)
@@ -262,18 +265,26 @@ def _dropped(kernel: Kernel, source: Any) -> Any:
     return target
 
 
-def _filtered(kernel: Kernel, x: Any, kernel_pass: Any) -> dict[str, Any]:
+def _filtered(kernel: Kernel, x: Any, kernel_pass: Any, call: str) -> dict[str, Any]:
     """Return the results of a filter of `x` with coefficients of each channel; sums over tiles are added up."""
+    if call == "row":
+        x = x[:, :1].copy()
     (rows, channels, _), order = x.shape, len(kernel.states)
     random = numpy.random.default_rng(0)
-    a = numpy.stack([numpy.poly(random.uniform(-0.8, 0.8, order)) for _ in range(channels)])
+    poles = random.uniform(-0.8, 0.8, (channels, order))
     state = random.standard_normal((rows, channels, order))
+    if call == "zeros":
+        # A power of these is infinite after the steps of a tile.
+        poles[0], x, state[:, 0] = 4.0, x.copy(), 0
+        x[:, 0] = 0
+    a = numpy.stack([numpy.poly(of_channel) for of_channel in poles])
     passed = {"x": x, "b": random.standard_normal(a.shape), "a": a}
+    given = None if call == "bare" else state
     if kernel_pass == "filter":
-        passed |= {"zi": state}
+        passed |= {"zi": given}
     else:
-        passed |= {"y": numpy.flip(x, 0).copy(), "dy": numpy.flip(x, -1).copy(), "dzf": state}
-    arrays = {name: wrap_numpy(array, name) for name, array in passed.items()}
+        passed |= {"y": numpy.flip(x, 0).copy(), "dy": numpy.flip(x, -1).copy(), "dzf": given}
+    arrays = {name: None if array is None else wrap_numpy(array, name) for name, array in passed.items()}
     if isinstance(kernel, InterpretedKernel):
         recorder = kernel.backend.begin(arrays["x"], None, arrays.values())
         written = recorder.finish(filters_device.run(kernel_pass, arrays, recorder), None).result
@@ -288,7 +299,7 @@ def _filtered(kernel: Kernel, x: Any, kernel_pass: Any) -> dict[str, Any]:
 
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     if problem.kernel_pass in FILTER_PASSES:
-        return Case(2, FILTER_STEPS)
+        return FILTER_CASES[problem.call]
     if problem.kernel_pass == "dropout":
         return Case(3, DROPOUT_STEPS)
     has_resets = "resets" in problem.call
@@ -317,7 +328,9 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         return Case(1, whole + whole // 2 + 1)
     if problem.call == "whole":
         return Case(2, 2 * whole)
-    return Case(3, whole + whole // 2 - 1, True) if has_resets else Case(1, 2 * whole + 1)
+    if has_resets:
+        return Case(3, whole + whole // 2 - 1, True)
+    return Case(2 if problem.call == "odd rows" else 1, 2 * whole + 1)
 
 
 def _packed(given: Any) -> Any:
@@ -337,6 +350,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         return replace(inputs, forward={**inputs.forward, "state": state})
     if call == "odd":
         return replace(inputs, step={**inputs.step, "state": _each(inputs.step["state"], _at_odd_place)})
+    if call == "odd rows":
+        return replace(inputs, step={**inputs.step, "shared": _each(inputs.step["shared"], _in_longer_rows)})
     if call.startswith("cut"):
         forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
         return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
@@ -408,6 +423,13 @@ def _at_odd_place(given: Any) -> Any:
     moved = room[first : first + given.nbytes].view(given.dtype).reshape(given.shape)
     moved[...] = given
     return moved
+
+
+def _in_longer_rows(given: Any) -> Any:
+    """Return an array whose rows have a value more between them."""
+    rows = numpy.empty((*given.shape[:-1], given.shape[-1] + 1), given.dtype)
+    rows[..., :-1] = given
+    return rows[..., :-1]
 
 
 def _wider(name: str, given: Any) -> Any:
@@ -806,6 +828,28 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("rounds of a block", BF16 | {"model": DEEP, "hidden_size": 24}, DENSE, "long resets halves", BOTH),
         ("rounds of a cluster", {"model": RESET_BEFORE, "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("rounds of a grid", FP16 | REVERSE | {"model": DEEP, "hidden_size": 24, "gpu": "a100"}, DENSE | GRID, "resets", BOTH),
+        # Warps without cells.
+        (
+            "rounds of halves",
+            BF16 | {"model": RESET_BEFORE, "hidden_size": 64},
+            DENSE | CLUSTER | {"split_k_warps": 2},
+            "resets",
+            BOTH,
+        ),
+        (
+            "rounds of halves of a grid",
+            FP16 | {"model": RESET_BEFORE, "hidden_size": 64, "gpu": "a100"},
+            DENSE | GRID | {"split_k_warps": 2},
+            "resets",
+            BOTH,
+        ),
+        (
+            "rounds of halves of a block",
+            BF16 | {"model": RESET_BEFORE, "hidden_size": 64},
+            DENSE | {"row_warps": 4, "split_k_warps": 2},
+            "resets",
+            BOTH,
+        ),
         (
             "rounds, clipped",
             FP64 | {"model": OF_TWO_STATES, "hidden_size": 24, "recurrent_gradient_clip": 0.05},
@@ -931,7 +975,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fp64", FP64 | {"model": "lstm", "hidden_size": 128, "gpu": "t4"}, {}, "long resets bare cut-resets", BOTH),
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
         ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
-        ("rounds", FP64 | {"model": DEEP, "hidden_size": 24, "gpu": "t4"}, {}, "long resets", BOTH),
+        ("rounds", FP64 | {"model": DEEP, "hidden_size": 24, "gpu": "t4"}, {}, "long resets bare", BOTH),
         ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
     ),
 }
@@ -957,8 +1001,15 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dropout in fp32, one by one", {"model": "ind_rnn", "hidden_size": 5}),
     ("dropout in fp64", {"model": "ind_rnn", "hidden_size": 6, "precision": "fp64"}),
 )
-# Two tiles and a part of a third.
-FILTER_STEPS = 1100
+# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or a step.
+FILTER_CASES = {
+    "long": Case(2, 1100),
+    "whole": Case(2, 1096),
+    "zeros": Case(2, 1100),
+    "row": Case(1, 1100),
+    "step": Case(2, 1),
+    "bare": Case(2, 1),
+}
 FILTERS: tuple[tuple[str, int, PrecisionName], ...] = (
     ("filter", 2, "fp32"),
     ("filter of order 1", 1, "fp64"),
@@ -973,7 +1024,7 @@ def problems_of(family: str) -> tuple[Problem, ...]:
         return tuple(
             Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
             for name, spec, wanted in STEPS
-            for call in ("long", "bare", "resets", *(("odd",) if "lanes" in wanted else ()))
+            for call in ("long", "bare", "resets", *(("odd", "odd rows") if "lanes" in wanted else ()))
         )
     if family == "filter":
         wanted = (("threads", 64), ("steps_per_thread", 8))
@@ -984,10 +1035,11 @@ def problems_of(family: str) -> tuple[Problem, ...]:
                 (("model", spec.model), ("hidden_size", 2), ("precision", spec.precision), ("layout", "BDT")),
                 wanted,
                 kernel_pass,
-                "long",
+                call,
             )
             for name, spec in specs
             for kernel_pass in FILTER_PASSES
+            for call in FILTER_CASES
         )
     if family == "dropout":
         return tuple(Problem(name, tuple(spec.items()), (("threads", 64),), "dropout", "long") for name, spec in DROPOUTS)

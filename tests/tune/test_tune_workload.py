@@ -39,7 +39,6 @@ from minrnn_gen.tune.workload import (
     on_host,
 )
 
-SubjectOf = Callable[..., Workload]
 CASES = (
     {"model": "min_gru", "precision": "bf16", "layout": "BDT"},
     {"model": "min_lstm", "direction": "bidirectional", "input_size": 24},

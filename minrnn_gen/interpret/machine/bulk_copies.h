@@ -29,6 +29,7 @@ void bulk_copy(void* to_shared, const void* from_global, unsigned bytes, void* m
     if (current->acquires_unfenced) {
         report(PROXY, pc, 0, current, "copies in bulk behind an acquire of its own, and no fence_async_proxy is between them");
     }
+    check_acquires(pc);
     check_cells(*block.region, copy.to, bytes, PROXY_WRITE, pc);
     copy.released = release(*current);
     bulk_copies.push_back(copy);

@@ -12,7 +12,10 @@ static void issue_copy(void* to, const void* from, int bytes, Access of_source, 
 }
 void copy_async(void* to, const void* from, int bytes) { issue_copy(to, from, bytes, READ, CALLER); }
 // What other blocks stored becomes visible late, and is then read.
-void fetch_piece(void* to, const void* from) { issue_copy(to, from, 16, RELAXED_READ, CALLER); }
+void fetch_piece(void* to, const void* from) {
+    check_acquires(code_offset(CALLER));
+    issue_copy(to, from, 16, RELAXED_READ, CALLER);
+}
 static void complete_copy(Block& block, const AsyncCopy& copy, uint32_t tick) {
     if (!copy.has_arrived) std::memcpy(copy.to, copy.from, copy.bytes);
     ++memory_changes;

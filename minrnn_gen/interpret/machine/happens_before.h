@@ -66,9 +66,20 @@ static void advance_lanes(const Warp& warp, VectorClock& clock, bool of_reads_al
         if (!of_reads_alone) clock[lane->clock_index] = latest + 1;
     }
 }
+static void forget_acquires(Warp& warp) {
+    warp.announced.clear();
+    warp.acquired_by.clear();
+}
 // Results of all lanes depend on what each has read; nothing else is ordered.
-static void order_reads(Warp& warp) { advance_lanes(warp, writable(join_lanes(warp)), true); }
-static void order_all(Warp& warp) { advance_lanes(warp, writable(join_lanes(warp)), false); }
+static void order_reads(Warp& warp) {
+    advance_lanes(warp, writable(join_lanes(warp)), true);
+    for (const auto& [counter, lanes] : warp.acquired_by) warp.announced[counter] |= lanes;
+    warp.acquired_by.clear();
+}
+static void order_all(Warp& warp) {
+    advance_lanes(warp, writable(join_lanes(warp)), false);
+    forget_acquires(warp);
+}
 static void order_all(const std::vector<Warp*>& warps) {
     const auto clock = std::make_shared<VectorClock>(warps[0]->clock->size());
     SharedClock last;
@@ -77,7 +88,10 @@ static void order_all(const std::vector<Warp*>& warps) {
         last = warp->clock;
     }
     for (Warp* warp : warps) advance_lanes(*warp, *clock, false);
-    for (Warp* warp : warps) warp->clock = clock;
+    for (Warp* warp : warps) {
+        warp->clock = clock;
+        forget_acquires(*warp);
+    }
 }
 static std::vector<Warp*> warps_of(Block& block) {
     std::vector<Warp*> warps;

@@ -161,6 +161,14 @@ static void record_shared(const unsigned char* byte, std::size_t bytes, bool rea
     std::fwrite(record, sizeof record, 1, file);
 }
 #endif
+// A copy by a lane to which a vote or a shuffle announced an acquire: it orders the copies of lanes that acquire, and of others after a barrier.
+static void check_acquires(uint64_t pc) {
+    for (const auto& [counter, lanes] : current->warp->announced) {
+        if (lanes >> current->thread % LANES & 1) continue;
+        report("race", pc, 0, current, "copies behind an acquire by other lanes of its warp, and no __syncwarp is between");
+        return;
+    }
+}
 static void check_access(const void* address, std::size_t bytes, std::size_t alignment, Access access, const void* caller) {
     if (!current) return;
     const auto* byte = static_cast<const unsigned char*>(address);

@@ -95,6 +95,7 @@ unsigned load_acquire(const unsigned* counter) {
     unsigned value;
     poll(&value, counter, sizeof value, CALLER);
     current->acquires_unfenced = true;
+    current->warp->acquired_by[counter] |= 1u << current->thread % LANES;
     // Clocks span a cluster: releases of others order what is accessed relaxed, by becoming visible late.
     const Counter& releases = counter_of_cluster(counter);
     if (releases.clock && !happens_before(releases.last.id, releases.last.tick, false, *current)) acquire(*current, releases.clock);

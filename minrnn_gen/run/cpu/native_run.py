@@ -183,8 +183,8 @@ class NativeRun:
         if len(dR) > 1:
             of_R = recorder.computed(library.stacked, dR, interface.R_shape, arithmetic)
         dx_of_input, dweight = self._through_projection(recorder, call, dx, reads_x)
-        written = BackwardResult(dx_of_input, dinitial, sums, dweight, of_R, vectors, dshared, dinputs)
-        replay = recorder.run(self.backwards, written)
+        computed = BackwardResult(dx_of_input, dinitial, sums, dweight, of_R, vectors, dshared, dinputs)
+        replay = recorder.run(self.backwards, computed)
         return self.raw_gradients(replay.result)
 
     def _product_gradients(self, recorder: NativeRecorder, kernel: CpuKernel, part: Call) -> ProductGradients:

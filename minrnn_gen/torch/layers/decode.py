@@ -35,8 +35,9 @@ class DecodingStack(LayerStack):
         """Return (y_t, state) of one step more, without gradients and dropout: decoding, token by token.
 
         x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
-        over a prompt may come first; zeros where None. inputs: as of a call, each [B, H], or [H] without a batch. Cells with a kernel of decoding run it, others a forward of one step.
-        Raises BadInput for layers in both directions, which no single step has, for resets, and for what does not fit.
+        over a prompt may come first; zeros where None. inputs: as of a call, each [B, H], or [H] without a batch.
+        Cells with a kernel of decoding run it, others a forward of one step. Raises BadInput for layers in both directions,
+        which no single step has, for resets, and for what does not fit.
         """
         refuse_others()
         if resets is not None:
@@ -111,8 +112,8 @@ class DecodingStack(LayerStack):
             )
             states = [state[layer] for state in initial] or [None] * len(self._made.states)
             shared = self._shared_of(x, layer, casts)
-            given = [values.detach().to(x.dtype) if casts else values.detach() for values in inputs[layer]]
-            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared, *given)
+            beside = [values.detach().to(x.dtype) if casts else values.detach() for values in inputs[layer]]
+            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared, *beside)
             x, *last = calls.step(kernel_by(recipe), tensors)
             final.append(last)
         return x, [together(layers, False) for layers in zip(*final, strict=True)]

@@ -268,13 +268,13 @@ class LayerStack:
             of_states = (of_layer(state, layer, self.bidirectional) for state in states)
             initial = tuple(of_states) or (None,) * len(made.states)
             shared = self._shared_of(x, layer, casts, ranks)
-            given = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
+            beside = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
             if is_altered:
                 recipe, begins = altered(recipe, bool(beginnings), holds is not None)
                 begun = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in begins]
                 width = (*((2,) if self.bidirectional else ()), self.hidden_size)
-                given += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype)
-            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *given)
+                beside += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype)
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *beside)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
                 if is_alone and (results := run_unrecorded(recipe, tensors)):

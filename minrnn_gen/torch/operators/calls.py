@@ -1,8 +1,8 @@
 """A kernel's forward and backward as functions from tensors to tensors, in one order.
 
 The order of a call is that of `CallArguments.flat`: x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, then the
-cell's parameters, then the initial states, all or none, then the inputs S.* and X.*; None where absent. Results: y, the final states,
-and what only a backward needs.
+cell's parameters, then the initial states, all or none, then the inputs S.* and X.*; None where absent. Results: y, the final
+states, and what only a backward needs.
 """
 
 from __future__ import annotations
