@@ -45,7 +45,7 @@ def check(kernel: Kernel, case: Any, kind: str, of_each: bool, seed: int, holds:
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @pytest.mark.usefixtures("code")
 def test_a_call_is_that_of_a_loop(data: st.DataObject) -> None:
     """Forward and all gradients, in every direction and layout, with lengths or packed sequences."""
