@@ -11,6 +11,7 @@ from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
+checks = pytest.importorskip("jax.test_util")
 front = pytest.importorskip("minrnn_gen.jax")
 cells = pytest.importorskip("support.input_cells")
 
@@ -45,7 +46,7 @@ def test_transformations(cell: dict[str, Any], layout: str, direction: str) -> N
     def called(x: Any, inputs: Any) -> Any:
         return front.recurrence(spec, x, R, parameters=parameters, inputs=inputs)[0]
 
-    jax.test_util.check_grads(called, (x, inputs), 1, modes="rev")
+    checks.check_grads(called, (x, inputs), 1, modes="rev")
     later = {name: values + 1 for name, values in inputs.items()}
     both = {name: jnp.stack([values, values + 1]) for name, values in inputs.items()}
     assert near(jax.vmap(called)(jnp.stack([x, x + 1]), both)[1], called(x + 1, later))
@@ -64,6 +65,6 @@ def test_steps_and_layers() -> None:
     for t in range(TIME):
         y_t, state = layer.step(parameters, x[:, t], state, inputs={name: values[:, t] for name, values in inputs.items()})
         assert near(y_t, y[:, t])
-    jax.test_util.check_grads(lambda inputs: layer.apply(parameters, x, inputs=inputs)[0], (inputs,), 1, modes="rev")
+    checks.check_grads(lambda inputs: layer.apply(parameters, x, inputs=inputs)[0], (inputs,), 1, modes="rev")
     with pytest.raises(BadInput, match="inputs"):
         layer.apply(parameters, x)
