@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,15 @@ def test_zeros_are_what_a_reset_without_states_is() -> None:
         )
 
 
+@pytest.fixture
+def _own_graphs() -> Iterator[None]:
+    """Forget the graphs of a test: dynamo compiles a function of this package a few times in a process, and no more."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_own_graphs")
 def test_compiled_graphs_have_them_without_a_break() -> None:
     layer = layer_of("min_gru")
     kernel = minrnn_gen.compile({"model": "lstm", "hidden_size": HIDDEN, "precision": "fp64"})
