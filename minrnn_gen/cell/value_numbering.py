@@ -8,7 +8,9 @@ from fractions import Fraction
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Quotient, Sum, Surrogate
+from minrnn_gen.cell.functions import Centre, Comparison, Mean, OverUnits, Quotient, Sum, Surrogate
+from minrnn_gen.cell.levels import Level
+from minrnn_gen.cell.norms import composed
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.ranges import Range, Ranges
 
@@ -27,10 +29,13 @@ class ProgramBuilder:
 
     `inputs` gives the program's name of each input symbol, `wide` those names that have the axis n. A value is written as a
     statement when it was given a name, is used more than once or nests too deep, and at all only if a result needs it.
+    A mean over units is an input of programs, `mean_<number>`, which `levels` give; unless `shows_means`, for people.
     """
 
-    def __init__(self, inputs: Mapping[Symbol, str], wide: Collection[str] = ()) -> None:
+    def __init__(self, inputs: Mapping[Symbol, str], wide: Collection[str] = (), *, shows_means: bool = False) -> None:
         self._inputs = tuple(inputs.values())
+        self._shows_means = shows_means
+        self._means: dict[int, str] = {}
         self._wide_inputs = frozenset(wide)
         self._wide: list[bool] = []
         self._numbers: dict[Key, int] = {}
@@ -79,13 +84,13 @@ class ProgramBuilder:
         """Return the program that computes `results`, by label; a value without a name takes its label."""
         numbers = {label: self._named(expression, label) for label, expression in results.items()}
         uses = self._uses(list(numbers.values()))
-        written: dict[int, Symbol] = {}
+        written: dict[int, Expr] = {}
         statements: list[Statement] = []
         nesting = [0] * len(self._samples)
         shared = 0
         for number, sample in enumerate(self._samples):
-            if isinstance(sample, Symbol):
-                written[number] = sample
+            if number in self._means or isinstance(sample, Symbol | Centre):
+                written[number] = ex.named(self._means[number]) if number in self._means else self._expression(number, written)
                 continue
             name = self._names.get(number)
             nesting[number] = 1 + max((nesting[operand] for operand in self._computed_from(number)), default=0)
@@ -97,10 +102,44 @@ class ProgramBuilder:
                 statements.append(Statement(name, self._expression(number, written)))
                 written[number] = ex.named(name)
                 nesting[number] = 0
+        of_means = (name for number, name in self._means.items() if uses[number])
         return Program(
-            inputs=tuple(name for number, name in enumerate(self._inputs) if uses[number] or not needed_inputs_only),
+            inputs=(
+                *(name for number, name in enumerate(self._inputs) if uses[number] or not needed_inputs_only),
+                *of_means,
+            ),
             statements=tuple(statements),
-            results=tuple((label, written[number].name) for label, number in numbers.items()),
+            results=tuple((label, str(written[number])) for label, number in numbers.items()),
+        )
+
+    def levels(self, results: Mapping[str, Expr]) -> tuple[Level, ...]:
+        """Return the means over units that a program of `results` takes, in the order in which they can be computed."""
+        if not self._means:
+            return ()
+        numbers = set(map(self._number, results.values()))
+        levels = [0] * len(self._samples)
+        needed = [number in numbers for number in range(len(self._samples))]
+        for number in reversed(range(len(needed))):
+            for operand in self._operands[number] if needed[number] else ():
+                needed[operand] = True
+        by_level: dict[int, list[int]] = {}
+        for number, operands in enumerate(self._operands):
+            levels[number] = max((levels[operand] for operand in operands), default=0)
+            if number in self._means and needed[number]:
+                by_level.setdefault(levels[number], []).append(number)
+            levels[number] += number in self._means
+        return tuple(self._level(by_level[level]) for level in sorted(by_level))
+
+    def _level(self, means: Sequence[int]) -> Level:
+        summands = {f"summand_of_{self._means[number]}": self._symbol(self._operands[number][0]) for number in means}
+        samples = [self._samples[number] for number in means]
+        return Level(
+            tuple(
+                (self._means[number], sample.over)
+                for number, sample in zip(means, samples, strict=True)
+                if isinstance(sample, Mean)
+            ),
+            self.program(summands, needed_inputs_only=True),
         )
 
     def _named(self, expression: Expr, name: str) -> int:
@@ -122,6 +161,8 @@ class ProgramBuilder:
         name, operands = ex.operation(expression)
         if name == "number":
             return self._value(("number", expression), expression, ())
+        if isinstance(expression, OverUnits) and (parts := composed(expression)) is not expression:
+            return self._number(parts)
         if isinstance(expression, fn.CellFunction) and type(expression) in COMPOSED:
             return self._number(COMPOSED[type(expression)](*operands))
         numbers = tuple(self._number(operand) for operand in operands)
@@ -144,6 +185,8 @@ class ProgramBuilder:
         if number == len(self._samples):
             self._samples.append(sample)
             self._operands.append(operands)
+            if isinstance(sample, Mean) and not self._shows_means:
+                self._means[number] = f"mean_{len(self._means)}"
             of_operands = any(self._wide[operand] for operand in operands) and not isinstance(sample, Sum)
             self._wide.append(of_operands or (isinstance(sample, Symbol) and sample.name in self._wide_inputs))
         return number
@@ -160,14 +203,16 @@ class ProgramBuilder:
         return uses
 
     def _computed_from(self, number: int) -> tuple[int, ...]:
-        """Return the operands that a value is computed from: of a surrogate all but what it has its gradient of."""
-        operands = self._operands[number]
+        """Return the operands that a value is computed from: of a surrogate without that of its gradient, of a mean none."""
+        operands = () if number in self._means else self._operands[number]
         return operands[:1] if isinstance(self._samples[number], Surrogate) else operands
 
-    def _expression(self, number: int, written: Mapping[int, Symbol]) -> Expr:
+    def _expression(self, number: int, written: Mapping[int, Expr]) -> Expr:
         if number in written:
             return written[number]
-        if isinstance(self._samples[number], Surrogate):
+        if isinstance(self._samples[number], Symbol):
+            return self._samples[number]
+        if isinstance(self._samples[number], Surrogate | Centre):
             return self._expression(self._operands[number][0], written)
         operands = [self._expression(operand, written) for operand in self._operands[number]]
         return ex.rebuilt(self._samples[number], operands)

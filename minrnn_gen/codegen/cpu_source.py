@@ -12,7 +12,7 @@ from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.printing import complex_c_text
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.rounds import places_by_round
-from minrnn_gen.codegen.cpu_rounds import NativeRound, native_rounds
+from minrnn_gen.codegen.cpu_rounds import MeansOfUnits, NativeRound, native_rounds
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 
@@ -150,7 +150,7 @@ class NativePlan:
 
 
 @dataclass(frozen=True)
-class CpuPlan(NativePlan):
+class CpuPlan(MeansOfUnits, NativePlan):
     """A kernel for the CPU of a cell without the axis n.
 
     `saved_in_storage` is the state whose values a backward reads from y, in the storage dtype; others are in the arithmetic
@@ -213,7 +213,7 @@ class CpuPlan(NativePlan):
     def inputs(self) -> frozenset[str]:
         """What a step takes: in a backward, the arguments of its rounds as well."""
         arguments = self.cell.arguments if isinstance(self.cell, LoweredStepsBackward) else ()
-        return frozenset(self.program.inputs).union(*(argument.inputs for argument in arguments))
+        return frozenset(self.program.inputs).union(*(argument.program.inputs for argument in arguments))
 
     @property
     def logarithms(self) -> tuple[str, ...]:
@@ -242,6 +242,15 @@ class CpuPlan(NativePlan):
         return tuple(name for name in self.states if name in read or (self.is_dense and name == self.output_state))
 
     @property
+    def loaded_states(self) -> tuple[str, ...]:
+        """The saved states that the program of a step reads itself, and the output that R multiplied."""
+        return tuple(
+            name
+            for name in self.saved_states
+            if f"previous_{name}" in self.inputs or (self.is_dense and name == self.output_state)
+        )
+
+    @property
     def kept_states(self) -> tuple[str, ...]:
         """The saved states that a forward writes for a backward, since y has them not."""
         return tuple(state for state in self.saved_states if state != self.saved_in_storage)
@@ -266,8 +275,8 @@ class CpuPlan(NativePlan):
 
     @property
     def unit_vectors(self) -> int:
-        """How many vectors of units a block of R has for each gate; with rounds gates are multiplied one after the other."""
-        return PANEL_VECTORS if self.rounds else max(1, PANEL_VECTORS // len(self.recurrent_gates))
+        """How many vectors of units a block of R has for each gate; in stages gates are multiplied one after the other."""
+        return PANEL_VECTORS if self.is_staged else max(1, PANEL_VECTORS // len(self.recurrent_gates))
 
     def access_of(self, state: str) -> str:
         """Return the kind of load of a saved state."""

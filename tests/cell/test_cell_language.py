@@ -38,6 +38,7 @@ ORDERS = {
     "ind_rnn": "h||h|u",
     "elman": "h|h|h|",
     "lstm": "ifzo|ifzo|hc|",
+    "layer_norm_lstm": "ifzo|ifzo|hc|gigfgzgogcbc",
     "gru": "rzn|rzn|h|",
     "gru_reset_before": "zrn|zrn|h|",
     "slstm": "ifzo|ifzo|hcnm|",

@@ -79,6 +79,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "diagonal": {"model": "ind_rnn"},
     "dense": {"model": "gru"},
     "dense, rounds of products": {"model": RESET_BEFORE},
+    "dense, norms within a step": {"model": "layer_norm_lstm"},
     "n values per channel, a scan": {"model": "selective", "state_size": 4},
     "n values per channel, diagonal": {"model": N_DIAGONAL, "state_size": 4},
     "both directions": {"model": "min_gru", "direction": "bidirectional"},
