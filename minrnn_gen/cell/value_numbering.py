@@ -42,6 +42,9 @@ class ProgramBuilder:
         self._samples: list[Expr] = []  # per value: an expression with the same operation, and its operands' numbers
         self._operands: list[tuple[int, ...]] = []
         self._ranges = Ranges(self._samples, self._operands)
+        # Of each value the first that is computed alike: what a `Centre` is of counts as the value itself.
+        self._alike: list[int] = []
+        self._first_alike: dict[Key, int] = {}
         self._names: dict[int, str] = {}
         self._symbols: dict[Symbol, int] = {}
         for symbol, name in inputs.items():
@@ -57,7 +60,7 @@ class ProgramBuilder:
 
     def name_of(self, value: Symbol) -> str | None:
         """Return the name that the value of a symbol was given, if any; an input has none."""
-        return self._names.get(self._symbols[value])
+        return self._names.get(self._alike[self._symbols[value]])
 
     def is_number(self, value: Symbol) -> bool:
         """Whether the value of a symbol is a number of the text, the same whatever the inputs."""
@@ -82,15 +85,17 @@ class ProgramBuilder:
 
     def program(self, results: Mapping[str, Expr], *, needed_inputs_only: bool = False) -> Program:
         """Return the program that computes `results`, by label; a value without a name takes its label."""
-        numbers = {label: self._named(expression, label) for label, expression in results.items()}
+        numbers = {label: self._alike[self._named(expression, label)] for label, expression in results.items()}
         uses = self._uses(list(numbers.values()))
-        written: dict[int, Expr] = {}
+        written: dict[int, Symbol] = {}
         statements: list[Statement] = []
         nesting = [0] * len(self._samples)
         shared = 0
         for number, sample in enumerate(self._samples):
-            if number in self._means or isinstance(sample, Symbol | Centre):
-                written[number] = ex.named(self._means[number]) if number in self._means else self._expression(number, written)
+            if number in self._means:
+                sample = ex.named(self._means[number])
+            if isinstance(sample, Symbol):
+                written[number] = sample
                 continue
             name = self._names.get(number)
             nesting[number] = 1 + max((nesting[operand] for operand in self._computed_from(number)), default=0)
@@ -109,22 +114,22 @@ class ProgramBuilder:
                 *of_means,
             ),
             statements=tuple(statements),
-            results=tuple((label, str(written[number])) for label, number in numbers.items()),
+            results=tuple((label, written[number].name) for label, number in numbers.items()),
         )
 
     def levels(self, results: Mapping[str, Expr]) -> tuple[Level, ...]:
         """Return the means over units that a program of `results` takes, in the order in which they can be computed."""
         if not self._means:
             return ()
-        numbers = set(map(self._number, results.values()))
+        numbers = {self._alike[self._number(expression)] for expression in results.values()}
         levels = [0] * len(self._samples)
         needed = [number in numbers for number in range(len(self._samples))]
         for number in reversed(range(len(needed))):
             for operand in self._operands[number] if needed[number] else ():
-                needed[operand] = True
+                needed[self._alike[operand]] = True
         by_level: dict[int, list[int]] = {}
         for number, operands in enumerate(self._operands):
-            levels[number] = max((levels[operand] for operand in operands), default=0)
+            levels[number] = max((levels[self._alike[operand]] for operand in operands), default=0)
             if number in self._means and needed[number]:
                 by_level.setdefault(levels[number], []).append(number)
             levels[number] += number in self._means
@@ -147,7 +152,7 @@ class ProgramBuilder:
         key: Key = ("constant", name)
         number = self._value(key, expression, ()) if ex.is_number(expression) else self._number(expression)
         if not isinstance(self._samples[number], Symbol):
-            self._names.setdefault(number, name)
+            self._names.setdefault(self._alike[number], name)
         return number
 
     def _symbol(self, number: int) -> Symbol:
@@ -185,6 +190,9 @@ class ProgramBuilder:
         if number == len(self._samples):
             self._samples.append(sample)
             self._operands.append(operands)
+            alike = (key[0], *(self._alike[operand] for operand in operands)) if operands else key
+            is_centre = isinstance(sample, Centre)
+            self._alike.append(self._alike[operands[0]] if is_centre else self._first_alike.setdefault(alike, number))
             if isinstance(sample, Mean) and not self._shows_means:
                 self._means[number] = f"mean_{len(self._means)}"
             of_operands = any(self._wide[operand] for operand in operands) and not isinstance(sample, Sum)
@@ -204,17 +212,15 @@ class ProgramBuilder:
 
     def _computed_from(self, number: int) -> tuple[int, ...]:
         """Return the operands that a value is computed from: of a surrogate without that of its gradient, of a mean none."""
-        operands = () if number in self._means else self._operands[number]
+        operands = () if number in self._means else tuple(self._alike[operand] for operand in self._operands[number])
         return operands[:1] if isinstance(self._samples[number], Surrogate) else operands
 
-    def _expression(self, number: int, written: Mapping[int, Expr]) -> Expr:
+    def _expression(self, number: int, written: Mapping[int, Symbol]) -> Expr:
         if number in written:
             return written[number]
-        if isinstance(self._samples[number], Symbol):
-            return self._samples[number]
-        if isinstance(self._samples[number], Surrogate | Centre):
-            return self._expression(self._operands[number][0], written)
-        operands = [self._expression(operand, written) for operand in self._operands[number]]
+        if isinstance(self._samples[number], Surrogate):
+            return self._expression(self._alike[self._operands[number][0]], written)
+        operands = [self._expression(self._alike[operand], written) for operand in self._operands[number]]
         return ex.rebuilt(self._samples[number], operands)
 
 
