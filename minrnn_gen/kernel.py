@@ -112,6 +112,11 @@ class Kernel:
         return self._interface.shared
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs X.* that a call needs, each with one value per channel and step."""
+        return self._interface.inputs
+
+    @property
     def plan(self) -> KernelPlan:
         """The plan of the forward kernel for the hinted specialization."""
         return self._hinted.plan
@@ -229,6 +234,9 @@ class Kernel:
         Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
         [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
 
+        Of a cell with inputs X.*, and of no other: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H];
+        BDT: [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
+
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
         sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
@@ -236,8 +244,8 @@ class Kernel:
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
         bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
-        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], shared [B, T, 2, groups, n], forward first, and y
-        [B, T, 2 * H], forward before reverse.
+        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], shared [B, T, 2, groups, n],
+        inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
         Raises BadInput for an array that does not fit.
         """
@@ -290,7 +298,7 @@ class Kernel:
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]} and "shared", each of the shape (of R and
+        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared" and "inputs", each of the shape (of R and
         recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for
         fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
         """

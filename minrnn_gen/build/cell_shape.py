@@ -34,7 +34,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         states=lowered.states,
         parameters=lowered.parameters,
         carried_count=len(lowered.carried),
-        read_count=len(lowered.gates),
+        read_count=len(lowered.gates) + len(cell.inputs),
         written_count=1 + words_of_state * len(lowered.states),
         operation_count=lowered.operation_count,
         transcendental_count=lowered.transcendental_count,
@@ -42,6 +42,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         rounds=tuple(products.gates for products in cell.rounds),
         means=_means_of(lowered) if cell.norms else (0, 0, 0),
         means_over_all=any(norm.over == "all" for norm in cell.norms),
+        inputs=cell.inputs,
     )
 
 
@@ -60,8 +61,8 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
     states_read = len(backward.previous_states) + len(backward.current_states)
     return replace(
         forward_shape(cell, recurrence, lowered, words_of_state=0),
-        read_count=len(backward.read_gates) + 1 + states_read,
-        written_count=len(lowered.gates),
+        read_count=len(backward.read_gates) + len(backward.read_inputs) + 1 + states_read,
+        written_count=len(lowered.gates) + len(cell.inputs),
         operation_count=backward.operation_count,
         transcendental_count=backward.transcendental_count,
         saved_values=backward.saved_values,

@@ -23,7 +23,7 @@ def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
 def first_projected(builder: Builder, wanted: Iterable[Sizes]) -> tuple[Sizes, Specialization] | None:
     """Return the first of the sizes `wanted` whose calls have such a specialization, and that one; None where none has."""
     spec = builder.spec
-    if not spec.input_size or spec.direction != "forward" or not builder.cell_shape.is_scan:
+    if not spec.input_size or spec.direction != "forward" or not builder.cell_shape.is_scan or builder.cell_shape.inputs:
         return None
     specialization = Specialization(WIDEST_COPY_BYTES, input_size=spec.input_size)
     if specialization in builder.projection.broken:

@@ -30,6 +30,7 @@ class CallArguments(NamedTuple):
     parameters: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
     shared: Mapping[str, Any] | None = None
+    inputs: Mapping[str, Any] | None = None
 
     @classmethod
     def from_flat(cls, interface: Interface, arrays: Sequence[Any]) -> CallArguments:
@@ -37,20 +38,22 @@ class CallArguments(NamedTuple):
         slots = interface.slots
         parameters = dict(zip(interface.parameters, arrays[slots.parameters], strict=True))
         states = dict(zip(interface.states, arrays[slots.states], strict=True))
-        shared = dict(zip(interface.shared, arrays[slots.shared.start :], strict=True))
+        shared = dict(zip(interface.shared, arrays[slots.shared], strict=True))
+        inputs = dict(zip(interface.inputs, arrays[slots.inputs.start :], strict=True))
         has_state = any(array is not None for array in states.values())
         x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[: len(FIXED)]
-        named = (parameters or None, states if has_state else None, shared or None)
+        named = (parameters or None, states if has_state else None, shared or None, inputs or None)
         return cls(x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named)
 
     def flat(self, interface: Interface) -> list[Any] | None:
-        """Return the arrays in the order of slots: as above, then the parameters, the initial states, and the inputs S.*.
+        """Return the arrays in the order of slots: as above, then the parameters, the initial states, the inputs S.* and X.*.
 
         None where a mapping has other names than the interface, or none of an array's.
         """
-        *arrays, parameters, state, shared = self
+        *arrays, parameters, state, shared, inputs = self
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
-        return arrays if fits and _extend(arrays, shared, interface.shared) else None
+        fits = fits and _extend(arrays, shared, interface.shared)
+        return arrays if fits and _extend(arrays, inputs, interface.inputs) else None
 
 
 def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
@@ -85,7 +88,7 @@ class Call:
     and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
     direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key, whose slots
     they have then. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given. `shared` are the inputs
-    S.* in the cell's order.
+    S.* in the cell's order, and `inputs` those of X.*, in the memory of y.
     """
 
     x: Array
@@ -102,6 +105,7 @@ class Call:
     R: Array | None = None
     recurrent_bias: Array | None = None
     shared: tuple[Array, ...] = ()
+    inputs: tuple[Array, ...] = ()
 
     @property
     def batch(self) -> int:
@@ -113,7 +117,7 @@ class Call:
         sequences = self.sequences
         boundaries = (sequences.resets, sequences.lengths, sequences.cu_seqlens)
         vectors = (self.R, self.weight, self.bias, self.recurrent_bias)
-        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared]
+        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared, *self.inputs]
 
     def with_slots(self, keyed: KeyedArrays | None) -> Call:
         """Return the call of the same arrays as `keyed`, each in its slot; itself where they have no key."""
@@ -122,7 +126,7 @@ class Call:
         arrays = with_slots(self.flat())
         x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens = arrays[: len(FIXED)]
         assert x is not None
-        slots = CallSlots.of(len(self.parameters), len(self.initial), len(self.shared))
+        slots = CallSlots.of(len(self.parameters), len(self.initial), len(self.shared), len(self.inputs))
         return replace(
             self,
             x=x,
@@ -134,6 +138,7 @@ class Call:
             parameters=tuple(array for array in arrays[slots.parameters] if array is not None),
             initial=tuple(arrays[slots.states]),
             shared=tuple(array for array in arrays[slots.shared] if array is not None),
+            inputs=tuple(array for array in arrays[slots.inputs] if array is not None),
             keyed=keyed,
         )
 
@@ -185,6 +190,7 @@ class Gradients:
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
     recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one behind the other for each part of
     a group's channels. `vectors` [batch, H, n], where asked for, are sums over time of the gradients of parameters with n.
+    `dinputs` are the gradients of the inputs X.*, in the memory of y.
     """
 
     dx: Array
@@ -192,3 +198,4 @@ class Gradients:
     sums: Array | None
     dshared: tuple[Array, ...] = ()
     vectors: tuple[Array, ...] = ()
+    dinputs: tuple[Array, ...] = ()

@@ -32,6 +32,7 @@ def runs_of(interface: Interface, call: Call) -> Iterator[tuple[int, Call]]:
                     R=R,
                     recurrent_bias=recurrent_bias,
                     shared=_shared_of_run(interface, call.shared, run),
+                    inputs=_inputs_of_run(interface, call.inputs, run),
                 ),
             )
         else:
@@ -64,7 +65,8 @@ def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, ru
         return replace(gradients, sums=sums, vectors=vectors)
     dshared = _shared_of_run(interface, gradients.dshared, run)
     dx = gradients.dx.selected(x_axes.index("d"), run)
-    return Gradients(dx, _selected(gradients.dinitial, run), sums, dshared, vectors)
+    dinputs = _inputs_of_run(interface, gradients.dinputs, run)
+    return Gradients(dx, _selected(gradients.dinitial, run), sums, dshared, vectors, dinputs)
 
 
 def channels_of_run(interface: Interface, y: Array, run: int) -> Array:
@@ -75,6 +77,11 @@ def channels_of_run(interface: Interface, y: Array, run: int) -> Array:
 
 def _shared_of_run(interface: Interface, arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:
     return tuple(array.selected(interface.shared_axes.index("d"), run) for array in arrays)
+
+
+def _inputs_of_run(interface: Interface, arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:
+    axes = interface.channel_axes
+    return tuple(array.selected(axes.index("d") - (len(axes) - len(array.shape)), run) for array in arrays)
 
 
 def _selected_present(arrays: tuple[Array | None, ...], run: int) -> tuple[Array | None, ...]:

@@ -21,7 +21,7 @@ class RawGradients:
     All are arrays of a library. `weight` [gates * hidden, input], `dR` of the shape of R, and `sums` [runs, gates + recurrent
     gates + parameters, hidden], of bias, recurrent bias and parameters, are in the arithmetic dtype or a wider one; None where
     there is nothing that they are gradients of. `vectors` [runs, hidden, n] are such sums too, by the names of parameters with
-    the axis n; `shared` are the gradients of the inputs S.*.
+    the axis n; `shared` are the gradients of the inputs S.*, `inputs` of X.*.
     """
 
     x: Any
@@ -31,6 +31,7 @@ class RawGradients:
     dR: Any = None
     vectors: Mapping[str, Any] = field(default_factory=dict)
     shared: Sequence[Any] = ()
+    inputs: Sequence[Any] = ()
 
 
 AnyGradients = RawGradients | SlotGradients
@@ -40,7 +41,8 @@ AnyGradients = RawGradients | SlotGradients
 def gradients_by_name(
     interface: Interface, call: Call, raw: AnyGradients, in_form_of: Callable[[Array, Any], Any]
 ) -> dict[str, Any]:
-    """Return {"x", "state", and where they were given "weight", "bias", "R", "recurrent_bias", "parameters", "shared"}.
+    """Return {"x", "state", and where they were given "weight", "bias", "R", "recurrent_bias", "parameters", "shared",
+    "inputs"}.
 
     `in_form_of(array, gradient)` turns a gradient into the library, shape and dtype of its array.
     """
@@ -63,6 +65,8 @@ def gradients_by_name(
         named["parameters"] = {name: in_form_of(vector, {**rows, **raw.vectors}[name]) for name, vector in pairs}
     if call.shared:
         named["shared"] = dict(zip(interface.shared, raw.shared, strict=True))
+    if call.inputs:
+        named["inputs"] = dict(zip(interface.inputs, raw.inputs, strict=True))
     return named
 
 
@@ -91,7 +95,7 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGrad
         return [*raw.arrays[slots.wide], *(None if tensor is None else gradient for tensor, gradient in of_states)]
     gradients = in_forms_of(tensors[slots.wide], wide_by_slot(interface, tensors, raw))
     gradients[X] = None if raw.x is None else raw.x.view(tensors[X].shape)
-    pairs = zip(tensors[slots.carried], (*raw.initial, *raw.shared), strict=True)
+    pairs = zip(tensors[slots.carried], (*raw.initial, *raw.shared, *raw.inputs), strict=True)
     return gradients + [None if tensor is None else gradient for tensor, gradient in pairs]
 
 

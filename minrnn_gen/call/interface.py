@@ -27,6 +27,7 @@ class Interface:
     front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.
     A dense cell, and no other, has `recurrent_gates`. Of a cell with the axis n, and of no other, `state_size` is n, which
     `vector_states` and `vector_parameters` have behind the hidden axis, and the inputs `shared` behind that of `groups`.
+    `inputs` are those of X.*, each with one value for each of y.
     """
 
     layout: str
@@ -45,11 +46,12 @@ class Interface:
     shared: tuple[str, ...] = ()
     state_size: int = 0
     groups: int = 1
+    inputs: tuple[str, ...] = ()
 
     @cached_property
     def slots(self) -> CallSlots:
         """The slots of a call's arrays."""
-        return CallSlots.of(len(self.parameters), len(self.states), len(self.shared))
+        return CallSlots.of(len(self.parameters), len(self.states), len(self.shared), len(self.inputs))
 
     @property
     def runs_reversed(self) -> tuple[bool, ...]:
@@ -85,6 +87,11 @@ class Interface:
     def shared_axes(self) -> str:
         """The axes of an input S.* in the layout."""
         return SHARED_AXES[self.layout].replace("k", "dk" if self.directions else "k")
+
+    @property
+    def channel_axes(self) -> str:
+        """The axes of an input X.* in the layout; its memory is that of y."""
+        return Y_AXES[self.layout].replace("h", "dh" if self.directions else "h")
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:

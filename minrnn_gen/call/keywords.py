@@ -21,6 +21,7 @@ class StepArrays(TypedDict, total=False):
     parameters: Mapping[str, Any] | None
     state: Mapping[str, Any] | None
     shared: Mapping[str, Any] | None
+    inputs: Mapping[str, Any] | None
 
 
 class CallArrays(StepArrays, total=False):

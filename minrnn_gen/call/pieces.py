@@ -47,14 +47,16 @@ def narrowed_in_time(array: Array, axes: str, piece: Piece) -> Array:
     return array.narrowed(axes.index("t"), piece.start, piece.steps)
 
 
-def piece_of_call(call: Call, piece: Piece, initial: Sequence[Array | None]) -> Call:
+def piece_of_call(interface: Interface, call: Call, piece: Piece, initial: Sequence[Array | None]) -> Call:
     """Return a piece of a call whose sequences all have its time; `initial` are the states before its first step."""
+    y_axes = Y_AXES[interface.layout]
     resets = call.sequences.resets
     return replace(
         call,
         x=narrowed_in_time(call.x, call.x_axes, piece),
         time=piece.steps,
         initial=tuple(initial),
+        inputs=tuple(narrowed_in_time(array, y_axes, piece) for array in call.inputs),
         sequences=replace(call.sequences, resets=None if resets is None else narrowed_in_time(resets, "bt", piece)),
     )
 

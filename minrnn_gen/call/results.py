@@ -66,7 +66,7 @@ class BackwardResult(NamedTuple):
 
     `sums` [runs, parts, gates + recurrent gates + parameters, batch, hidden] of biases and parameters; `weight` [gates *
     hidden, input]; `R` [runs, heads, gates, D, D]; `vectors` [runs, batch, hidden, n], of parameters with the axis n; `shared`
-    [parts, as the input], of inputs S.*.
+    [parts, as the input], of inputs S.*; `inputs`, of inputs X.*.
     """
 
     x: Any
@@ -76,10 +76,11 @@ class BackwardResult(NamedTuple):
     R: Any = None
     vectors: tuple[Any, ...] = ()
     shared: tuple[Any, ...] = ()
+    inputs: tuple[Any, ...] = ()
 
     def mapped(self, change: Callable[[Any], Any]) -> BackwardResult:
         """Return the results with every entry changed."""
-        x, initial, sums, weight, R, vectors, shared = self
+        x, initial, sums, weight, R, vectors, shared, inputs = self
         return BackwardResult(
             None if x is None else change(x),
             tuple(map(change, initial)),
@@ -88,4 +89,5 @@ class BackwardResult(NamedTuple):
             None if R is None else change(R),
             tuple(map(change, vectors)),
             tuple(map(change, shared)),
+            tuple(map(change, inputs)),
         )

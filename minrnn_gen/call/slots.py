@@ -18,21 +18,22 @@ def has_gradient(slot: int) -> bool:
 
 
 class CallSlots(NamedTuple):
-    """Slots of a call: the fixed ones, then the cell's parameters, the initial states, and the inputs S.*."""
+    """Slots of a call: the fixed ones, then the cell's parameters, the initial states, the inputs S.*, and the inputs X.*."""
 
     parameters: slice
     states: slice
     shared: slice
+    inputs: slice
 
     @classmethod
-    def of(cls, parameters: int, states: int, shared: int = 0) -> CallSlots:
-        """Return the slots for a cell with so many parameters, states and inputs S.*."""
-        return cls(*runs_from(len(FIXED), parameters, states, shared))
+    def of(cls, parameters: int, states: int, shared: int = 0, inputs: int = 0) -> CallSlots:
+        """Return the slots for a cell with so many parameters, states, inputs S.* and inputs X.*."""
+        return cls(*runs_from(len(FIXED), parameters, states, shared, inputs))
 
     @property
     def total(self) -> int:
         """The number of slots."""
-        return int(self.shared.stop)
+        return int(self.inputs.stop)
 
     @property
     def wide(self) -> slice:
@@ -41,16 +42,21 @@ class CallSlots(NamedTuple):
 
     @property
     def carried(self) -> slice:
-        """Initial states and inputs S.*."""
-        return slice(self.states.start, self.shared.stop)
+        """Initial states, inputs S.* and inputs X.*."""
+        return slice(self.states.start, self.inputs.stop)
+
+    @property
+    def streams(self) -> slice:
+        """Inputs S.* and X.*."""
+        return slice(self.shared.start, self.inputs.stop)
 
     def by_schema(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the arrays of a call as an operator takes them: the fixed ones, then lists of S.*, parameters and states.
+        """Return the arrays of a call as an operator takes them: the fixed ones, then lists of inputs, parameters and states.
 
         The list of states is empty where the call has none.
         """
         states = [state for state in arrays[self.states] if state is not None]
-        return (*arrays[: len(FIXED)], [*arrays[self.shared]], [*arrays[self.parameters]], states)
+        return (*arrays[: len(FIXED)], [*arrays[self.streams]], [*arrays[self.parameters]], states)
 
 
 class StackSlots(NamedTuple):

@@ -77,8 +77,18 @@ def check_call(
         R=_recurrent_matrix(interface, inspect, arguments.R),
         recurrent_bias=_recurrent_bias(interface, inspect, arguments.recurrent_bias),
         shared=check_shared(interface, inspect, arguments.shared, rows, None if single_step else time),
+        inputs=check_inputs(interface, inspect, arguments.inputs, rows, None if single_step else time),
     )
-    for other in (call.R, call.weight, call.bias, call.recurrent_bias, *call.parameters, *call.initial, *call.shared):
+    for other in (
+        call.R,
+        call.weight,
+        call.bias,
+        call.recurrent_bias,
+        *call.parameters,
+        *call.initial,
+        *call.shared,
+        *call.inputs,
+    ):
         if other is not None:
             check_place(other, x)
     return call
@@ -349,6 +359,20 @@ def check_shared(
         check_exact_shape(array, shape)
         check_innermost_axis(array, axes, interface.layout)
     return checked
+
+
+def check_inputs(
+    interface: Interface, inspect: Inspect, inputs: Mapping[str, Any] | None, rows: int, time: int | None
+) -> tuple[Array, ...]:
+    """Return the inputs X.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
+    arrays = known_names(inputs, interface.inputs, "inputs")
+    axes = interface.channel_axes if time is not None else interface.channel_axes.replace("t", "")
+    missing = [name for name in interface.inputs if name not in arrays]
+    if missing:
+        shown_axes = ", ".join(AXIS_NAMES[axis] for axis in axes)
+        raise BadInput(f"inputs is without '{missing[0]}'; the cell reads X.{missing[0]}, so pass it, [{shown_axes}]")
+    shape, dtypes = interface.shape(axes, rows, time or 0), (interface.precision.storage_dtype,)
+    return tuple(check_plain(inspect(arrays[name], f"inputs['{name}']"), dtypes, shape) for name in interface.inputs)
 
 
 def known_names(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:

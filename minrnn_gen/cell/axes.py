@@ -129,6 +129,16 @@ def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: 
             )
 
 
+def check_no_input(vectors: Vectors, input_uses: Mapping[str, Place]) -> None:
+    """Raise `BadInput` for an input X.* in a cell with the axis n, whose kernels read none."""
+    if vectors and input_uses:
+        name, place = next(iter(input_uses.items()))
+        raise place.error(
+            f"X.{name} is an input of a cell with the axis n, which takes none; pass it as a gate, W.{name}, "
+            "or list every state and parameter with one value per channel"
+        )
+
+
 def names_with_axes(
     source: CellSource, key: str, listed: tuple[str, ...] | Mapping[str, object] | None, used: Mapping[str, Place], form: str
 ) -> tuple[str, ...]:

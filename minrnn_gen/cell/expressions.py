@@ -70,6 +70,11 @@ def shared(name: str) -> Symbol:
     return named(f"S.{name}")
 
 
+def channel_input(name: str) -> Symbol:
+    """X.name, an input of each channel that is not projected."""
+    return named(f"X.{name}")
+
+
 def previous(state: str) -> Symbol:
     """state[t-1]."""
     return named(f"{state}[t-1]")

@@ -16,7 +16,8 @@ from minrnn_gen.config.documents import Document, demand_key, document_from_mapp
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import nearest_name, shown
 
-_LIBRARY, _VECTOR_LIBRARY = "cell/library", "cell/library/vectors"
+# Built-in cells as a usual call has them, those with n values per channel, and those with inputs X.*.
+_LIBRARY, _VECTOR_LIBRARY, _INPUT_LIBRARY = _FOLDERS = ("cell/library", "cell/library/vectors", "cell/library/inputs")
 _SUFFIXES = (".yaml", ".yml")
 
 # A kernel keeps every gate, state and parameter of a unit in registers, of which a thread has 255.
@@ -48,6 +49,9 @@ class CellFile(BaseModel):
     shared: Names | None = Field(
         None,
         description="The order of the inputs S.*, which all channels of a group share; by default that of their first use.",
+    )
+    inputs: Names | None = Field(
+        None, description="The order of the inputs X.*, of each channel and not projected; by default that of their first use."
     )
     recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
@@ -86,13 +90,22 @@ class CellSource:
 
 
 def library_names() -> tuple[str, ...]:
-    """Return the names of the built-in cells with one value per channel, sorted."""
-    return tuple(sorted(path.stem for path in package_folder(_LIBRARY).glob("*.yaml")))
+    """Return the names of the built-in cells with one value per channel and without inputs X.*, sorted."""
+    return _names_in(_LIBRARY)
 
 
 def vector_library_names() -> tuple[str, ...]:
     """Return the names of the built-in cells with n values per channel, sorted."""
-    return tuple(sorted(path.stem for path in package_folder(_VECTOR_LIBRARY).glob("*.yaml")))
+    return _names_in(_VECTOR_LIBRARY)
+
+
+def input_library_names() -> tuple[str, ...]:
+    """Return the names of the built-in cells with inputs X.*, sorted."""
+    return _names_in(_INPUT_LIBRARY)
+
+
+def _names_in(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in package_folder(folder).glob("*.yaml")))
 
 
 def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: str) -> CellSource:
@@ -108,16 +121,15 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
         return _inline(replace(document_from_mapping(model, where), inside=("model",)))
     if _is_path(model):
         return _from_file(folder / model, model, where, neighbours_in=folder)
-    if model in vector_library_names():
-        return _from_file(package_folder(_VECTOR_LIBRARY) / f"{model}.yaml", f"{model}.yaml", where)
-    names = (*library_names(), *vector_library_names())
-    if model not in names:
-        raise Document(where, {}).error(
-            ("model",),
-            f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "
-            "the path of a .yaml file, or an inline cell",
-        )
-    return _from_file(package_folder(_LIBRARY) / f"{model}.yaml", f"{model}.yaml", where)
+    for library in _FOLDERS:
+        if model in _names_in(library):
+            return _from_file(package_folder(library) / f"{model}.yaml", f"{model}.yaml", where)
+    names = tuple(name for library in _FOLDERS for name in _names_in(library))
+    raise Document(where, {}).error(
+        ("model",),
+        f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "
+        "the path of a .yaml file, or an inline cell",
+    )
 
 
 def _is_path(model: str) -> bool:

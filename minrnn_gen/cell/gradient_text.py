@@ -9,13 +9,14 @@ from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps_backward
 from minrnn_gen.cell.printing import equation_text
 
-# Names with a dot, of which the language has only W.<gate> and R.<gate>, so that none meets a name of the author's.
+# Names with a dot, of which the language has only those of W, R, S and X, so that none meets a name of the author's.
 _PREFIXES = (
     ("adjoint_let_", "d.{0}"),
     ("adjoint_state_", "d.{0}[t]"),
     ("gradient_W_", "dW.{0}"),
     ("gradient_R_", "dR.{0}"),
     ("gradient_S_", "dS.{0}"),
+    ("gradient_X_", "dX.{0}"),
     ("gradient_previous_", "d.{0}[t-1]"),
     ("gradient_parameter_", "d.{0}"),
     ("gradient_state_", "in.{0}[t]"),
@@ -29,6 +30,7 @@ _PREFIXES = (
     ("W_", "W.{0}"),
     ("R_", "R.{0}"),
     ("S_", "S.{0}"),
+    ("X_", "X.{0}"),
 )
 
 
@@ -37,8 +39,8 @@ def gradient_equations(cell: Cell) -> tuple[str, ...]:
 
     `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h, and `in.argument.0` what comes
     through R to the argument of the first round of products. `d.` stands before the total
-    gradient of a named value, of a state and of a parameter, `dW.`, `dR.` and `dS.` before those of pre-activations, products
-    and inputs S.* (of one channel);
+    gradient of a named value, of a state and of a parameter, `dW.`, `dR.`, `dS.` and `dX.` before those of pre-activations,
+    products and inputs S.* (of one channel) and X.*;
     `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
     """
     program = lower_steps_backward(cell, shows_means=True).backward

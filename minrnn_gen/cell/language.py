@@ -6,7 +6,15 @@ import ast
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.axes import NO_VECTORS, Axes, Vectors, check_no_product, check_norms, names_with_axes
+from minrnn_gen.cell.axes import (
+    NO_VECTORS,
+    Axes,
+    Vectors,
+    check_no_input,
+    check_no_product,
+    check_norms,
+    names_with_axes,
+)
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile, CellSource
 from minrnn_gen.cell.functions import OverUnits
@@ -31,9 +39,10 @@ class Cell:
     """What one time step computes.
 
     `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `S.b`,
-    `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states` has the
-    order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order. `arguments` has
-    what a recurrent gate's product multiplies, for each that multiplies something else than the previous output.
+    `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states`
+    has the order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
+    `arguments` has what a recurrent gate's product multiplies, for each that multiplies something else than the previous
+    output. `inputs` are the names of X.*, inputs of each channel that are not projected.
     """
 
     name: str
@@ -46,6 +55,7 @@ class Cell:
     equations: str
     vectors: Vectors = NO_VECTORS
     arguments: tuple[tuple[str, Expr], ...] = ()
+    inputs: tuple[str, ...] = ()
 
     @property
     def lets(self) -> tuple[tuple[str, Expr], ...]:
@@ -150,9 +160,11 @@ class _Reader(ExpressionReader):
         states = names_with_axes(source, "states", file.states, self.state_uses, "{0}[t]")
         parameters = names_with_axes(source, "parameters", file.parameters, self.parameter_uses, "{0}")
         shared = names_in_order(source, "shared", file.shared, self.shared_uses, "S.{0}")
+        inputs = names_in_order(source, "inputs", file.inputs, self.input_uses, "X.{0}")
         vectors = self.axes.vectors(states, parameters, shared)
         check_no_product(vectors, self.product_uses)
         check_norms(vectors, self.norm_uses, self.product_uses)
+        check_no_input(vectors, self.input_uses)
         default = states[0] if output is None else None
         output = ex.current(states[0]) if output is None else output
         if self.product_uses and output_text and output not in {ex.current(state) for state in states}:
@@ -177,6 +189,7 @@ class _Reader(ExpressionReader):
             equations=file.equations,
             vectors=vectors,
             arguments=arguments,
+            inputs=inputs,
         )
 
     def recurrent_gates(self, gates: tuple[str, ...]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from minrnn_gen.cell.program_names import (
     current_of,
     gates_of,
     incoming_gradient,
+    inputs_of,
     parameters_of,
     previous_of,
     program_name,
@@ -56,8 +57,8 @@ LOG_OPERATIONS = LOG_TRANSCENDENTALS + 14
 class LoweredScan:
     """A cell whose states obey state[t] = a * state[t-1] + b, as programs per element.
 
-    `coefficients` takes `W_<gate>`, `S_<name>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each of
-    `carried`. `output` takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the
+    `coefficients` takes `W_<gate>`, `X_<name>`, `S_<name>` and `parameter_<name>`, and gives `a_<state>`, `b_<state>` and each
+    of `carried`. `output` takes every `state_<state>`, `previous_<state>` where the output looks back, `carried`, and the
     parameters, and gives `y`.
     `carried` are the values of a time step, free of states, that the output needs and the scan does not. `scan_arithmetic` is
     how steps are composed: as they are, or as logarithms, which needs a and b that are never negative (`log_space`).
@@ -73,6 +74,7 @@ class LoweredScan:
     equations: str
     scan_arithmetic: ScanArithmetic = "linear"
     vectors: Vectors = NO_VECTORS
+    inputs: tuple[str, ...] = ()
 
     @property
     def operation_count(self) -> int:
@@ -117,6 +119,7 @@ class LoweredScanBackward:
     output_state: str | None
     equations: str
     vectors: Vectors = NO_VECTORS
+    inputs: tuple[str, ...] = ()
 
     @property
     def read_states(self) -> tuple[str, ...]:
@@ -127,6 +130,11 @@ class LoweredScanBackward:
     def read_gates(self) -> tuple[str, ...]:
         """The gates whose values the backward reads."""
         return tuple(gate for gate in self.gates if f"W_{gate}" in self._inputs)
+
+    @property
+    def read_inputs(self) -> tuple[str, ...]:
+        """The inputs X.* whose values the backward reads."""
+        return tuple(name for name in self.inputs if f"X_{name}" in self._inputs)
 
     @property
     def previous_states(self) -> tuple[str, ...]:
@@ -200,6 +208,7 @@ def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmet
         equations=cell.equations,
         scan_arithmetic=scan_arithmetic,
         vectors=cell.vectors,
+        inputs=cell.inputs,
     )
 
 
@@ -237,6 +246,7 @@ def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackwa
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,
+        inputs=cell.inputs,
     )
 
 
@@ -267,7 +277,7 @@ class _Output:
         self._cell = cell
         self._lets = {ex.named(name): expression for name, expression in cell.lets}
         self._stateful = _reached(cell, {*current_of(cell), *previous_of(cell)})
-        self._gated = _reached(cell, {*gates_of(cell), *shared_of(cell)}) - self._stateful
+        self._gated = _reached(cell, {*gates_of(cell), *inputs_of(cell), *shared_of(cell)}) - self._stateful
         self.carried: dict[str, Expr] = {}
         self._carried_symbols: dict[Expr, Symbol] = {}
         needed = self._needed_lets()

@@ -44,4 +44,5 @@ def lower_steps_in_logarithms(cell: Cell, recurrence: Recurrence) -> LoweredStep
         output_state=output_state(cell, builder),
         equations=cell.equations,
         logarithms=tuple(after),
+        inputs=cell.inputs,
     )

@@ -44,10 +44,11 @@ class ProductRound:
 class LoweredSteps:
     """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
 
-    `step` takes what it needs of `W_<gate>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and gives
-    `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that of a
-    dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else than the
-    previous output, in the order in which a step computes them. `levels` give the means over units that `step` takes besides.
+    `step` takes what it needs of `W_<gate>`, `X_<name>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and
+    gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
+    of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
+    than the previous output, in the order in which a step computes them. `levels` give the means over units that `step` takes
+    besides.
     """
 
     name: str
@@ -62,6 +63,7 @@ class LoweredSteps:
     logarithms: tuple[str, ...] = ()
     rounds: tuple[ProductRound, ...] = ()
     levels: tuple[Level, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -103,6 +105,7 @@ class LoweredStepsBackward:
     rounds: tuple[ProductRound, ...] = ()
     arguments: tuple[ProductRound, ...] = ()
     levels: tuple[Level, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     @cached_property
     def _read(self) -> frozenset[str]:
@@ -112,6 +115,11 @@ class LoweredStepsBackward:
     def read_gates(self) -> tuple[str, ...]:
         """The gates whose values the backward reads."""
         return tuple(gate for gate in self.gates if f"W_{gate}" in self._read)
+
+    @property
+    def read_inputs(self) -> tuple[str, ...]:
+        """The inputs X.* whose values the backward reads."""
+        return tuple(name for name in self.inputs if f"X_{name}" in self._read)
 
     @property
     def read_products(self) -> tuple[str, ...]:
@@ -180,6 +188,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         vectors=cell.vectors,
         rounds=tuple(rounds),
         levels=builder.levels(results),
+        inputs=cell.inputs,
     )
 
 
@@ -223,6 +232,7 @@ def lower_steps_backward(
         rounds=tuple(rounds),
         arguments=tuple(_argument(builder, products) for products in together),
         levels=builder.levels(results | {f"argument of {number}": of.argument for number, of in enumerate(together)}),
+        inputs=cell.inputs,
     )
 
 

@@ -29,8 +29,8 @@ class Work:
 
 
 def forward_work(lowered: Lowered) -> Work:
-    """Return the work of a forward that saves nothing: it reads every gate and writes y; products with R stay on the chip."""
-    return Work(len(lowered.gates), 1, lowered.operation_count, lowered.transcendental_count)
+    """Return the work of a forward that saves nothing: it reads gates and inputs and writes y; products with R stay on chip."""
+    return Work(len(lowered.gates) + len(lowered.inputs), 1, lowered.operation_count, lowered.transcendental_count)
 
 
 def backward_work(lowered: LoweredBackward) -> Work:
@@ -39,10 +39,10 @@ def backward_work(lowered: LoweredBackward) -> Work:
     It reads dy and those gates, products and states on which gradients depend, and writes the gradients of all gates, and of
     the products where they are others.
     """
-    products, gradients = 0, len(lowered.gates)
+    products, gradients = 0, len(lowered.gates) + len(lowered.inputs)
     if isinstance(lowered, LoweredStepsBackward):
         products = len(lowered.read_products)
         names = dict(lowered.backward.results)
         gradients += sum(names[f"gradient_R_{gate}"] != names[f"gradient_W_{gate}"] for gate in lowered.recurrent_gates)
-    read = len(lowered.read_gates) + products + len(lowered.read_states) + 1
+    read = len(lowered.read_gates) + len(lowered.read_inputs) + products + len(lowered.read_states) + 1
     return Work(read, gradients, lowered.operation_count, lowered.transcendental_count)

@@ -18,12 +18,12 @@ def incoming_gradient(state: str) -> Symbol:
 def step_inputs(cell: Cell) -> dict[Symbol, str]:
     """What a step is computed from."""
     products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
-    return gates_of(cell) | shared_of(cell) | products | previous_of(cell) | parameters_of(cell)
+    return gates_of(cell) | inputs_of(cell) | shared_of(cell) | products | previous_of(cell) | parameters_of(cell)
 
 
 def constant_inputs(cell: Cell) -> dict[Symbol, str]:
-    """What is known of a step before the states are: the gates, the inputs S.* and the parameters."""
-    return gates_of(cell) | shared_of(cell) | parameters_of(cell)
+    """What is known of a step before the states are: the gates, the inputs X.* and S.*, and the parameters."""
+    return gates_of(cell) | inputs_of(cell) | shared_of(cell) | parameters_of(cell)
 
 
 def wide_inputs(cell: Cell) -> frozenset[str]:
@@ -46,6 +46,11 @@ def gates_of(cell: Cell) -> dict[Symbol, str]:
     return {ex.gate(gate): f"W_{gate}" for gate in cell.gates}
 
 
+def inputs_of(cell: Cell) -> dict[Symbol, str]:
+    """X.m of every input of each channel that is not projected."""
+    return {ex.channel_input(name): f"X_{name}" for name in cell.inputs}
+
+
 def previous_of(cell: Cell) -> dict[Symbol, str]:
     """s[t-1] of every state."""
     return {ex.previous(state): f"previous_{state}" for state in cell.states}
@@ -63,7 +68,7 @@ def parameters_of(cell: Cell) -> dict[Symbol, str]:
 
 def program_name(cell: Cell, symbol: Symbol) -> str:
     """Return the name in a program: no two symbols share one, because each kind has its own prefix."""
-    return (gates_of(cell) | shared_of(cell) | current_of(cell)).get(symbol) or f"let_{symbol.name}"
+    return (gates_of(cell) | inputs_of(cell) | shared_of(cell) | current_of(cell)).get(symbol) or f"let_{symbol.name}"
 
 
 def shown_definitions(program: Program) -> tuple[str, ...]:

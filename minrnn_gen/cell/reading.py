@@ -36,7 +36,7 @@ from minrnn_gen.cell.syntax import (
     why_no_function,
     why_no_part,
 )
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, nearest_name
 
 # Beyond these the arithmetic of fp32 has only infinity and denormals (IEEE 754-2019, table 3.5: 1.2e-38 to 3.4e38).
 NUMBER_RANGE = (Fraction("1e-37"), Fraction("1e38"))
@@ -69,6 +69,7 @@ class ExpressionReader:
     state_uses: dict[str, Place] = field(default_factory=dict)
     parameter_uses: dict[str, Place] = field(default_factory=dict)
     shared_uses: dict[str, Place] = field(default_factory=dict)
+    input_uses: dict[str, Place] = field(default_factory=dict)
     defined: dict[str, tuple[Place, Expr]] = field(default_factory=dict)
     # Of each gate of R what it multiplies: None for the previous output, whichever state that is.
     arguments: dict[str, Expr | None] = field(default_factory=dict)
@@ -159,9 +160,10 @@ class ExpressionReader:
         )
 
     def gate_form(self, node: ast.Attribute) -> Expr:
-        if not isinstance(node.value, ast.Name) or node.value.id not in ("W", "R", "S"):
+        if not isinstance(node.value, ast.Name) or node.value.id not in ("W", "R", "S", "X"):
             shown = node_text(self.source, node)
-            raise self.source.error_at(node, f"'{shown}' has no meaning; a dot is only in W.<gate> and R.<gate>, or S.<name>")
+            forms = "W.<gate> and R.<gate>, or S.<name> and X.<name>"
+            raise self.source.error_at(node, f"'{shown}' has no meaning; a dot is only in {forms}")
         self.gate_name(node)
         if node.value.id == "W":
             self.gate_uses.setdefault(node.attr, Place(self.source, node))
@@ -171,6 +173,12 @@ class ExpressionReader:
                 raise self.source.error_at(node, why)
             self.shared_uses.setdefault(node.attr, Place(self.source, node))
             return ex.shared(node.attr)
+        if node.value.id == "X":
+            if node.attr not in (listed := self.file.inputs or ()):
+                nearest = nearest_name(node.attr, listed)
+                raise self.source.error_at(node, f"X.{node.attr} is not listed{nearest}; list it, `inputs: [{node.attr}]`")
+            self.input_uses.setdefault(node.attr, Place(self.source, node))
+            return ex.channel_input(node.attr)
         return self.product(node, node.attr, None)
 
     def gate_name(self, node: ast.Attribute) -> None:

@@ -82,9 +82,8 @@ def located(document: Document, key: str, text: str, file_text: str) -> Equation
 
     That is a literal block, or a single line beside its key, in quotes or without.
     """
+    bare, own_indentation = without_indentation(text)
     own_lines = _LINE_END.split(text)
-    own_indentation = min((_indentation(line) for line in own_lines if line.split("#", 1)[0].strip()), default=0)
-    bare = "\n".join(line[own_indentation:] for line in own_lines)
     lines = _LINE_END.split(file_text)
     for index, line in enumerate(lines):
         if re.match(rf"{key}\s*:\s*\|", line):
@@ -96,6 +95,13 @@ def located(document: Document, key: str, text: str, file_text: str) -> Equation
         if beside and bare.strip() and "\n" not in bare:
             return EquationText(document, key, bare, index + 1, beside.end() - len(bare))
     return EquationText(document, key, bare, None, own_indentation)
+
+
+def without_indentation(text: str) -> tuple[str, int]:
+    """Return a text without what all of its equations are indented by, and by how many characters they are."""
+    lines = _LINE_END.split(text)
+    indentation = min((_indentation(line) for line in lines if line.split("#", 1)[0].strip()), default=0)
+    return "\n".join(line[indentation:] for line in lines), indentation
 
 
 def _indentation(line: str) -> int:
@@ -163,7 +169,7 @@ def _parsed(source: EquationText, mode: str) -> ast.AST:
 
 def nearest_form(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for a name that nothing defines: the closest that is `known`, or W.g where it is W_g."""
-    if name[:2] in ("W_", "R_", "S_") and name[2:].isidentifier():
+    if name[:2] in ("W_", "R_", "S_", "X_") and name[2:].isidentifier():
         return f" (did you mean '{name[0]}.{name[2:]}'?)"
     return nearest_name(name, known)
 

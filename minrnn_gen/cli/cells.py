@@ -36,16 +36,17 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     """List the built-in cells: class, gates, states, parameters, and what an element takes in a step, forward / backward."""
     if context.invoked_subcommand is not None:
         return
-    from minrnn_gen.cell.files import library_names, vector_library_names
+    from minrnn_gen.cell.files import input_library_names, library_names, vector_library_names
 
     entries = [_entry(name)[0] for name in library_names()]
     with_vectors = [_entry(name)[0] for name in vector_library_names()]
+    with_inputs = [_entry(name)[0] for name in input_library_names()]
     if as_json:
-        print_json({"cells": entries, "cells_with_n": with_vectors})
+        print_json({"cells": entries, "cells_with_n": with_vectors, "cells_with_inputs": with_inputs})
         return
     counts = {"words": "words", "operations": "operations", "special_functions": "special functions"}
     table = new_table("cell", "class", "gates", "states", "parameters", *counts.values(), "kernels", right=[*counts.values()])
-    for entry in (*entries, *with_vectors):
+    for entry in (*entries, *with_vectors, *with_inputs):
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
         numbers = [" / ".join(str(entry["work"][kernel_pass][key]) for kernel_pass in PASSES) for key in counts]
         table.add_row(entry["name"], entry["class"], *listed, *numbers)
@@ -68,6 +69,7 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("gates", ", ".join(entry["gates"])),
         ("recurrent gates", ", ".join(entry["recurrent_gates"])),
         ("states", _with_axes(entry["states"], cell.vectors.states)),
+        ("inputs", ", ".join(entry["inputs"])),
         ("shared inputs", _with_axes(entry["shared"], cell.vectors.shared)),
         ("output", entry["output"]),
         ("parameters", _with_axes(entry["parameters"], cell.vectors.parameters)),
@@ -145,6 +147,7 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
         "gates": list(cell.gates),
         "recurrent_gates": list(cell.recurrent_gates),
         "states": list(cell.states),
+        "inputs": list(cell.inputs),
         "shared": list(cell.vectors.shared),
         "parameters": list(cell.parameters),
         "with_n": [*cell.vectors.states, *cell.vectors.parameters, *cell.vectors.shared],

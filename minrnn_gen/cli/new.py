@@ -69,7 +69,8 @@ parameters: [leak]
 # W.g is the input's part of gate g, h[t-1] the state one step earlier, and every h[t] = … defines a state. The functions are
 # sigmoid, tanh, relu, exp, log, softplus, silu, sqrt, min, max, abs and where(x > 0, a, b). A state that enters linearly and
 # by its own unit alone, as here, makes the cell a scan, whose time runs in parallel. tanh(h[t-1]) would make it diagonal;
-# R.z, the product of the previous output with a learned matrix, would make it dense.
+# R.z, the product of the previous output with a learned matrix, would make it dense. X.m, with `inputs: [m]`, is an input
+# that W does not multiply, such as a mask or a time gap.
 equations: |
   z    = sigmoid(W.z)
   h[t] = sigmoid(leak) * (1 - z) * h[t-1] + z * W.h

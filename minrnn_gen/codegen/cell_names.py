@@ -28,6 +28,26 @@ class CellNames:
         return self.lowered.gates
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs X.*, whose values stand after those of the gates."""
+        return () if isinstance(self.lowered, LoweredVectors | LoweredVectorsBackward) else self.lowered.inputs
+
+    @property
+    def known(self) -> str:
+        """The number of values that are known of a step before it, in CUDA."""
+        return "GATES + INPUTS" if self.inputs else "GATES"
+
+    @property
+    def gate_rows(self) -> str:
+        """The same as a factor."""
+        return f"({self.known})" if self.inputs else self.known
+
+    @property
+    def known_labels(self) -> tuple[str, ...]:
+        """The names of these values in a program, in the order of their places."""
+        return (*(f"W_{gate}" for gate in self.gates), *(f"X_{name}" for name in self.inputs))
+
+    @property
     def states(self) -> tuple[str, ...]:
         return self.lowered.states
 

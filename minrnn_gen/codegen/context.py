@@ -32,7 +32,7 @@ class CellText(CellNames):
     @property
     def step_inputs(self) -> tuple[tuple[str, str], ...]:
         """(name, where its value is) of each input of `step_of`."""
-        places = {f"W_{gate}": f"gate.at[{index}]" for index, gate in enumerate(self.gates)} | self._parameter_places
+        places = {label: f"gate.at[{index}]" for index, label in enumerate(self.known_labels)} | self._parameter_places
         return _located(self.lowered.coefficients, places)
 
     @property
@@ -97,6 +97,16 @@ class CellBackwardText(CellNames):
         return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
 
     @property
+    def read_input_names(self) -> tuple[str, ...]:
+        """The inputs X.* that the gradients depend on; the others are not read."""
+        return self.lowered.read_inputs
+
+    @property
+    def read_inputs(self) -> tuple[int, ...]:
+        """Their places among the inputs."""
+        return tuple(map(self.inputs.index, self.read_input_names))
+
+    @property
     def saved_states(self) -> tuple[str, ...]:
         """The states whose values after each step the kernel reads."""
         return self.lowered.read_states
@@ -149,10 +159,11 @@ class CellBackwardText(CellNames):
     def gradients_results(self) -> tuple[tuple[str, str], ...]:
         names = result_names(self.lowered.gradients)
         labels = [f"W_{gate}" for gate in self.gates] + [f"parameter_{name}" for name in self.parameters]
+        labels += [f"X_{name}" for name in self.inputs]
         return tuple((f"at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(labels))
 
     def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
-        places = {f"W_{gate}": f"values.gate.at[{index}]" for index, gate in enumerate(self.gates)}
+        places = {label: f"values.gate.at[{index}]" for index, label in enumerate(self.known_labels)}
         places |= {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
         for index, state in enumerate(self.states):
             places |= {

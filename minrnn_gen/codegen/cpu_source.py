@@ -231,6 +231,11 @@ class CpuPlan(MeansOfUnits, NativePlan):
         return self.read_of(self.gates, "W", self.inputs)
 
     @property
+    def read_inputs(self) -> tuple[str, ...]:
+        """The inputs X.* that the program reads."""
+        return self.read_of(self.cell.inputs, "X", self.inputs)
+
+    @property
     def read_parameters(self) -> tuple[str, ...]:
         """The parameters that the program reads."""
         return self.read_of(self.cell.parameters, "parameter", self.inputs)
@@ -314,6 +319,7 @@ def _fields(plan: CpuPlan) -> list[Field]:
         Field("const real *", "bias", "[G, H]"),
         *(Field("const real *", f"parameter_{name}", "[H]") for name in plan.cell.parameters),
         *(Field("const real *", f"initial_{state}", "[B, H]") for state in plan.states),
+        *(Field("const storage_t *", f"X_{name}", "strides of y") for name in plan.cell.inputs),
     ]
     if plan.is_dense:
         fields += [
@@ -335,6 +341,7 @@ def _fields(plan: CpuPlan) -> list[Field]:
         *(Field("const real *", f"dfinal_{state}", "[B, H]") for state in plan.states),
         *(Field("x_t *", f"dW_{gate}", "gradients of pre-activations") for gate in plan.gates),
         *(Field("real *", f"dinitial_{state}", "[B, H]") for state in plan.states),
+        *(Field("storage_t *", f"dX_{name}", "strides of y") for name in plan.cell.inputs),
         Field("double *", "sums", "[biases, recurrent biases, parameters; H]"),
     ]
     if plan.is_dense:

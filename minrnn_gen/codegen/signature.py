@@ -19,7 +19,9 @@ from minrnn_gen.codegen.signature_groups import (
     ArrayNames,
     Parameters,
     Variant,
+    dinputs_in,
     input_array,
+    inputs_in,
     named_arrays,
     output_array,
     recurrent_matrix,
@@ -58,9 +60,10 @@ def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVector
     from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 
     rounds = len(lowered.rounds) if isinstance(lowered, LoweredSteps | LoweredStepsBackward) else 0
+    saved: tuple[tuple[str, ...], str | None] = ((), None)
     if isinstance(lowered, LoweredScanBackward | LoweredStepsBackward):
-        return ArrayNames(lowered.states, lowered.parameters, lowered.read_states, lowered.output_state, rounds=rounds)
-    return ArrayNames(lowered.states, lowered.parameters, rounds=rounds)
+        saved = lowered.read_states, lowered.output_state
+    return ArrayNames(lowered.states, lowered.parameters, *saved, rounds=rounds, inputs=lowered.inputs)
 
 
 def suffixes_of(entry: str) -> tuple[str, ...]:
@@ -134,6 +137,7 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from states_of("dfinal", names, "incoming.dfinal")
     yield output_array("dx", "storage_t", rows_of("x", variant.layout), "gradients.dx")
     yield from strides_of("dx", SCAN_X_AXES[variant.layout], "gradients.dx")
+    yield from dinputs_in(names, "[as y]")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
     parts, summed = "1", "over time"
     if variant.hands_on:
@@ -147,6 +151,7 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
 
 def _single_step(names: ArrayNames, recurrent: bool) -> Parameters:
     yield from x_of_step()
+    yield from inputs_in(names, "[batch, HIDDEN_SIZE]")
     if recurrent:
         yield from recurrent_matrix()
     yield from vectors_of(names, recurrent)
@@ -160,6 +165,7 @@ def _dense_inputs(names: ArrayNames, takes_R: bool) -> Parameters:
     """What both passes of kernels of dense cells begin with."""
     yield input_array("x", "storage_t", "[batch or 1, time, GATES, HIDDEN_SIZE], strides below", "call.x")
     yield from strides_of("x", DENSE_X_AXES, "call.x")
+    yield from inputs_in(names, "[batch or 1, time, HIDDEN_SIZE]")
     if takes_R:
         yield from recurrent_matrix()
     yield from vectors_of(names, recurrent=True)
@@ -212,6 +218,7 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
     yield from _dense_products()
     yield output_array("dx", "storage_t", "[batch or 1, time, GATES, HIDDEN_SIZE], strides below", "gradients.dx")
     yield from strides_of("dx", DENSE_X_AXES, "gradients.dx")
+    yield from dinputs_in(names, "[batch or 1, time, HIDDEN_SIZE]")
     yield output_array("dproducts", "storage_t", f"{_PRODUCT_ROWS}: at the row whose output was multiplied", "arrays.dproducts")
     yield output_array("first_dproducts", "storage_t", f"{_FIRST_PRODUCTS}: of the initial output", "arrays.first_dproducts")
     yield from states_out_of("dinitial", names, "gradients.dinitial")

@@ -28,7 +28,7 @@ class ArrayNames:
 
     A backward reads `saved_states`, the states after each step, of which `output_state` is y. Those of `vector_states` and
     `vector_parameters` have the axis n, and so have the inputs S.*, `shared`. A step has so many `rounds` of products of other
-    values than the previous output.
+    values than the previous output. `inputs` are those of X.*.
     """
 
     states: tuple[str, ...]
@@ -39,6 +39,7 @@ class ArrayNames:
     vector_parameters: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     rounds: int = 0
+    inputs: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=_NAMES_HELD)
@@ -85,6 +86,18 @@ def strides_of(array: str, axes: str, source: str, is_of_cell: bool = False) -> 
     """Yield the strides of an array along `axes`."""
     for name, _ in stride_names(array, axes):
         yield Parameter(name, "int64", "", source, is_of_cell)
+
+
+def inputs_in(names: ArrayNames, shape: str) -> Parameters:
+    """Yield the inputs X.*, which lie in memory as y does."""
+    for name in names.inputs:
+        yield input_array(f"input_{name}", "storage_t", f"{shape}, strides as y", "call.inputs", is_of_cell=True)
+
+
+def dinputs_in(names: ArrayNames, shape: str) -> Parameters:
+    """Yield the gradients of the inputs X.*, written by a backward."""
+    for name in names.inputs:
+        yield output_array(f"dinput_{name}", "storage_t", f"{shape}, strides as y", "gradients.dinputs", is_of_cell=True)
 
 
 def sizes_of(*names: str) -> Parameters:
@@ -155,6 +168,7 @@ def scan_inputs(variant: Variant, names: ArrayNames) -> Parameters:
     """Yield what both passes of scans and diagonal kernels begin with."""
     yield input_array("x", "storage_t", rows_of("x", variant.layout), "call.x")
     yield from strides_of("x", SCAN_X_AXES[variant.layout], "call.x")
+    yield from inputs_in(names, "[as y]")
     yield from vectors_of(names, recurrent=False)
     yield from states_of("initial", names, "call.initial")
     if variant.resets:

@@ -127,13 +127,13 @@ class _StepsNames(CellNames):
         """(name, where its value is) of each input of `program`."""
         places = {"gradient_y": "dy", **means}
         for label, names, place in (
-            ("W", self.gates, "gate"),
             ("R", self.products, "product"),
             ("previous", self.states, "previous"),
             ("parameter", self.parameters, "parameter"),
             ("gradient_state", self.states, "dstate"),
         ):
             places |= {f"{label}_{name}": f"{place}.at[{index}]" for index, name in enumerate(names)}
+        places |= {label: f"gate.at[{index}]" for index, label in enumerate(self.known_labels)}
         places |= {f"gradient_argument_{number}": f"dargument.at[{number}]" for number in range(len(self.lowered.rounds))}
         for index, name in enumerate(self.products):
             places |= {sum_name(name): f"sum.at[{index}]", bias_name(name): f"product_bias.at[{index}]"}
@@ -235,6 +235,16 @@ class StepsBackwardText(_StepsNames):
         return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
 
     @property
+    def read_input_names(self) -> tuple[str, ...]:
+        """The inputs X.* that the gradients depend on; the others are not read."""
+        return self.lowered.read_inputs
+
+    @property
+    def read_inputs(self) -> tuple[int, ...]:
+        """Their places among the inputs."""
+        return tuple(map(self.inputs.index, self.read_input_names))
+
+    @property
     def read_products(self) -> tuple[int, ...]:
         """The places of the products of the previous output that the gradients depend on."""
         return tuple(place for place in self._read_products if not self.round_of_products[place])
@@ -316,16 +326,17 @@ class StepsBackwardText(_StepsNames):
 
     @property
     def _gradient_labels(self) -> Places:
-        return tuple(
+        of_known = ((f"gate.at[{index}]", f"gradient_{label}") for index, label in enumerate(self.known_labels))
+        of_others = (
             (f"{place}.at[{index}]", f"gradient_{label}_{name}")
             for label, listed, place in (
-                ("W", self.gates, "gate"),
                 ("R", self.products, "product"),
                 ("previous", self.states, "previous"),
                 ("parameter", self.parameters, "parameter"),
             )
             for index, name in enumerate(listed)
         )
+        return (*of_known, *of_others)
 
 
 def _handed_on(inputs: Places, prepared: tuple[str, ...]) -> Places:

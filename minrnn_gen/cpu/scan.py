@@ -78,12 +78,14 @@ def run_scan(
     marks: StepMarks = EVERY_STEP,
     method: ScanMethod | None = None,
     shared: Mapping[str, Values] | None = None,
+    channel_inputs: Mapping[str, Values] | None = None,
 ) -> dict[str, Values]:
     """Run an affine-diagonal cell over time and return its final states.
 
     `gates` [T, B, G, H] and `y` [T, B, H] in any storage dtype and strides (y is written); `bias` [G, H] or None;
     `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Of a cell with the axis n
-    they have one more axis behind H, of n or of 1, and `shared` {name: [T, B, H or 1, n]} are its inputs S.*. Everything is
+    they have one more axis behind H, of n or of 1, and `shared` {name: [T, B, H or 1, n]} are its inputs S.*.
+    `channel_inputs` {name: [T, B, H]} are inputs X.*. Everything is
     computed and carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
     {state: [T, B, H]}, of any of the states, are written as well. `method` is how the recurrence is computed, chosen by the
     sizes where None (`recurrence.scan`).
@@ -95,9 +97,8 @@ def run_scan(
     recur = scan_in_logarithms if cell.scan_arithmetic == "log" else scan
     with numpy.errstate(all="ignore"):
         for part in time_blocks(gates, states.values()):
-            inputs = (
-                constants | gate_values(cell.gates, gates[part], bias, arithmetic) | shared_values(shared, part, arithmetic)
-            )
+            inputs = constants | gate_values(cell.gates, gates[part], bias, arithmetic)
+            inputs |= input_values(shared, channel_inputs, part, arithmetic)
             steps, marked = cell.coefficients.evaluate(inputs), marks[part]
             outputs = dict(constants) | {name: steps[name] for name in cell.carried}
             for name in cell.states:
@@ -127,9 +128,14 @@ def time_blocks(gates: Values, states: Iterable[Values]) -> Iterator[slice]:
         yield slice(start, min(start + block, time))
 
 
-def shared_values(shared: Mapping[str, Values] | None, part: slice, arithmetic: Any) -> dict[str, Values]:
-    """Return {S_<name>: some of its steps} of inputs S.* [T, …] in `arithmetic`."""
-    return {f"S_{name}": values[part].astype(arithmetic) for name, values in (shared or {}).items()}
+def input_values(
+    shared: Mapping[str, Values] | None, channel_inputs: Mapping[str, Values] | None, part: slice, arithmetic: Any
+) -> dict[str, Values]:
+    """Return {S_<name>: some of its steps} of inputs S.* [T, …], and {X_<name>: …} of inputs X.*, in `arithmetic`."""
+    kinds = ("S", shared), ("X", channel_inputs)
+    return {
+        f"{kind}_{name}": values[part].astype(arithmetic) for kind, named in kinds for name, values in (named or {}).items()
+    }
 
 
 def gate_values(names: tuple[str, ...], gates: Values, bias: Values | None, arithmetic: Any) -> dict[str, Values]:
@@ -184,6 +190,8 @@ def run_scan_backward(
     method: ScanMethod | None = None,
     shared: Mapping[str, Values] | None = None,
     dshared: Mapping[str, Values] | None = None,
+    channel_inputs: Mapping[str, Values] | None = None,
+    dinputs: Mapping[str, Values] | None = None,
 ) -> ScanGradients:
     """Write the gradient of x and return the others.
 
@@ -191,7 +199,8 @@ def run_scan_backward(
     state after each step for each of `cell.read_states` (y itself for `cell.output_state`); `dy` [T, B, H] and `dfinal`
     {state: [B, H]}, where a missing one is 0, are the incoming gradients; `dx` [T, B, G, H] is written. Dtypes and strides may
     be any; all is computed in `arithmetic` (numpy.float32 or numpy.float64) and dx is rounded to its own dtype. `dshared`
-    {name: [T, B, groups, n]}, the gradients of `shared`, are written, summed over the channels of each group.
+    {name: [T, B, groups, n]}, the gradients of `shared`, are written, summed over the channels of each group; `dinputs`
+    {name: [T, B, H]} are those of `channel_inputs`.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     incoming = {name: numpy.zeros(initial[name].shape, arithmetic) for name in cell.states}
@@ -202,7 +211,7 @@ def run_scan_backward(
     with numpy.errstate(all="ignore"):
         for part in reversed(list(time_blocks(gates, incoming.values()))):
             inputs, marked = constants | gate_values(cell.gates, gates[part], bias, arithmetic), marks[part]
-            inputs |= shared_values(shared, part, arithmetic)
+            inputs |= input_values(shared, channel_inputs, part, arithmetic)
             inputs["gradient_y"] = dy[part].astype(arithmetic)
             for name in cell.read_states:
                 history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
@@ -215,6 +224,8 @@ def run_scan_backward(
                 gradient = marked.within_or(zero, narrowed(gradients[f"gradient_W_{gate}"], dy[part].shape))
                 dx[part, :, index] = gradient
                 bias_sum[index] += _over_batch_and_time(gradient)
+            for name, written in (dinputs or {}).items():
+                written[part] = marked.within_or(zero, narrowed(gradients[f"gradient_X_{name}"], dy[part].shape))
             for name, total in parameter_sums.items():
                 total += _over_batch_and_time(
                     marked.within_or(zero, narrowed(gradients[f"gradient_parameter_{name}"], (*steps, *total.shape)))

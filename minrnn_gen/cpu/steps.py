@@ -17,8 +17,8 @@ from minrnn_gen.cpu.scan import (
     StepMarks,
     gate_values,
     history_of,
+    input_values,
     narrowed,
-    shared_values,
     time_blocks,
     write_shared,
 )
@@ -38,6 +38,7 @@ def run_steps(
     marks: StepMarks = EVERY_STEP,
     shared: Mapping[str, Values] | None = None,
     heads: int = 1,
+    channel_inputs: Mapping[str, Values] | None = None,
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
@@ -49,7 +50,8 @@ def run_steps(
     zero = numpy.dtype(arithmetic).type(0)
     with numpy.errstate(all="ignore"):
         for part in time_blocks(gates, states.values()):
-            values = gate_values(cell.gates, gates[part], bias, arithmetic) | shared_values(shared, part, arithmetic)
+            values = gate_values(cell.gates, gates[part], bias, arithmetic)
+            values |= input_values(shared, channel_inputs, part, arithmetic)
             for step in range(part.start, part.stop):
                 marked = marks[step]
                 inputs = constants | {name: value[step - part.start] for name, value in values.items()}
@@ -124,6 +126,8 @@ def run_steps_backward(
     shared: Mapping[str, Values] | None = None,
     dshared: Mapping[str, Values] | None = None,
     heads: int = 1,
+    channel_inputs: Mapping[str, Values] | None = None,
+    dinputs: Mapping[str, Values] | None = None,
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
@@ -145,7 +149,7 @@ def run_steps_backward(
         for part in reversed(list(time_blocks(gates, arriving.values()))):
             marked = marks[part]
             values = gate_values(cell.gates, gates[part], bias, arithmetic) | {"gradient_y": dy[part].astype(arithmetic)}
-            values |= shared_values(shared, part, arithmetic)
+            values |= input_values(shared, channel_inputs, part, arithmetic)
             for name in cell.states:
                 if name in cell.read_states or (products is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
@@ -159,12 +163,17 @@ def run_steps_backward(
                 f"gradient_S_{name}": numpy.zeros((part.stop - part.start, batch, hidden, written.shape[-1]), arithmetic)
                 for name, written in (dshared or {}).items()
             }
+            wide |= {
+                f"gradient_X_{name}": numpy.zeros((part.stop - part.start, batch, hidden), arithmetic) for name in dinputs or {}
+            }
             gradients, arriving = walk.back(values, arriving, marked, part.start, wide)
             dx[part] = numpy.moveaxis(gradients[walk.of_gates], 0, 2)
             for name, total in vectors.items():
                 total += wide[f"gradient_parameter_{name}"].sum((0, 1), dtype=numpy.float64)
             for name, written in (dshared or {}).items():
                 write_shared(written[part], wide[f"gradient_S_{name}"])
+            for name, written in (dinputs or {}).items():
+                written[part] = wide[f"gradient_X_{name}"]
             sums += gradients.sum((1, 2), dtype=numpy.float64)
             if arguments is not None and dR is not None:
                 arguments.add_to_matrix(dR, gradients[walk.of_products])
@@ -264,7 +273,7 @@ class _Walk:
     ) -> tuple[Values, dict[str, Values]]:
         """Return the gradients [labels, T, B, H] of each step, and those of the states before the first, `first_step`.
 
-        Those with the axis n are written into `wide` {label: [T, B, H, n]}.
+        Those with the axis n, and of inputs X.*, are written into `wide` {label: [T, B, H, n] or [T, B, H]}.
         """
         cell, products = self._cell, self._products
         steps, *shape = values["gradient_y"].shape

@@ -94,7 +94,8 @@ class ExportedCalls:
                 projected = replace(call, x=x, x_axes=interface.preactivation_axes, weight=None)
             dy = arrays.array("dy", y.shape, y.dtype, y.strides)
             incoming = IncomingGradient(dy, arrays.states("dfinal", call.batch), _SLOTTED)
-            self.backend.provided = [None if interface.input_size else dx, *arrays.states("dinitial", call.batch)]
+            dinputs = arrays.channel_inputs("dinput", call.rows, call.time)
+            self.backend.provided = [None if interface.input_size else dx, *arrays.states("dinitial", call.batch), *dinputs]
             forward = Forward(call, projected, Outputs(y, tuple(kept), ()))
             result = self._run.perform_backward(forward, incoming).result
             assert isinstance(result, BackwardResult)

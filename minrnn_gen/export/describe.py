@@ -84,6 +84,15 @@ class CallArrays:
         strides = None if interface.input_size else self.strides(name, axes)
         return self.array(name, interface.shape(axes, rows, time), self.storage, strides)
 
+    def channel_inputs(self, prefix: str, rows: int, time: int, is_step: bool = False) -> tuple[Array, ...]:
+        """Return the inputs X.*, or their gradients, which lie as y does."""
+        interface = self.source.interface
+        y_axes, axes = ("bh", "bh") if is_step else (Y_AXES[interface.layout], interface.channel_axes)
+        by_axis = dict(zip(y_axes, self.strides("y", y_axes), strict=True))
+        by_axis["d"] = by_axis["h"] * interface.hidden_size
+        shape, strides = interface.shape(axes, rows, time), tuple(by_axis[axis] for axis in axes)
+        return tuple(self.array(f"{prefix}_{name}", shape, self.storage, strides) for name in interface.inputs)
+
     def states(self, prefix: str, batch: int) -> tuple[Array, ...]:
         """Return states of sequences, or their gradients."""
         interface = self.source.interface
@@ -138,6 +147,7 @@ class CallArrays:
             if interface.takes_recurrent_bias
             else None,
             shared=tuple(new(f"shared_{name}", shared, self.storage) for name in interface.shared),
+            inputs=self.channel_inputs("input", rows, time, is_step),
         )
 
 
@@ -207,6 +217,10 @@ class RoomRecorder(Describer):
         self.rooms.append(Room(slot, math.prod(array.shape) * array.itemsize, tuple(map(self.slot, of))))
         return array
 
+    def with_room_as_y(self, array: Array) -> Array:
+        """Return an array that lies as y does, gaps included, and has a room unless the call gives it."""
+        return replace(self.with_room(replace(array, shape=(symbol("span"),))), shape=array.shape)
+
     def call(self, function: str, *arguments: Any) -> None:
         """Note a call of a function of the export's C."""
         self.note(data.Called(function, tuple(map(self._source, arguments))))
@@ -239,7 +253,9 @@ class Recorder(RoomRecorder):
         slot = array.address.slot
         assert slot is not None
         name = self._name(slot)
-        if name != "y" and not name.startswith("states_"):
+        if name.startswith("dinput_"):
+            self.with_room_as_y(array)
+        elif name != "y" and not name.startswith("states_"):
             self.with_room(array)
         if fill is not None:
             self.call("fill", array.pointer, fill, math.prod(shape) * array.itemsize)

@@ -154,7 +154,8 @@ class HostCalls:
         vectors = tuple(sums_of_runs((interface.hidden_size, interface.state_size)) for _ in interface.vector_parameters)
         shared = zip(interface.shared, call.shared, strict=True)
         dshared = tuple(recorder.with_room(arrays.array(f"dshared_{name}", array.shape, array.dtype)) for name, array in shared)
-        gradients = Gradients(dx, arrays.states("dinitial", call.batch), sums, dshared, vectors)
+        dinputs = tuple(map(recorder.with_room_as_y, arrays.channel_inputs("dinput", call.rows, call.time)))
+        gradients = Gradients(dx, arrays.states("dinitial", call.batch), sums, dshared, vectors, dinputs)
         if call.R is None:
             return gradients, None
         sizes, hidden = (call.rows, call.time), interface.hidden_size

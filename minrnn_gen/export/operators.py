@@ -184,6 +184,9 @@ class ExportedOperator:
         if kind == "shared":
             elements = f"rows * time * {math.prod((*interface.directions, interface.groups, interface.state_size))}"
             return OperatorInput(f"{array}_{layer}", array, self.storage, elements, layer)
+        if kind == "input":
+            elements = f"rows * time * {math.prod((*interface.directions, interface.hidden_size))}"
+            return OperatorInput(f"{array}_{layer}", array, self.storage, elements, layer)
         count = counts[array] if array in counts else math.prod(interface.shape_of_parameter(name))
         dtype = self.storage if array in {"R", "weight"} else self.real
         return OperatorInput(f"{array}_{layer}", array, dtype, str(count), layer)

@@ -181,8 +181,13 @@ class _Recorder:
             name: self._input(f"shared_{name}", "storage", interface.shape(of_steps, *self._sizes), 1.0)
             for name in interface.shared
         }
+        of_steps = interface.channel_axes.replace("t", "") if is_step else interface.channel_axes
+        inputs = {
+            name: self._input(f"input_{name}", "storage", interface.shape(of_steps, *self._sizes), 2.0)
+            for name in interface.inputs
+        }
         return CallArguments(
-            x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state, shared or None
+            x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state, shared or None, inputs or None
         )  # fmt: skip
 
     def _input(self, name: str, kind: str, shape: tuple[int, ...], scale: float, least: float | None = None) -> Values:
@@ -211,6 +216,7 @@ def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any
     named = {f"d{name}": gradients[name] for name in ("x", "weight", "R", "bias", "recurrent_bias") if name in gradients}
     named |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.parameters}
     named |= {f"dshared_{name}": gradients["shared"][name] for name in interface.shared}
+    named |= {f"dinput_{name}": gradients["inputs"][name] for name in interface.inputs}
     return named | {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
 
 

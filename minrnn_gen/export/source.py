@@ -154,7 +154,7 @@ class ExportSource:
         interface = self.interface
         weights = [*(["weight"] if interface.input_size else []), *(["R"] if interface.recurrent_gates else [])]
         named = [*(f"parameter_{name}" for name in interface.parameters), *(f"shared_{name}" for name in interface.shared)]
-        return (*weights, *named)
+        return (*weights, *named, *(f"input_{name}" for name in interface.inputs))
 
     @property
     def sums(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -251,6 +251,7 @@ class ExportSource:
             arrays.append(ExportArray("recurrent_bias", "real", f"[{two}Gr, H], or null"))
         arrays += [ExportArray(f"parameter_{name}", "real", self._with_values(name, vector)) for name in interface.parameters]
         arrays += [ExportArray(f"shared_{name}", "storage", f"{self.shape(self.axes('shared'))}") for name in interface.shared]
+        arrays += [ExportArray(f"input_{name}", "storage", f"{y}, strides as y") for name in interface.inputs]
         state_of = {name: self._with_values(name, state) for name in interface.states}
         zeros = "or null: zeros" + ("; none is negative" if self.takes_logarithms else "")
         arrays += [ExportArray(f"initial_{name}", "real", f"{state_of[name]}, {zeros}") for name in interface.states]
@@ -286,6 +287,7 @@ class ExportSource:
         arrays += [ExportArray(name, kind, f"as {name[1:]}, or null", is_input=False) for name, kind, _, _ in self.sums]
         vectors = [*(("dparameter", "real", name) for name in interface.vector_parameters)]
         vectors += [("dshared", "storage", name) for name in interface.shared]
+        vectors += [("dinput", "storage", name) for name in interface.inputs]
         arrays += [
             ExportArray(f"{prefix}_{name}", kind, f"as {prefix[1:]}_{name}, or null", is_input=False)
             for prefix, kind, name in vectors

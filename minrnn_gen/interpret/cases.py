@@ -114,17 +114,22 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
     shapes = {name: interface.shape_of_state(name, batch) for name in interface.states}
     vectors["state"] = {name: (1.5 + uniform(shape, 0.5, carried)).astype(carried) for name, shape in shapes.items()}
     shared = {name: uniform(interface.shape(interface.shared_axes, batch, time)) for name in interface.shared}
+    channel_inputs = {name: uniform(interface.shape(interface.channel_axes, batch, time)) for name in interface.inputs}
+    streams = {"shared": (shared, interface.shared_axes), "inputs": (channel_inputs, interface.channel_axes)}
+    streams = {kind: (named, axes) for kind, (named, axes) in streams.items() if named}
     sequences: dict[str, Any] = {}
     if case.has_resets:
         sequences = {"resets": _resets(random, case), "lengths": _lengths(random, case)}
     x = uniform(interface.shape(interface.x_axes, batch, time))
     x_t = _first_step(x, interface.x_axes)
-    of_step = {name: _first_step(array, interface.shared_axes) for name, array in shared.items()}
+    of_step = {
+        kind: {name: _first_step(array, axes) for name, array in named.items()} for kind, (named, axes) in streams.items()
+    }
     return Inputs(
-        forward={"x": x, **vectors, **sequences, **({"shared": shared} if shared else {})},
+        forward={"x": x, **vectors, **sequences, **{kind: named for kind, (named, _) in streams.items()}},
         dy=uniform(interface.y_shape(batch, time)),
         dstate={name: uniform(shape, dtype=carried) for name, shape in shapes.items()},
-        step={"x_t": x_t, **vectors, **({"shared": of_step} if shared else {})},
+        step={"x_t": x_t, **vectors, **of_step},
     )
 
 

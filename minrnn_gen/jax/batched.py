@@ -125,6 +125,7 @@ def _axes_of(request: Request) -> tuple[list[str], list[str]]:
         *(f"{directions}h{_values(name in interface.vector_parameters)}" for name in interface.parameters),
         *states,
         *(of_group for _ in interface.shared),
+        *(interface.channel_axes.replace("t", "" if is_step else "t") for _ in interface.inputs),
     ]
     of_call = [by_slot[slot] for slot in request.slots]
     y = "bh" if is_step else _of_channels(interface, Y_AXES[interface.layout])

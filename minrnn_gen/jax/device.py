@@ -166,7 +166,7 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
     keyed, trace = backward
     arriving = range(len(forward.arrays), len(keyed.arrays))
     results = trace.slots
-    wide = (results.sums, results.R, *results.vectors, *results.shared)
+    wide = (results.sums, results.R, *results.vectors, *results.shared, *results.inputs)
     present = [slot for slot in (results.x, *results.initial, *wide) if slot is not None]
     named = results.mapped(present.index)
     return Recording(trace, len(keyed.arrays), (*slots, written.y, *kept, *arriving), tuple(present), named)

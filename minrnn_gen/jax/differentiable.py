@@ -64,6 +64,7 @@ def _time_axes(request: Request) -> list[int | None]:
     interface = request.interface
     slots = interface.slots
     axes = {X: interface.x_axes.index("t"), **dict.fromkeys(range(slots.total)[slots.shared], interface.shared_axes.index("t"))}
+    axes |= dict.fromkeys(range(slots.total)[slots.inputs], interface.channel_axes.index("t"))
     return [axes.get(slot) for slot in request.slots]
 
 

@@ -113,6 +113,7 @@ def _operands(
         parameters=_named(arguments.parameters, "parameters"),
         state=_named(arguments.state, "state"),
         shared=_named(arguments.shared, "shared"),
+        inputs=_named(arguments.inputs, "inputs"),
     )
     interface = kernel.interface
     check_x64(interface.precision.name)

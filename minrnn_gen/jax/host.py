@@ -45,6 +45,7 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
     flat += [gradients["parameters"][name] for name in kernel.parameters]
     flat += [gradients["state"][name] for name in kernel.states]
     flat += [gradients["shared"][name] for name in kernel.shared]
+    flat += [gradients["inputs"][name] for name in kernel.inputs]
     return [flat[slot] for slot in request.gradient_slots]
 
 

@@ -174,12 +174,15 @@ class RNN:
         cu_seqlens: Any = None,
         key: Any = None,
         axis_name: str | None = None,
+        inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
         None. resets, lengths and cu_seqlens are those of a kernel's call. `key` draws what dropout drops; without it nothing is
-        dropped. `axis_name` splits time, as in `recurrence`. Raises BadInput for what does not fit.
+        dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, [B, T, H] each
+        (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer. Raises BadInput for
+        what does not fit.
         """
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
@@ -198,6 +201,7 @@ class RNN:
                 parameters=dict(zip(self._made.vectors, vectors, strict=True)),
                 state=self._state(state, layer),
                 shared=shared,
+                inputs=self._inputs(inputs, layer, x.dtype),
                 resets=resets,
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
@@ -211,8 +215,18 @@ class RNN:
                 x = jnp.where(is_kept, x / max(1 - self.dropout, jnp.finfo(x.dtype).tiny), 0).astype(x.dtype)
         return x, {name: jnp.concatenate(arrays) for name, arrays in final.items()}
 
-    def step(self, params: Parameters, x_t: Any, state: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return (y_t [B, H], state) of one step more, for decoding; x_t is [B, I]. Raises BadInput in both directions."""
+    def step(
+        self,
+        params: Parameters,
+        x_t: Any,
+        state: Mapping[str, Any] | None = None,
+        *,
+        inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return (y_t [B, H], state) of one step more, for decoding; x_t is [B, I], each of `inputs` [B, H].
+
+        Raises BadInput in both directions.
+        """
         x_t, params, precision = self._checked(params, x_t, "x_t")
         final: dict[str, list[Any]] = {name: [] for name in self.states}
         for layer, recipe in enumerate(self._recipes(precision)):
@@ -228,6 +242,7 @@ class RNN:
                 parameters=dict(zip(self._made.vectors, vectors, strict=True)),
                 state=self._state(state, layer),
                 shared=shared,
+                inputs=self._inputs(inputs, layer, x_t.dtype),
             )
             for name, array in after.items():
                 final[name].append(array)
@@ -302,6 +317,18 @@ class RNN:
         product = product if bias is None else product + bias
         inputs = product.reshape(*x.shape[:-1], *((2,) if self.bidirectional else ()), *made.shared_shape)
         return {name: inputs[..., index, :, :] for index, name in enumerate(made.shared)}
+
+    def _inputs(self, inputs: Any, layer: int, dtype: Any) -> Any:
+        """Return the inputs X.* of a layer, in the dtype of its input where the layer has a precision."""
+        if isinstance(inputs, list | tuple):
+            if len(inputs) != self.num_layers:
+                raise BadInput(
+                    f"inputs has {len(inputs)} mappings; {self.num_layers} are expected, one for each layer, or one for all"
+                )
+            inputs = inputs[layer]
+        if self.precision is None or not isinstance(inputs, Mapping):
+            return inputs
+        return {name: as_array(array, f"inputs['{name}']").astype(dtype) for name, array in inputs.items()}
 
     def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
         if state is None:

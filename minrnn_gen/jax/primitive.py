@@ -116,6 +116,7 @@ def _gradients(request: Request, call: DeviceCall, operands: Sequence[Any], resu
         by_slot |= {parameters[name]: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
     by_slot |= {parameters[name]: raw.vectors[i].sum(1) for i, name in enumerate(interface.vector_parameters)}
     by_slot |= {slot: parts.sum(0) for slot, parts in zip(_slots_in(of_cell.shared), raw.shared, strict=True)}
+    by_slot |= dict(zip(_slots_in(of_cell.inputs), raw.inputs, strict=True))
     gradients = []
     for slot in request.gradient_slots:
         gradient = by_slot[slot]

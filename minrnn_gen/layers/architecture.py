@@ -51,7 +51,8 @@ class Architecture:
     `tf32_recipes`: those of fp32 with products in tf32, for where torch's settings ask for them; none where a spec says how.
     `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names
     of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
-    where nothing has this axis. `values`: for each state the shape of what a channel has, () or (n,).
+    where nothing has this axis. `values`: for each state the shape of what a channel has, () or (n,). `inputs`: the names of
+    the inputs X.*, which a caller gives.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Architecture:
     tf32_recipes: tuple[str, ...]
     names: tuple[tuple[Names, ...], ...]
     shapes: Mapping[str, tuple[int, ...]]
+    inputs: tuple[str, ...] = ()
 
     @property
     def has_vectors(self) -> bool:
@@ -190,6 +192,7 @@ def architecture_of(
         tf32_recipes=tf32_recipes,
         names=names,
         shapes=shapes,
+        inputs=cell.inputs,
     )
 
 

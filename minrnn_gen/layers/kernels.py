@@ -14,6 +14,7 @@ from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.syntax import without_indentation
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.gpu import driver
 from minrnn_gen.kernel import Kernel
@@ -101,6 +102,7 @@ def _with_products(recipe: str) -> str:
     cell = parse_cell(source)
     used_names = {*cell.states, *cell.gates, *cell.parameters, *(symbol.name for symbol, _ in cell.definitions)}
     names = {state: _free_name(f"product_{state}", used_names) for state in cell.states}
+    equations, _ = without_indentation(source.document.data["equations"])
     lines = [f"{names[state]}[t] = ({equation_text(a)}) * {names[state]}[t-1]" for state, a in classify(cell).a]
     wide = {state for state in cell.states if state in cell.vectors.states}
     # What no output reads is refused, and y is not looked at.
@@ -110,7 +112,7 @@ def _with_products(recipe: str) -> str:
     data = {
         **source.document.data,
         "output": " + ".join((equation_text(cell.output), *reads)),
-        "equations": "\n".join((source.document.data["equations"], *lines)),
+        "equations": "\n".join((equations, *lines)),
         "gates": [*cell.gates],
         "states": dict(zip(states, values, strict=True)) if wide else states,
     }

@@ -67,11 +67,11 @@ def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
     at_hand = values * max(1, precision.storage_bytes // REGISTER_BYTES)
     under_way = vectors * max(1, values // vectors * precision.storage_bytes // REGISTER_BYTES)
     resets = 2 * stages if problem.specialization.resets else 0
-    carried = len(cell.gates) + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
+    carried = cell.step_values + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     fixed = REGISTERS_FIXED
     if problem.kernel_pass == "backward":
         fixed += BACKWARD_REGISTERS_FIXED
-        carried += 2 * len(cell.gates) + len(cell.parameters)
+        carried += 2 * cell.step_values + len(cell.parameters)
     return fixed + cell.read_count * (at_hand + under_way) + resets + words * channels_per_lane * carried
 
 

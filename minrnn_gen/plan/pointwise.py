@@ -52,7 +52,7 @@ def elementwise_family(
 def _registers(problem: Problem) -> int:
     cell = problem.cell
     words = problem.registers_per_value
-    return REGISTERS_FIXED + words * (4 * len(cell.gates) + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
+    return REGISTERS_FIXED + words * (4 * cell.step_values + 4 * len(cell.states) + len(cell.parameters) + cell.carried_count)
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:

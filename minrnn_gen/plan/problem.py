@@ -68,6 +68,7 @@ class CellShape:
     `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
     `means`: how many levels of means over units the programs of a step have, how many means one of them takes at most, and one
     level; all 0 without. `means_over_all`: some are over all heads.
+    `inputs`: those of X.*, which are read beside the gates.
     """
 
     name: str
@@ -100,6 +101,13 @@ class CellShape:
     def has_means(self) -> bool:
         """Whether a step needs means over units."""
         return any(self.means)
+
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def step_values(self) -> int:
+        """How many values a step has per channel that are known before it: of gates, and of inputs X.*."""
+        return len(self.gates) + len(self.inputs)
 
     @property
     def has_matrix(self) -> bool:

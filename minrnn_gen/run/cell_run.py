@@ -32,7 +32,7 @@ class CellRun(ABC):
         """The names of the arrays of a forward or a step; nothing is lowered for them."""
         interface = self.interface
         of_vectors = (interface.vector_states, interface.vector_parameters, interface.shared)
-        return ArrayNames(interface.states, interface.parameters, (), None, *of_vectors)
+        return ArrayNames(interface.states, interface.parameters, (), None, *of_vectors, inputs=interface.inputs)
 
     @cached_property
     def names_backward(self) -> ArrayNames:

@@ -27,7 +27,7 @@ def in_slots(
     precision, vectors = interface.precision, [call.bias, call.recurrent_bias, *call.parameters]
     known = (precision.storage_dtype, precision.arithmetic_dtype)
     are_known = all(vector is None or vector.dtype in known for vector in vectors)
-    if not (recorder.ends_in_slots and are_known and call.rows and call.time and call.batch) or call.shared:
+    if not (recorder.ends_in_slots and are_known and call.rows and call.time and call.batch) or call.shared or call.inputs:
         return None
     has_sums = any(vector is not None for vector in vectors)
     is_stored = (call.R and not _is_like(call.R, wide.R, interface.heads)) or (

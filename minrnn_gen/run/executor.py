@@ -39,8 +39,7 @@ Layout = tuple[tuple[int, ...], str]
 
 def interface_of(builder: Builder, cell: CellShape) -> Interface:
     """Return what the kernels of a builder accept, whose cell is of this shape."""
-    spec = builder.spec
-    precision = precision_of(spec.precision)
+    spec, precision = builder.spec, precision_of(builder.spec.precision)
     if cell.recurrent_gates or spec.input_size:  # without a matrix nothing is multiplied
         precision = precision.with_product(spec.fp32_product)
     return Interface(
@@ -55,6 +54,7 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
         recurrent_gates=cell.recurrent_gates,
         heads=spec.heads,
         takes_recurrent_bias=builder.takes_recurrent_bias,
+        inputs=cell.inputs,
         **_vectors_of(builder),
     )
 

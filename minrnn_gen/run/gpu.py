@@ -161,10 +161,12 @@ class GpuRun:
             dx=recorder.new_array(projected.x.shape, call.x.dtype, fill=fill) if into is None else into,
             dinitial=_new_states(interface, recorder, call.batch),
             sums=None,
+            dinputs=tuple(recorder.new_array(array.shape, array.dtype, fill=fill) for array in call.inputs),
         )
         wide = self._cells.backward(recorder, forward, incoming, gradients)
         dx, dweight = self._through_projection(recorder, call, gradients.dx)
-        computed = BackwardResult(dx, gradients.dinitial, wide.sums, dweight, wide.R, wide.vectors, wide.shared)
+        of_wide = (wide.sums, dweight, wide.R, wide.vectors, wide.shared)
+        computed = BackwardResult(dx, gradients.dinitial, *of_wide, gradients.dinputs)
         result = (None if into is not None else in_slots(interface, recorder, call, computed, incoming.given_only)) or computed
         finished = recorder.finish(result, call)
         self.backwards.keep(finished.replay)
@@ -231,14 +233,14 @@ class GpuRun:
 
 def added_up(interface: Interface, result: BackwardResult) -> RawGradients:
     """Return gradients whose sums are added up, and R with its gates before its heads."""
-    dx, dinitial, sums, dweight, dR, vectors, shared = result
+    dx, dinitial, sums, dweight, dR, vectors, shared, dinputs = result
     total = None if sums is None else _total(sums)
     # Of one head it is the same either way.
     dR = dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2)
     of_vectors = {name: array.sum(1) for name, array in zip(interface.vector_parameters, vectors, strict=True)}
     storage = interface.precision.storage_dtype
     dshared = [memory.cast(parts[0] if len(parts) == 1 else parts.sum(0), storage) for parts in shared]
-    return RawGradients(dx, dweight, dinitial, total, dR, of_vectors, dshared)
+    return RawGradients(dx, dweight, dinitial, total, dR, of_vectors, dshared, dinputs)
 
 
 def _total(sums: Any) -> Any:

@@ -43,6 +43,7 @@ def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]
     values = {
         "x": call.x.address,
         **x_strides(plan, call, "x", call.x),
+        **named("input", names.inputs, call.inputs),
         **vector_values(names, call),
         **named("initial", names.states, call.initial),
     }

@@ -158,9 +158,9 @@ class _Layer(DecodingStack, ByKernels):
         if self.proj_size:
             super().flatten_parameters()  # type: ignore[misc]
 
-    def step(self, x_t: Any, state: Any = None, *, resets: Any = None) -> tuple[Any, Any]:
+    def step(self, x_t: Any, state: Any = None, *, resets: Any = None, inputs: Any = None) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, all in the dtype of y_t, as torch.nn has them; otherwise as of `RNN`."""
-        y, states = super().step(x_t, state, resets=resets)
+        y, states = super().step(x_t, state, resets=resets, inputs=inputs)
         return y, tuple(last.to(y.dtype) for last in states) if isinstance(states, tuple) else states.to(y.dtype)
 
     def _check_steps(self) -> None:

@@ -253,6 +253,11 @@ class Workload:
             )
             shape = interface.shape(shared_axes, sizes.batch, sizes.time)
             forward["shared"] = {name: uniform(shape, 7) for name in interface.shared}
+        if interface.inputs:
+            channel_axes = interface.channel_axes
+            channel_axes = channel_axes.replace("t", "") if self.plan.problem.kernel_pass == "step" else channel_axes
+            shape = interface.shape(channel_axes, sizes.batch, sizes.time)
+            forward["inputs"] = {name: uniform(shape, 8) for name in interface.inputs}
         if is_whole:
             forward["bias"] = uniform((len(interface.gates), interface.hidden_size), 4)
             if interface.takes_recurrent_bias:

@@ -15,6 +15,7 @@ import pytest
 from support.everyday import one_in
 from support.exported import WARNINGS, ExportedLibrary, check, run_in
 from support.fake_compiler import Compiler
+from support.input_cells import GAPS, HIGHWAY, IN_ROUNDS
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
@@ -40,6 +41,12 @@ def has_compiler() -> bool:
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
 
 BATCH, TIME = 3, 37
+
+
+def named(model: str | dict[str, Any]) -> str:
+    return model if isinstance(model, str) else str(model["name"])
+
+
 SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 40},
     {"model": "qrnn", "hidden_size": 17, "precision": "fp64", "direction": "reverse"},
@@ -54,7 +61,10 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "gru_reset_before", "hidden_size": 24, "heads": 2, "precision": "bf16", "direction": "reverse", "input_size": 12},
     {"model": "gated_linear", "hidden_size": 32, "state_size": 8, "groups": 4, "layout": "TBD", "training": False},
     {"model": "layer_norm_lstm", "hidden_size": 26, "heads": 2, "precision": "bf16", "input_size": 12},
+    {"model": HIGHWAY, "hidden_size": 33, "layout": "BDT", "direction": "bidirectional", "precision": "bf16"},
+    {"model": GAPS, "hidden_size": 24, "heads": 2, "input_size": 5},
 )
+OF_INPUTS = {cell["name"]: cell for cell in (HIGHWAY, GAPS, IN_ROUNDS)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,7 +94,7 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "rnn_cell") -> Fo
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(spec, id=spec["model"], marks=pytest.mark.matrix_full if at not in {3, 5, 6, 8} else ())
+        pytest.param(spec, id=named(spec["model"]), marks=pytest.mark.matrix_full if at not in {3, 5, 6, 8, 13} else ())
         for at, spec in enumerate(SPECS)
     ],
 )
@@ -122,16 +132,18 @@ def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
         arrays[f"parameter_{name}"] = draw(name, interface.shape_of_parameter(name), "real")
     for name in interface.shared:
         arrays[f"shared_{name}"] = draw(name, interface.shape(interface.shared_axes, BATCH, TIME), "storage")
+    for name in interface.inputs:
+        arrays[f"input_{name}"] = draw(name, interface.shape(interface.channel_axes, BATCH, TIME), "storage")
     for name in interface.states:
         arrays[f"initial_{name}"] = draw(name, interface.shape_of_state(name, BATCH), "real")
     return arrays
 
 
-@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log", "selective"]))
+@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log", "selective", "in_rounds"]))
 def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
     # Products outside of the recurrence are another library's, and so no part of this.
     more = {"min_gru_log": {"scan_arithmetic": "log"}, "selective": {"state_size": 5, "groups": 2}}
-    spec = {"model": model, "hidden_size": 40, **more.get(model, {})}
+    spec = {"model": OF_INPUTS.get(model, model), "hidden_size": 40, **more.get(model, {})}
     kernel = exported(tmp_path, spec).kernel
     interface = kernel.interface
     source = cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True)
@@ -155,6 +167,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
             recurrent_bias=arrays.get("recurrent_bias"),
             parameters=parameters or None,
             shared={name: arrays[f"shared_{name}"] for name in interface.shared} or None,
+            inputs={name: arrays[f"input_{name}"] for name in interface.inputs} or None,
             state={name: arrays[f"initial_{name}"] for name in interface.states},
             **extra,
         )
@@ -164,9 +177,9 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         results = {"y": np.full_like(y, np.nan), "dx": np.full_like(arrays["x"], np.nan)}
         results |= {f"final_{name}": np.full_like(final[name], np.nan) for name in interface.states}
         results |= {f"dinitial_{name}": np.full_like(final[name], np.nan) for name in interface.states}
-        named = ("bias", *(f"shared_{name}" for name in interface.shared))
-        named += tuple(f"parameter_{name}" for name in interface.vector_parameters)
-        results |= {f"d{name}": np.full_like(arrays[name], np.nan) for name in named}
+        summed = ("bias", *(f"shared_{name}" for name in interface.shared), *(f"input_{name}" for name in interface.inputs))
+        summed += tuple(f"parameter_{name}" for name in interface.vector_parameters)
+        results |= {f"d{name}": np.full_like(arrays[name], np.nan) for name in summed}
         call = library.call(BATCH, TIME, {**arrays, **extra, **results, "dy": dy})
         memory = library.saved(call)
         call.saved = memory.ctypes.data
@@ -177,6 +190,7 @@ def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> N
         expected |= {f"final_{name}": final[name] for name in interface.states}
         expected |= {f"dinitial_{name}": gradients["state"][name] for name in interface.states}
         expected |= {f"dshared_{name}": gradients["shared"][name] for name in interface.shared}
+        expected |= {f"dinput_{name}": gradients["inputs"][name] for name in interface.inputs}
         expected |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.vector_parameters}
         for name, values in expected.items():
             assert np.array_equal(results[name], values), name
@@ -247,12 +261,13 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", one_in(2, ["BTD", "TBD"]))
-@pytest.mark.parametrize("model", one_in(2, ["lstm", "s4d"]))
+@pytest.mark.parametrize("model", one_in(2, ["lstm", "s4d", "highway", "gaps"]))
 def test_arrays_with_gaps_and_packed_sequences_are_those_of_python(tmp_path: Path, model: str, layout: str) -> None:
     """In both directions, whose arrays have offsets that follow from strides."""
     more = {"s4d": {"state_size": 3}}.get(model, {})
     kernel = exported(
-        tmp_path, {"model": model, "hidden_size": 24, "layout": layout, "direction": "bidirectional", **more}
+        tmp_path,
+        {"model": OF_INPUTS.get(model, model), "hidden_size": 24, "layout": layout, "direction": "bidirectional", **more},
     ).kernel
     interface, generator = kernel.interface, np.random.default_rng(5)
     library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(interface, kernel.builder), True), 2)
@@ -262,13 +277,15 @@ def test_arrays_with_gaps_and_packed_sequences_are_those_of_python(tmp_path: Pat
 
     arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in inputs_of(kernel, draw).items()}
     x = arrays.pop("x")
-    named = {"R": arrays.get("R"), "bias": arrays["bias"], "recurrent_bias": arrays.get("recurrent_bias")}
-    named["parameters"] = {name: arrays[f"parameter_{name}"] for name in interface.parameters} or None
-    named["shared"] = {name: arrays[f"shared_{name}"] for name in interface.shared} or None
+    called = {"R": arrays.get("R"), "bias": arrays["bias"], "recurrent_bias": arrays.get("recurrent_bias")}
+    called["parameters"] = {name: arrays[f"parameter_{name}"] for name in interface.parameters} or None
+    called["shared"] = {name: arrays[f"shared_{name}"] for name in interface.shared} or None
+    called["inputs"] = {name: arrays.pop(f"input_{name}") for name in interface.inputs}
     y, _, saved = kernel.forward(
-        x, **named, state={name: arrays[f"initial_{name}"] for name in interface.states}, all_states=True
+        x, **called, state={name: arrays[f"initial_{name}"] for name in interface.states}, all_states=True
     )
-    dx = kernel.backward(saved, np.ones_like(y))["x"]
+    gradients = kernel.backward(saved, np.ones_like(y))
+    dx = gradients["x"]
     words = {"b": "batch", "t": "time", "d": "direction", "g": "gate", "h": "channel"}
 
     def with_gaps(array: np.ndarray, axes: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
@@ -282,11 +299,24 @@ def test_arrays_with_gaps_and_packed_sequences_are_those_of_python(tmp_path: Pat
     (wide_dx, found_dx, dx_strides), (wide_dy, _, _) = with_gaps(x, interface.x_axes), with_gaps(np.ones_like(y), y_axes)
     strides = {"x_strides": x_strides, "y_strides": y_strides, "dx_strides": dx_strides}
     results = {"y": wide_y, "dx": wide_dx, "dy": wide_dy}
+    found_inputs: dict[str, np.ndarray] = {}
+    for name, values in called["inputs"].items():  # strides as y, whose channels are those of both directions
+        arrays[f"input_{name}"], _, _ = with_gaps(values.reshape(y.shape), y_axes)
+        results[f"dinput_{name}"], found_inputs[name], _ = with_gaps(y * np.nan, y_axes)
     call = library.call(BATCH, TIME, {"x": wide_x, **arrays, **results, **strides})
     memory = library.saved(call)
     call.saved = memory.ctypes.data
     assert (library.run("forward", call), library.run("backward", call)) == (0, 0), library.message
     assert np.array_equal(found_y, y)
+    assert np.array_equal(found_dx, dx)
+    for name, found in found_inputs.items():
+        assert np.array_equal(found, gradients["inputs"][name].reshape(y.shape))
+    # Gradients that nobody takes have room of their own, gaps included.
+    of_nobody = {name: array for name, array in results.items() if not name.startswith("dinput_")}
+    again = library.call(BATCH, TIME, {"x": wide_x, **arrays, **of_nobody, **strides})
+    again.saved = memory.ctypes.data
+    wide_dx[...] = np.nan
+    assert library.run("backward", again) == 0, library.message
     assert np.array_equal(found_dx, dx)
 
 

@@ -29,6 +29,7 @@ from support.exported_launches import (
     planned_launches,
     run_calls,
 )
+from support.input_cells import DIAGONAL, GAPS, HIGHWAY, IN_ROUNDS
 from support.norm_cells import OF_BOTH, OF_ROUNDS
 from support.round_cells import DEEP, RESET_BEFORE
 from support.steps_in_place import emulated
@@ -134,6 +135,11 @@ CASES: tuple[Any, ...] = (
     case("rounds", {"model": DEEP, "hidden_size": 64, "precision": "bf16", "input_size": 24}, (4, 16), without=WITHOUT),
     case("rounds-step-by-step", {"model": RESET_BEFORE, "hidden_size": 48, "layout": "BDT"}, (3, 8), whole=False),
     case("norms", {"model": OF_ROUNDS, "hidden_size": 48, "heads": 2, "input_size": 12}, (3, 8), without=WITHOUT),
+    case("inputs", {"model": HIGHWAY, "hidden_size": 64, "precision": "bf16"}, (4, 16)),
+    case("inputs-time-last", {"model": HIGHWAY, "hidden_size": 32, "layout": "BDT", "direction": "bidirectional"}, (2, 33)),
+    case("inputs-dense", {"model": GAPS, "hidden_size": 64, "direction": "bidirectional", "input_size": 24}, (4, 16)),
+    case("inputs-step-by-step", {"model": IN_ROUNDS, "hidden_size": 48, "layout": "BDT"}, (3, 8), whole=False),
+    case("inputs-diagonal", {"model": DIAGONAL, "hidden_size": 40, "layout": "TBD", "direction": "reverse"}, (2, 4)),
     case("dense-fp64", {"model": "slstm", "hidden_size": 32, "precision": "fp64", "input_size": 8}, (4, 16)),
     case("projection", {"model": "min_gru", "hidden_size": 64, "input_size": 24, "direction": "bidirectional"}, (4, 16)),
     case("projection-tbd", {"model": "min_lstm", "hidden_size": 64, "input_size": 24, "layout": "TBD"}, (4, 16)),
@@ -481,6 +487,11 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "rounds-step-by-step": {"model": DEEP, "hidden_size": 48, "layout": "BDT"},
     "norms": {"model": OF_BOTH, "hidden_size": 48, "heads": 2, "precision": "bf16"},
     "norms-in-rounds": {"model": OF_ROUNDS, "hidden_size": 48, "direction": "bidirectional"},
+    "inputs": {"model": HIGHWAY, "hidden_size": 64, "precision": "bf16"},
+    "inputs-time-last": {"model": HIGHWAY, "hidden_size": 32, "layout": "BDT", "direction": "bidirectional"},
+    "inputs-dense": {"model": GAPS, "hidden_size": 64, "heads": 2, "direction": "bidirectional", "input_size": 24},
+    "inputs-step-by-step": {"model": IN_ROUNDS, "hidden_size": 48, "layout": "BDT"},
+    "inputs-diagonal": {"model": DIAGONAL, "hidden_size": 40, "layout": "TBD", "direction": "reverse"},
     "n-values": {"model": "selective", "hidden_size": 32, "state_size": 4},
     "n-values-both-directions": N_VALUES_BOTH,
     "n-values-time-last": {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "BDT"},

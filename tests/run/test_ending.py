@@ -259,7 +259,7 @@ def test_kernels_are_asked_for_where_a_run_ends_by_one_and_waited_for_where_it_a
     )
     R = own(has_R, 1, heads, hidden // heads, hidden // heads)
     call: Any = SimpleNamespace(
-        x=own(True, 2, 3, 1, hidden), rows=2, time=3, batch=2, shared=(), initial=(None,), R=R,
+        x=own(True, 2, 3, 1, hidden), rows=2, time=3, batch=2, shared=(), inputs=(), initial=(None,), R=R,
         weight=own(has_weight, hidden, 5), bias=own(has_bias, 1, hidden), recurrent_bias=None,
         parameters=(own(has_parameter, hidden, dtype=carried),),
     )  # fmt: skip

@@ -44,6 +44,7 @@ class Problem:
     reverse: bool
     R: Array
     recurrent_bias: Array
+    inputs: Mapping[str, Array]  # [B, T, H]
     is_scan: bool
     # On a GPU the gradient of R is a product over all rows of y, and a row that R does not multiply is multiplied by 0. And
     # a backward takes the product of R and an initial state that is not given as 0, where a forward may have 0 times NaN.
@@ -74,6 +75,7 @@ class _Sequence:
     parameters: dict[str, Node]
     initial: dict[str, Node]
     gates: dict[int, dict[str, Node]] = field(default_factory=dict)
+    inputs: dict[int, dict[str, Node]] = field(default_factory=dict)
     states: dict[int, dict[str, Node]] = field(default_factory=dict)
     outputs: dict[int, Node] = field(default_factory=dict)
     products: list[_Product] = field(default_factory=list)
@@ -116,6 +118,7 @@ def backward(problem: Problem, dy: Array, dfinal: Mapping[str, Array]) -> Result
     zeros = (np.zeros(array.shape[1:]) for array in (problem.R, problem.recurrent_bias))
     dR, dproducts = ({gate: exact(zero) for gate in problem.recurrent_gates} for zero in zeros)
     dbias = exact(np.zeros((gates, hidden)))
+    dinputs = {name: _empty(count, time, hidden) for name in problem.inputs}
     for sequence in range(count):
         ran = _run(problem, sequence, saves=True)
         seeds = [(ran.outputs[t], exact(dy[sequence, t])) for t in ran.outputs]
@@ -125,6 +128,9 @@ def backward(problem: Problem, dy: Array, dfinal: Mapping[str, Array]) -> Result
         for t, nodes in ran.gates.items():
             for index, gate in enumerate(problem.gates):
                 _put(dx, (sequence, t, index), ran.tape.gradient_of(nodes[gate]))
+        for t, nodes in ran.inputs.items():
+            for name, node in nodes.items():
+                _put(dinputs[name], (sequence, t), ran.tape.gradient_of(node))
         for name, node in ran.initial.items():
             _put(dinitial[name], (sequence,), ran.tape.gradient_of(node))
         for name, node in ran.parameters.items():
@@ -143,6 +149,7 @@ def backward(problem: Problem, dy: Array, dfinal: Mapping[str, Array]) -> Result
             results["R"] = _known_of_finite(problem, results["R"])
     results |= {f"parameters {name}": value for name, value in dparameters.items()}
     results |= {f"state {name}": value for name, value in dinitial.items()}
+    results |= {f"inputs {name}": value for name, value in dinputs.items()}
     if problem.is_on_gpu and not problem.has_initial and not np.isfinite(problem.R).all():
         return {
             name: Bounded(np.zeros(value.value.shape), np.full(value.value.shape, np.inf)) for name, value in results.items()
@@ -172,6 +179,8 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
         for index, gate in enumerate(problem.gates):
             value = replace(arithmetic, loose=False).add(exact(problem.x[sequence, t, index]), exact(problem.bias[index]))
             names[f"W.{gate}"] = ran.gates[t][gate] = tape.leaf(value)
+        ran.inputs[t] = {name: tape.leaf(exact(values[sequence, t])) for name, values in problem.inputs.items()}
+        names |= {f"X.{name}": node for name, node in ran.inputs[t].items()}
         if problem.recurrent_gates:
             output = None if is_reset else state[cell.states[0]]
             product = _product(problem, tape, problem.output_gates, output)

@@ -51,7 +51,7 @@ def _gradients(subject: Subject, changed: str | None) -> list[Any]:
 
 def _arguments(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `recurrence`, and their tensors by name."""
-    keywords: dict[str, Any] = {"x": subject.x_of(subject.arrays["x"]), **subject.keywords}
+    keywords: dict[str, Any] = {"x": subject.x_of(subject.arrays["x"]), **subject.keywords, **subject.of_steps}
     tensors = {
         name: {inner: _tensor(one).requires_grad_() for inner, one in value.items()}
         if isinstance(value, Mapping)

@@ -109,6 +109,7 @@ class Subject:
             "dy": drawn((call.batch, call.time, lead, hidden), storage),
         }
         arrays |= {f"parameter {name}": drawn((lead, hidden), storage) for name in interface.parameters}
+        arrays |= {f"input {name}": drawn((call.batch, call.time, lead, hidden), storage) for name in interface.inputs}
         arrays |= {f"state {name}": drawn(state, carried) for name in interface.states}
         arrays |= {f"dstate {name}": drawn(state, carried) for name in interface.states}
         if interface.recurrent_gates:
@@ -156,6 +157,7 @@ class Subject:
             reverse=interface.runs_reversed[run],
             R=wide["R"][run] if "R" in wide else np.zeros(R_shape),
             recurrent_bias=recurrent_bias,
+            inputs={name: wide[f"input {name}"][:, :, run] for name in interface.inputs},
             is_scan=self.is_scan,
             is_on_gpu=emulated,
             has_initial=self.has("state"),
@@ -164,7 +166,7 @@ class Subject:
 
     @cached_property
     def keywords(self) -> dict[str, Array]:
-        """The arguments of a forward but x, resets and lengths."""
+        """The arguments of a forward but x, resets, lengths and inputs."""
         interface, arrays = self.interface, self.arrays
         keywords: dict[str, Any] = {name: self._led(arrays[name]) for name in ("bias", "recurrent_bias") if self.has(name)}
         if "R" in arrays:
@@ -174,6 +176,12 @@ class Subject:
         if self.has("state"):
             keywords["state"] = {name: self._led(arrays[f"state {name}"]) for name in interface.states}
         return keywords
+
+    @cached_property
+    def of_steps(self) -> dict[str, dict[str, Array]]:
+        """The inputs X.* as an argument of a forward, where the cell has them."""
+        inputs = {name: self.channels_of(self.arrays[f"input {name}"]) for name in self.interface.inputs}
+        return {"inputs": inputs} if inputs else {}
 
     def _led(self, values: Array) -> Array:
         return np.ascontiguousarray(values if self.interface.directions else values[0])
@@ -202,6 +210,19 @@ class Subject:
         axes = self.interface.preactivation_axes
         x = np.asarray(x).transpose([axes.index(axis) for axis in ("btdgh" if "d" in axes else "btgh")])
         return x if "d" in axes else x[:, :, None]
+
+    def channels_of(self, values: Array) -> Array:
+        """Return an input [B, T, directions, H] in the layout of the spec."""
+        axes = self.interface.channel_axes
+        given = "btdh" if "d" in axes else "bth"
+        values = values if "d" in axes else values[:, :, 0]
+        return np.ascontiguousarray(values.transpose([given.index(axis) for axis in axes]))
+
+    def channels_from(self, values: Array) -> Array:
+        """Return the gradient of an input as [B, T, directions, H]."""
+        axes = self.interface.channel_axes
+        values = np.asarray(values).transpose([axes.index(axis) for axis in ("btdh" if "d" in axes else "bth")])
+        return values if "d" in axes else values[:, :, None]
 
     def direction_of(self, values: Array, run: int) -> Array:
         return np.asarray(values)[run] if self.interface.directions else np.asarray(values)
@@ -239,7 +260,7 @@ def _forward_and_backward(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
     sequences = {name: arrays[name] for name in ("resets", "lengths") if subject.has(name)}
     returns_all = subject.has("all_states")
     x, dy = subject.x_of(arrays["x"]), subject.y_of(arrays["dy"])
-    y, states, saved = kernel.forward(x, **subject.keywords, **sequences, all_states=returns_all)
+    y, states, saved = kernel.forward(x, **subject.keywords, **subject.of_steps, **sequences, all_states=returns_all)
     dstate = {name: subject._led(arrays[f"dstate {name}"]) for name in interface.states} if subject.has("dstate") else None
     gradients = dict(leaves(kernel.backward(saved, dy, dstate)))
     for run in range(len(interface.runs_reversed)):
@@ -257,7 +278,10 @@ def _forward_and_backward(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
         }
         exact = cell_oracle.backward(problem, arrays["dy"][:, :, run].astype(np.float64), dfinal)
         for name, gradient in gradients.items():
-            found = subject.x_from(gradient)[:, :, run] if name == "x" else subject.direction_of(gradient, run)
+            if name.startswith("inputs "):
+                found = subject.channels_from(gradient)[:, :, run]
+            else:
+                found = subject.x_from(gradient)[:, :, run] if name == "x" else subject.direction_of(gradient, run)
             yield f"d{name} of {run}", np.reshape(found, exact[name].value.shape), exact[name], not name.startswith("state")
 
 
@@ -286,7 +310,8 @@ def _steps(subject: Subject, kernel: Kernel) -> Iterator[_Pair]:
     y = np.zeros(expected["y"].value.shape)
     for t in problem.steps(0):
         x_t = np.ascontiguousarray(arrays["x"][:, t, 0])
-        y_t, state = kernel.step(x_t, **keywords, state=state)
+        inputs = {name: np.ascontiguousarray(arrays[f"input {name}"][:, t, 0]) for name in interface.inputs} or None
+        y_t, state = kernel.step(x_t, **keywords, state=state, inputs=inputs)
         y[:, t] = np.asarray(y_t).astype(np.float64)
     yield "y of steps", y, expected["y"], True
     assert state is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -23,12 +23,15 @@ class DrawnCell:
     states: tuple[str, ...]
     parameters: tuple[str, ...]
     output: Tree | None
+    inputs: tuple[str, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
         """The cell as a spec has it."""
         lines = "\n".join(f"{name} = {tree_text(tree)}" for name, tree in self.equations)
         document = {"name": "drawn", "equations": lines, "states": list(self.states), "parameters": list(self.parameters)}
+        if self.inputs:
+            document["inputs"] = list(self.inputs)
         return document if self.output is None else document | {"output": tree_text(self.output)}
 
 
@@ -138,9 +141,10 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
     recurrent = [gate for gate in gates if draw(st.booleans())] if kind == "dense" else []
     if kind == "dense" and not later:
         recurrent = recurrent or gates[:1]
+    read_inputs = draw(st.lists(st.sampled_from(NAMES), max_size=2, unique=True)) if draw(st.booleans()) else []
     free_gates = [gate for gate in gates if gate not in recurrent]
     free_gates += draw(st.lists(st.sampled_from(NAMES).filter(lambda name: name not in gates), min_size=later, unique=True))
-    free = [*(f"W.{gate}" for gate in gates), *parameters]
+    free = [*(f"W.{gate}" for gate in gates), *parameters, *(f"X.{name}" for name in read_inputs)]
     previous = [f"{state}[t-1]" for state in states]
     inputs = free if kind == "affine" else [*free, *(f"R.{gate}" for gate in recurrent), *previous]
     equations: list[tuple[str, Tree]] = []
@@ -182,17 +186,16 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
                 reach_back.add(f"{state}[t]")
     values += [name for name, tree in equations if tree[0] == "product"]
     wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *previous, *(f"{state}[t]" for state in states[1:])]
+    drawn = DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None, tuple(read_inputs))
     if kind == "dense":
-        name, tree = equations[-1]
-        return _reading(DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None), wanted, name)
+        return _reading(drawn, wanted, equations[-1][0])
     current = [f"{state}[t]" for state in states]
     output = draw(st.none() | expressions((*inputs, *previous, *current), 2))
     if output is None and kind == "affine" and (len(states) > 1 or values):
         output = ("leaf", current[0])
     if output is None:
-        return _reading(DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None), wanted, equations[-1][0])
-    drawn = DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), output)
-    return _reading(drawn, [*wanted, *current], "")
+        return _reading(drawn, wanted, equations[-1][0])
+    return _reading(replace(drawn, output=output), [*wanted, *current], "")
 
 
 def _reading(cell: DrawnCell, wanted: list[str], reader: str) -> DrawnCell:
@@ -208,9 +211,9 @@ def _reading(cell: DrawnCell, wanted: list[str], reader: str) -> DrawnCell:
         if name not in read or (is_defined and name not in of_reader):
             tree = ("+", tree, ("*", ("number", "0.125"), ("leaf", name)))
     if not reader:
-        return DrawnCell(cell.kind, cell.equations, cell.states, cell.parameters, tree)
+        return replace(cell, output=tree)
     equations = tuple((name, tree if name == reader else body) for name, body in cell.equations)
-    return DrawnCell(cell.kind, equations, cell.states, cell.parameters, cell.output)
+    return replace(cell, equations=equations)
 
 
 @st.composite

@@ -483,6 +483,7 @@ def planned_call(interface: Interface, batch: int, time: int, way: Way) -> Call:
     storage, real, new = interface.precision.storage_dtype, interface.precision.arithmetic_dtype, Arrays().new
     axes = interface.x_axes.replace("t", "") if way.is_step else interface.x_axes
     shared_axes = interface.shared_axes.replace("t", "") if way.is_step else interface.shared_axes
+    channel_axes = interface.channel_axes.replace("t", "") if way.is_step else interface.channel_axes
     rows, steps = (1, batch * time) if way.packed else (batch, time)
     is_dense = bool(interface.recurrent_gates)
     return Call(
@@ -495,6 +496,7 @@ def planned_call(interface: Interface, batch: int, time: int, way: Way) -> Call:
         parameters=tuple(new(interface.shape_of_parameter(name), real) for name in interface.parameters),
         initial=tuple(new(interface.shape_of_state(name, batch), real) for name in interface.states),
         shared=tuple(new(interface.shape(shared_axes, rows, steps), storage) for _ in interface.shared),
+        inputs=tuple(new(interface.shape(channel_axes, rows, steps), storage) for _ in interface.inputs),
         sequences=Sequences(
             batch,
             new((rows, steps), "bool") if way.resets else None,
@@ -539,7 +541,7 @@ def planned_launches(kernel: Kernel, call: Call, way: Way, resident: int = 1) ->
     with patch("minrnn_gen.gpu.memory.zeroed_beyond", run.zeroed_beyond):
         raw = gpu_run.backward(forward, IncomingGradient(dy, dfinal))
     of_backward = {"dy": dy.pointer, "dx": raw.x.pointer} | _pointers("dfinal", interface.states, dfinal)
-    of_backward |= _pointers("dinitial", interface.states, raw.initial)
+    of_backward |= _pointers("dinitial", interface.states, raw.initial) | _pointers("dinput", interface.inputs, raw.inputs)
     wanted = {"dbias": call.bias, "dweight": call.weight, "dR": call.R, "drecurrent_bias": call.recurrent_bias}
     wanted |= {f"dshared_{name}": array for name, array in zip(interface.shared, call.shared, strict=True)}
     wanted |= {f"dparameter_{name}": array for name, array in zip(interface.parameters, call.parameters, strict=True)}
@@ -555,6 +557,7 @@ def _inputs(interface: Interface, call: Call) -> dict[str, int]:
     named |= {f"parameter_{name}": array for name, array in zip(interface.parameters, call.parameters, strict=True)}
     named |= {f"initial_{name}": array for name, array in zip(interface.states, call.initial, strict=True)}
     named |= {f"shared_{name}": array for name, array in zip(interface.shared, call.shared, strict=True)}
+    named |= {f"input_{name}": array for name, array in zip(interface.inputs, call.inputs, strict=True)}
     return {name: int(array.pointer) for name, array in named.items() if array is not None}
 
 

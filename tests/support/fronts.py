@@ -17,6 +17,7 @@ from support.call_corpus import PlannedKernels
 from support.fake_compiler import Compiler
 from support.fake_device import as_if_on_a_device, executor_on
 from support.fake_measurer import FakeMeasurer
+from support.input_cells import GAPS, HIGHWAY
 from support.round_cells import RESET_BEFORE
 
 import minrnn_gen
@@ -80,6 +81,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "dense": {"model": "gru"},
     "dense, rounds of products": {"model": RESET_BEFORE},
     "dense, norms within a step": {"model": "layer_norm_lstm"},
+    "a scan with inputs X.*": {"model": HIGHWAY},
+    "dense, with inputs X.*": {"model": GAPS},
     "n values per channel, a scan": {"model": "selective", "state_size": 4},
     "n values per channel, diagonal": {"model": N_DIAGONAL, "state_size": 4},
     "both directions": {"model": "min_gru", "direction": "bidirectional"},
@@ -191,8 +194,19 @@ def torch_recurrence(row: Row, _: Path) -> None:
 def torch_module(row: Row) -> tuple[Any, tuple[Any, ...]]:
     """Return a layer of the class, or the scan as a module, and what it is called with."""
     torch, front = library_of("torch")
+
+    class WithInputs(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self, layer: Any, names: tuple[str, ...]) -> None:
+            super().__init__()
+            self.layer, self.names = layer, names
+
+        def forward(self, x: Any, *inputs: Any) -> Any:
+            return self.layer(x, inputs=dict(zip(self.names, inputs, strict=True)))
+
     if not row.is_raw:
-        return front.RNN(row.kernel.spec.model, INPUTS, HIDDEN, **row.options), (torch.zeros(2, 3, INPUTS),)
+        layer, names = front.RNN(row.kernel.spec.model, INPUTS, HIDDEN, **row.options), row.kernel.inputs
+        x = torch.zeros(2, 3, INPUTS)
+        return (WithInputs(layer, names) if names else layer), (x, *(torch.zeros(2, 3, HIDDEN) for _ in names))
 
     class Scan(torch.nn.Module):  # type: ignore[name-defined, misc]
         def forward(self, a: Any, b: Any) -> Any:
@@ -277,7 +291,9 @@ def jax_layer(row: Row, _: Path) -> None:
     a_cell(row)
     jax, front = library_of("jax")
     layer = front.RNN(row.kernel.spec.model, INPUTS, HIDDEN, **row.options)
-    jax.eval_shape(lambda: layer.apply(layer.init(jax.random.key(0)), jax.numpy.zeros((2, 3, INPUTS))))
+    zeros, names = jax.numpy.zeros, row.kernel.inputs
+    inputs = {"inputs": {name: zeros((2, 3, HIDDEN)) for name in names}} if names else {}
+    jax.eval_shape(lambda: layer.apply(layer.init(jax.random.key(0)), zeros((2, 3, INPUTS)), **inputs))
 
 
 def export_for_cpus(row: Row, folder: Path) -> None:

@@ -179,6 +179,11 @@ def _cell(
         name: sliced(tensor, shared_axis, pieces, rank).clone().requires_grad_()
         for name, tensor in tensors.get("shared", {}).items()
     }
+    input_axis = kernel.interface.channel_axes.index("t")
+    inputs = {
+        name: sliced(tensor, input_axis, pieces, rank).clone().requires_grad_()
+        for name, tensor in tensors.get("inputs", {}).items()
+    }
     weights = sliced(tensors["weights of y"], y_axis, pieces, rank)
     y, final, *steps = wing.recurrence(
         kernel,
@@ -186,6 +191,7 @@ def _cell(
         parameters=parameters or None,
         state=state or None,
         shared=shared or None,
+        inputs=inputs or None,
         resets=sliced(tensors.get("resets"), 1, pieces, rank),
         lengths=tensors.get("lengths"),
         cu_seqlens=tensors.get("cu_seqlens"),
@@ -198,7 +204,7 @@ def _cell(
         loss = loss + (value * (of_ranks[rank] if pieces is not None else of_ranks.sum(0))).sum()
     loss.backward()
     result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
-    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **parameters, **state, **shared}.items()}
+    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **parameters, **state, **shared, **inputs}.items()}
     for states in steps:
         result |= {f"steps {name}": value.detach() for name, value in states.items()}
     return result
@@ -223,8 +229,13 @@ def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mappin
         name: (tensor if interface.groups % size else own(tensor, interface.shared_axes.index("k"))).clone().requires_grad_()
         for name, tensor in tensors["shared"].items()
     }
+    inputs = {
+        name: own(tensor, interface.channel_axes.index("h")).clone().requires_grad_()
+        for name, tensor in tensors["inputs"].items()
+    }
     asked = wing.HeadGroup(group, gathers=False)
     arrays: dict[str, Any] = {"state": state, "parameters": parameters or None, "shared": shared or None}
+    arrays["inputs"] = inputs or None
     y, final = wing.recurrence(kernel, **named, **arrays, head_group=asked)
     weights = own(tensors["weights of y"], spec.get("layout", "BTD").index("D"))
     loss = (y * weights).sum()
@@ -232,7 +243,7 @@ def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mappin
         loss = loss + (value * own(tensors["weights of state"][name].sum(0), of_state)).sum()
     loss.backward()
     result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
-    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **state, **parameters, **shared}.items()}
+    result |= {f"d{name}": tensor.grad for name, tensor in {**named, **state, **parameters, **shared, **inputs}.items()}
     arrays |= {name: tensor for name, tensor in named.items() if name != "x"}
     with pytest.raises(BadInput) as refused:
         wing.recurrence(kernel, named["x"].detach().float(), **arrays, head_group=asked)

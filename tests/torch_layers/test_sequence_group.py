@@ -21,6 +21,7 @@ from support import ranks  # noqa: E402
 from support.drawn_vectors import vector_cells  # noqa: E402
 from support.emulated_code import HAS_COMPILER  # noqa: E402
 from support.examples import examples  # noqa: E402
+from support.input_cells import GAPS, HIGHWAY  # noqa: E402
 from support.vector_cells import CELLS  # noqa: E402
 
 from minrnn_gen.torch.sequence_group import cost  # noqa: E402
@@ -39,6 +40,11 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "ind_rnn", "hidden_size": 2, "precision": "fp64", "direction": "bidirectional"},
     {"model": "lstm", "hidden_size": 4, "heads": 2, "precision": "fp64", "direction": "bidirectional"},
     {"model": "gru", "hidden_size": 2, "precision": "fp32", "input_size": 3},
+)
+WITH_INPUTS: tuple[dict[str, Any], ...] = (
+    {"model": HIGHWAY, "hidden_size": 2, "precision": "fp64", "direction": "bidirectional", "layout": "BDT"},
+    {"model": HIGHWAY, "hidden_size": 2, "precision": "fp64"},
+    {"model": GAPS, "hidden_size": 4, "heads": 2, "precision": "fp64", "direction": "reverse", "layout": "TBD"},
 )
 VECTORS: tuple[dict[str, Any], ...] = tuple(
     {"hidden_size": 4, "state_size": 3, "precision": "fp64", **others}
@@ -130,6 +136,8 @@ def calls(draw: st.DrawFn, specs: st.SearchStrategy[Any]) -> dict[str, Any]:
     tensors["parameters"] = {name: normal(*interface.shape_of_parameter(name)) for name in interface.parameters}
     if interface.shared:
         tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, batch, time)) for name in interface.shared}
+    if interface.inputs:
+        tensors["inputs"] = {name: normal(*interface.shape(interface.channel_axes, batch, time)) for name in interface.inputs}
     shapes = {name: interface.shape_of_state(name, sequences) for name in interface.states}
     if draw(st.booleans()):
         tensors["state"] = {name: normal(*shape, dtype=carried) for name, shape in shapes.items()}
@@ -162,6 +170,8 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], case: str = "cell", 
             assert_like(torch.cat(own, axis), expected, exact[name], tolerance, name)
         elif name[1:] in interface.shared:
             assert_like(torch.cat(own, interface.shared_axes.index("t")), expected, exact[name], tolerance, name)
+        elif name[1:] in interface.inputs:
+            assert_like(torch.cat(own, interface.channel_axes.index("t")), expected, exact[name], tolerance, name)
         elif name.startswith("final"):
             assert all(torch.equal(state, own[0]) for state in own), name
             assert_like(own[0], expected, exact[name], tolerance, name)
@@ -174,6 +184,12 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], case: str = "cell", 
 @settings(max_examples=examples(20))  # each is a call of three or four processes
 @given(calls(st.sampled_from(SPECS)))
 def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call)
+
+
+@settings(max_examples=examples(6))
+@given(calls(st.sampled_from(WITH_INPUTS)))
+def test_pieces_of_a_cell_with_inputs_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
 
 
@@ -519,7 +535,7 @@ def check_heads(group: ranks.Ranks, size: int, call: Mapping[str, Any]) -> None:
     interface = ranks.kernel_of(spec).interface
     for name, expected in whole.items():
         own = [part[name] for part in parts]
-        if name.startswith("d") and name[1:] not in ("x", *interface.states, *interface.shared):
+        if name.startswith("d") and name[1:] not in ("x", *interface.states, *interface.shared, *interface.inputs):
             own = [sum(own)]  # of weights each rank has its own share
         for values in own:
             assert_like(values, expected, expected, 1e-12, name, scale=1.0)
@@ -532,6 +548,8 @@ def check_heads(group: ranks.Ranks, size: int, call: Mapping[str, Any]) -> None:
         {"model": "gru", "hidden_size": 8, "heads": 2, "precision": "fp64", "layout": "TBD"},
         {"model": "lstm", "hidden_size": 8, "heads": 2, "precision": "fp64", "input_size": 3},
         {"model": "min_gru", "hidden_size": 6, "precision": "fp64", "layout": "BDT"},
+        {"model": GAPS, "hidden_size": 8, "heads": 2, "precision": "fp64", "layout": "TBD", "input_size": 3},
+        {"model": HIGHWAY, "hidden_size": 6, "precision": "fp64", "layout": "BDT"},
         {"model": "selective", "hidden_size": 4, "state_size": 3, "groups": 2, "precision": "fp64", "layout": "BDT"},
         {"model": "selective", "hidden_size": 4, "state_size": 3, "precision": "fp64"},
     ],
@@ -547,6 +565,7 @@ def test_heads_of_which_nothing_is_gathered_are_those_of_the_whole(group: ranks.
     tensors["state"] = {name: normal(*interface.shape_of_state(name, 2)) for name in interface.states}
     tensors["parameters"] = {name: normal(*interface.shape_of_parameter(name)) for name in interface.parameters}
     tensors["shared"] = {name: normal(*interface.shape(interface.shared_axes, 2, 5)) for name in interface.shared}
+    tensors["inputs"] = {name: normal(*interface.shape(interface.channel_axes, 2, 5)) for name in interface.inputs}
     if interface.recurrent_gates:
         tensors["R"] = normal(*interface.R_shape)
     if interface.input_size:
@@ -565,6 +584,8 @@ def test_heads_of_which_nothing_is_gathered_are_those_of_the_whole(group: ranks.
             together = torch.cat(values, -2 if interface.has_vectors else -1)
         elif name[1:] in interface.shared and has_own_groups:
             together = torch.cat(values, interface.shared_axes.index("k"))
+        elif name[1:] in interface.inputs:
+            together = torch.cat(values, interface.channel_axes.index("h"))
         else:
             is_whole = name == "dx" or name[1:] in interface.shared
             together = values[0] if is_whole else sum(values)  # of weights each rank has its own share

@@ -67,13 +67,13 @@ static void advance_lanes(const Warp& warp, VectorClock& clock, bool of_reads_al
     }
 }
 static void forget_acquires(Warp& warp) {
-    warp.told.clear();
+    warp.announced.clear();
     warp.acquired_by.clear();
 }
 // Results of all lanes depend on what each has read; nothing else is ordered.
 static void order_reads(Warp& warp) {
     advance_lanes(warp, writable(join_lanes(warp)), true);
-    for (const auto& [counter, lanes] : warp.acquired_by) warp.told[counter] |= lanes;
+    for (const auto& [counter, lanes] : warp.acquired_by) warp.announced[counter] |= lanes;
     warp.acquired_by.clear();
 }
 static void order_all(Warp& warp) {

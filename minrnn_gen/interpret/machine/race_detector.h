@@ -161,9 +161,9 @@ static void record_shared(const unsigned char* byte, std::size_t bytes, bool rea
     std::fwrite(record, sizeof record, 1, file);
 }
 #endif
-// A copy by a lane that a vote or a shuffle told of an acquire: it orders the copies of lanes that acquire, and of others after a barrier.
+// A copy by a lane to which a vote or a shuffle announced an acquire: it orders the copies of lanes that acquire, and of others after a barrier.
 static void check_acquires(uint64_t pc) {
-    for (const auto& [counter, lanes] : current->warp->told) {
+    for (const auto& [counter, lanes] : current->warp->announced) {
         if (lanes >> current->thread % LANES & 1) continue;
         report("race", pc, 0, current, "copies behind an acquire by other lanes of its warp, and no __syncwarp is between");
         return;

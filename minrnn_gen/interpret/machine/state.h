@@ -63,8 +63,8 @@ struct Warp {
     unsigned batch = 0, multiplied = 0;     // the batch that is open; multiplications so far
     bool is_fenced = false;                 // no register of a multiplication may have been written since the last fence
     int registers = 0;                      // of a thread, 0 as at the launch
-    // The lanes that acquired a counter since a barrier last ordered them all: what a collective has told others of, and what not.
-    std::map<const void*, uint32_t> told, acquired_by;
+    // The lanes that acquired a counter since a barrier last ordered them all: what a collective has announced to others, and what not.
+    std::map<const void*, uint32_t> announced, acquired_by;
 };
 struct Block {
     unsigned number;

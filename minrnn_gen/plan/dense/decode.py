@@ -58,7 +58,7 @@ def _registers(problem: Problem, units: int, batch_tile: int, stages: int) -> in
     under_way = rows * stages * max(1, _values(problem) * precision.storage_bytes // REGISTER_BYTES)
     # Of 16 bits, a piece of each row once more, widened; and of a sequence's output, of any width.
     widened = (rows if precision.storage_bytes == 2 else 0) * _values(problem) + words * _values(problem)
-    of_cell = words * (len(cell.gates) + len(cell.recurrent_gates) + len(cell.parameters) + 2 * len(cell.states))
+    of_cell = words * (cell.step_values + len(cell.recurrent_gates) + len(cell.parameters) + 2 * len(cell.states))
     return REGISTERS_FIXED + under_way + widened + words * rows * batch_tile + of_cell
 
 

@@ -133,7 +133,7 @@ class Partition:
     def stage_bytes(self, columns: int) -> int:
         """Bytes that a warp reads from memory for one step of `columns` sequences."""
         cell, precision = self.problem.cell, self.problem.precision
-        storage_values, arithmetic_values = len(cell.gates), 0
+        storage_values, arithmetic_values = cell.step_values, 0
         if self.is_backward:
             storage_values, arithmetic_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
             arithmetic_values += bool(cell.rounds)  # of those of the output and of arguments each at least one has room

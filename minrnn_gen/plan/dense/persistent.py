@@ -119,7 +119,7 @@ def registers(partition: Partition) -> int:
     """Return an estimate of a lane's registers: R's tiles, sums, the exchange, copies under way and the cells."""
     problem, tiling = partition.problem, partition.tiling
     cell, words = problem.cell, problem.registers_per_value
-    gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
+    gates, products, states, vectors = cell.step_values, len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
     smem_tiles, rows = partition.smem_tiles, partition.tile_rows
     matrix = tiling.matrix * rows * (math.ceil(partition.tiles_per_warp) - smem_tiles)
     if smem_tiles:

@@ -31,7 +31,7 @@ def _registers(problem: Problem) -> int:
     """Return an estimate per thread: everything that comes in, and as much again of what is computed."""
     cell = problem.cell
     words = problem.registers_per_value
-    values = len(cell.gates) + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)
+    values = cell.step_values + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)
     if problem.kernel_pass == "backward":
         return BACKWARD_REGISTERS_FIXED + words * (2 * values + len(cell.states))
     return REGISTERS_FIXED + words * 2 * values

@@ -214,7 +214,7 @@ class WarpgroupPartition:
     def registers_beside_matrix(self) -> int:
         """Registers of a thread that multiplies, but for R: sums, states, vectors, and a cell that is computed."""
         cell = self.problem.cell
-        gates, products, states, vectors = len(cell.gates), len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
+        gates, products, states, vectors = cell.step_values, len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
         # In tf32x3 those of a chain of chunks, and of all chains.
         sums, carried = self.parts_of_value * self.batch_tile // 2, self.cells * states
@@ -270,9 +270,9 @@ class WarpgroupPartition:
         """Bytes that are copied from memory of a sequence and step, for the units of a tile."""
         cell, precision = self.problem.cell, self.problem.precision
         if not self.is_backward:
-            return self.tile_units * len(cell.gates) * precision.storage_bytes
+            return self.tile_units * cell.step_values * precision.storage_bytes
         # The gates and the gradient of y, and the products and states before the step.
-        storage_values, arithmetic_values = len(cell.gates) + 1, len(cell.recurrent_gates) + len(cell.states)
+        storage_values, arithmetic_values = cell.step_values + 1, len(cell.recurrent_gates) + len(cell.states)
         return self.tile_units * (storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes)
 
     @property
@@ -372,7 +372,9 @@ class WarpgroupPartition:
 
     def in_plan(self) -> dict[str, int]:
         """Return the numbers that the template is written with, by name."""
-        gate_pieces = len(self.problem.cell.gates) * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
+        gate_pieces = (
+            self.problem.cell.step_values * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
+        )
         return {
             "grid_blocks": self.grid_blocks,
             "tile_units": self.tile_units,

@@ -73,7 +73,7 @@ def _registers(
 ) -> int:
     cell = problem.cell
     words = problem.registers_per_value
-    per_channel = REGISTERS_PER_GATE_AND_CHANNEL * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    per_channel = REGISTERS_PER_GATE_AND_CHANNEL * cell.step_values + len(cell.parameters) + 4 * len(cell.states)
     if lookback:
         reads = max(GROUP_TILES // _segments(channel_lanes, time_warps), 1)
         per_channel += REGISTERS_PER_TILE_STATE * reads * len(cell.states)

@@ -49,12 +49,12 @@ def _registers(problem: Problem, channels_per_lane: int, steps: int, lag: int) -
     states = len(cell.states)
     if problem.kernel_pass == "backward":
         # Coefficients are computed again for every row and pass; what stays are the sums.
-        gates = (BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL + 1) * len(cell.gates)
+        gates = (BACKWARD_REGISTERS_PER_GATE_AND_CHANNEL + 1) * cell.step_values
         per_channel = gates + 2 * len(cell.parameters) + states * (2 + 2 * READS_AT_ONCE)
         return BACKWARD_REGISTERS_FIXED + problem.registers_per_value * channels_per_lane * per_channel
     of_tile = steps * (2 * states + cell.carried_count)
-    once = len(cell.gates) + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
-    fixed = REGISTERS_FIXED + REGISTERS_PER_GATE * len(cell.gates) + REGISTERS_PER_PARAMETER * len(cell.parameters)
+    once = cell.step_values + len(cell.parameters) + states * (1 + 2 * READS_AT_ONCE)
+    fixed = REGISTERS_FIXED + REGISTERS_PER_GATE * cell.step_values + REGISTERS_PER_PARAMETER * len(cell.parameters)
     return fixed + problem.registers_per_value * channels_per_lane * ((lag + 1) * of_tile + once)
 
 

@@ -65,10 +65,10 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
     cell = problem.cell
     words = problem.registers_per_value
-    per_lane = 3 * len(cell.gates) + len(cell.parameters) + 4 * len(cell.states)
+    per_lane = 3 * cell.step_values + len(cell.parameters) + 4 * len(cell.states)
     fixed = REGISTERS_FIXED + (REGISTERS_OF_FP64_FUNCTIONS if words > 1 and cell.transcendental_count else 0)
     if problem.kernel_pass == "backward":
-        per_lane += BACKWARD_REGISTERS_PER_GATE * len(cell.gates) + len(cell.parameters)
+        per_lane += BACKWARD_REGISTERS_PER_GATE * cell.step_values + len(cell.parameters)
         steps = BACKWARD_REGISTERS_PER_VALUE * steps_per_lane * cell.read_count
         return fixed + int(words * (steps + per_lane))
     kept = 2 * len(cell.states) + cell.carried_count
@@ -80,7 +80,7 @@ def _registers(problem: Problem, steps_per_lane: int, lookback: int) -> int:
 def _result_count(problem: Problem) -> int:
     """Values written of every step that leave through shared memory."""
     if problem.kernel_pass == "backward":
-        return len(problem.cell.gates)
+        return problem.cell.step_values
     return 1 + (len(problem.cell.states) if problem.specialization.states_out == "storage" else 0)
 
 

@@ -97,6 +97,7 @@ def backward_arguments(
     values |= _strides("dx_{}", call, gradients.dx, call.x_axes)
     values |= _gates("dW", interface, gradients.dx, call.x_axes)
     values |= _named("dinitial", interface.states, gradients.dinitial)
+    values |= _named("dX", interface.inputs, gradients.dinputs)
     values["sums"] = _place(gradients.sums)
     if call.R is not None:
         values |= _products(interface, call, outputs.products)
@@ -129,6 +130,7 @@ def _of_call(interface: Interface, call: Call, steps: Steps, schedule: Schedule)
         **_gates("W", interface, call.x, call.x_axes),
         **_named("parameter", interface.parameters, call.parameters),
         **_named("initial", interface.states, call.initial),
+        **_named("X", interface.inputs, call.inputs),
     }
     if resets is not None:
         values |= {"resets": resets.pointer, "resets_row": _of_rows(call, resets.strides[0]), "resets_time": resets.strides[1]}

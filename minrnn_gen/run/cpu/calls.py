@@ -137,6 +137,7 @@ class CpuRun:
             dinitial=self._new_states(call.x, call.batch, carried),
             sums=None,
             dshared=tuple(memory.new_array(call.x, array.shape, array.dtype) for array in call.shared),
+            dinputs=tuple(memory.new_array(call.x, array.shape, array.dtype) for array in call.inputs),
         )
         runs, hidden = len(interface.runs_reversed), interface.hidden_size
         sums = numpy.zeros((runs, interface.summed_count, hidden))
@@ -152,14 +153,15 @@ class CpuRun:
                 {name: total[run] for name, total in vectors.items()},
                 None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
             )
-        initial, dshared = ([array.owner for array in arrays] for arrays in (gradients.dinitial, gradients.dshared))
+        written = gradients.dinitial, gradients.dshared, gradients.dinputs
+        initial, dshared, dinputs = ([array.owner for array in arrays] for arrays in written)
         dx, dweight = gradients.dx.owner, None
         if call.weight is not None:
             carried, lengths = gradients.dx.dtype, call.sequences.lengths
             of_lengths = None if lengths is None else lengths.owner
             dweight = weight_gradient(call.weight.shape[0], carried, call.x_axes, dx, call.x.owner, of_lengths)
             dx = x_gradient(carried, call.x_axes, dx, call.weight.owner, call.x.owner)
-        return RawGradients(dx, dweight, initial, sums, dR, vectors, dshared)
+        return RawGradients(dx, dweight, initial, sums, dR, vectors, dshared, dinputs)
 
     def replay_forward(self, keyed: KeyedArrays | None) -> ForwardResult | None:
         """Run a call again whose key was met before; None where it was not."""
@@ -244,6 +246,7 @@ class CpuRun:
         interface, lowered = self.interface, self.builder.lowered
         gates, vectors = views.gates(interface, call), views.vectors(interface, call)
         initial, shared = views.initial(interface, call, arithmetic), views.shared(interface, call)
+        inputs = views.channel_inputs(interface, call.inputs)
         last = views.of_names(interface, final)
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
@@ -260,6 +263,7 @@ class CpuRun:
                 all_states={name: stretch.of(state) for name, state in states.items()},
                 marks=stretch.marks,
                 shared={name: stretch.of(values) for name, values in shared.items()},
+                channel_inputs={name: stretch.of(values) for name, values in inputs.items()},
             )
             for name, state in last.items():
                 state[stretch.sequences] = carried[name]
@@ -286,6 +290,7 @@ class CpuRun:
         dshared = {
             name: views.groups(interface, array) for name, array in zip(interface.shared, gradients.dshared, strict=True)
         }
+        inputs, dinputs = (views.channel_inputs(interface, arrays) for arrays in (call.inputs, gradients.dinputs))
         states = views.states(interface, outputs.kept)
         run: Callable[..., ScanGradients | StepsGradients]
         if isinstance(lowered, LoweredScanBackward):
@@ -311,6 +316,8 @@ class CpuRun:
                 marks=stretch.marks,
                 shared={name: stretch.of(values) for name, values in shared.items()},
                 dshared={name: stretch.of(values) for name, values in dshared.items()},
+                channel_inputs={name: stretch.of(values) for name, values in inputs.items()},
+                dinputs={name: stretch.of(values) for name, values in dinputs.items()},
             )
             for name, gradient in dinitial.items():
                 gradient[stretch.sequences] = partial_gradients.initial[name]

@@ -149,7 +149,7 @@ class NativeKernels:
 def prepared(recorder: NativeRecorder, interface: Interface, call: Call) -> Call:
     """Return a call as kernels take it: vectors in the arithmetic dtype, all elements where their types may lie."""
     dtype = interface.precision.arithmetic_dtype
-    arrays = {name: plain(recorder, getattr(call, name)) for name in ("x", "R", "shared")}
+    arrays = {name: plain(recorder, getattr(call, name)) for name in ("x", "R", "shared", "inputs")}
     arrays |= {
         name: plain(recorder, getattr(call, name), dtype) for name in ("bias", "recurrent_bias", "parameters", "initial")
     }

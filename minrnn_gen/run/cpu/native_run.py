@@ -118,6 +118,7 @@ class NativeRun:
             kept = tuple(states.narrowed(interface.states_axes(name).index("t"), first, steps) for name, states in pairs)
             shared_axis = interface.shared_axes.index("t")
             part = replace(part, shared=tuple(array.narrowed(shared_axis, first, steps) for array in call.shared))
+            part = replace(part, inputs=tuple(array.narrowed(y_axis, first, steps) for array in call.inputs))
             self._run_forward(recorder, kernel, part, replace(outputs, y=y, kept=kept), plan)
             part = replace(part, initial=outputs.final)
             plan = plan._replace(packs=IS_PACKED if plan.packs else 0)
@@ -156,9 +157,10 @@ class NativeRun:
         summed_dtype = "float64" if interface.precision.parts == 1 else "complex128"
         sums = recorder.new_array((runs, interface.summed_count, hidden), summed_dtype) if has_sums else None
         dshared = tuple(recorder.new_array(array.shape, array.dtype) for array in call.shared)
+        dinputs = tuple(recorder.new_array(array.shape, array.dtype) for array in call.inputs)
         of_vectors = (runs, hidden, interface.state_size)
         vectors = tuple(recorder.new_array(of_vectors, "float64") for _ in interface.vector_parameters)
-        gradients = Gradients(dx, dinitial, sums, dshared, vectors)
+        gradients = Gradients(dx, dinitial, sums, dshared, vectors, dinputs)
         incoming = replace(incoming, dfinal=plain(recorder, incoming.dfinal))
         dR: list[Array] = []
         for run, part in runs_of(interface, prepared(recorder, interface, projected)):
@@ -181,7 +183,8 @@ class NativeRun:
         if len(dR) > 1:
             of_R = recorder.computed(library.stacked, dR, interface.R_shape, arithmetic)
         dx_of_input, dweight = self._through_projection(recorder, call, dx, reads_x)
-        replay = recorder.run(self.backwards, BackwardResult(dx_of_input, dinitial, sums, dweight, of_R, vectors, dshared))
+        computed = BackwardResult(dx_of_input, dinitial, sums, dweight, of_R, vectors, dshared, dinputs)
+        replay = recorder.run(self.backwards, computed)
         return self.raw_gradients(replay.result)
 
     def _product_gradients(self, recorder: NativeRecorder, kernel: CpuKernel, part: Call) -> ProductGradients:
@@ -253,7 +256,7 @@ class NativeRun:
         """Return the gradients of a backward, whose sums are added up."""
         initial = result.initial or (None,) * len(self._interface.states)
         vectors = dict(zip(self._interface.vector_parameters, result.vectors, strict=True))
-        return RawGradients(result.x, result.weight, initial, result.sums, result.R, vectors, result.shared)
+        return RawGradients(result.x, result.weight, initial, result.sums, result.R, vectors, result.shared, result.inputs)
 
 
 def _multiplies_rows(call: Call, dtype: str) -> bool:

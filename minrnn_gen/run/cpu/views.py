@@ -88,6 +88,15 @@ def shared(interface: Interface, call: Call) -> dict[str, Values]:
     }
 
 
+def channel_inputs(interface: Interface, arrays: Sequence[Array]) -> dict[str, Values]:
+    """View inputs X.*, or their gradients, of all steps or of a single one, as [T, B, H] each."""
+    axes = Y_AXES[interface.layout]
+    named = zip(interface.inputs, arrays, strict=True)
+    return {
+        name: _by_time(array, axes if len(array.shape) == len(axes) else axes.replace("t", ""), "tbh") for name, array in named
+    }
+
+
 def _state(interface: Interface, name: str, values: Values) -> Values:
     return values if name in interface.vector_states else with_n(interface, values)
 

@@ -86,6 +86,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
     values = {
         "x": call.x.address,
         **_strides(call, "x", STEP_X_AXES, call.x, call.x_axes),
+        **named("input", names.inputs, call.inputs),
         "R": address_or_null(call.R),
         **vector_values(names, call, recurrent=True),
         **named("initial", names.states, call.initial),
@@ -214,6 +215,7 @@ def backward_arguments(
         **named("dfinal", names.states, arrays.incoming.dfinal),
         "dx": gradients.dx.address,
         **_strides(call, "dx", DENSE_X_AXES, gradients.dx, call.x_axes),
+        **named("dinput", names.inputs, gradients.dinputs),
         "dproducts": arrays.dproducts.address,
         "first_dproducts": arrays.first_dproducts.address,
         **named("dinitial", names.states, gradients.dinitial),
@@ -233,9 +235,10 @@ def backward_arguments(
 def _left_by_forward(names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays) -> dict[str, Any]:
     """The states after each step that are read, and the products, made again."""
     states = arrays.read_states
+    like_y = next(iter((*states, *call.inputs)), None)
     return {
         **named("saved", names.saved_states, states),
-        **_strides(call, "y", DENSE_Y_AXES, states[0] if states else None, Y_AXES[layout]),
+        **_strides(call, "y", DENSE_Y_AXES, like_y, Y_AXES[layout]),
         "products": arrays.products.address,
         "first_products": arrays.first_products.address,
         **stride_values("row", "bt", dict(zip("bt", arrays.row_strides, strict=True))),
@@ -252,6 +255,7 @@ def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:
     return {
         "x": call.x.address,
         **_strides(call, "x", DENSE_X_AXES, call.x, call.x_axes),
+        **named("input", names.inputs, call.inputs),
         **vector_values(names, call, recurrent=True),
         **named("initial", names.states, call.initial),
         "resets": address_or_null(sequences.resets),

@@ -67,14 +67,17 @@ class Backward:
             incoming=piece_of_incoming(interface, arrays.incoming, piece, dfinal),
             products=arrays.products.narrowed(0, row, part.rows * piece.steps),
             gradients=replace(
-                arrays.gradients, dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece), dinitial=dinitial
+                arrays.gradients,
+                dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece),
+                dinitial=dinitial,
+                dinputs=tuple(narrowed_in_time(gradient, y_axes, piece) for gradient in arrays.gradients.dinputs),
             ),
             dproducts=arrays.dproducts.narrowed(0, row, part.rows * piece.steps),
             earlier=piece.has_earlier,
             later=piece.has_later,
         )
         initial = (None,) * len(part.initial) if piece.has_earlier else part.initial
-        return replace(self, part=piece_of_call(part, piece, initial), arrays=of_piece)
+        return replace(self, part=piece_of_call(interface, part, piece, initial), arrays=of_piece)
 
 
 class _RunBack(NamedTuple):
@@ -170,7 +173,7 @@ class DenseRun(CellRun):
         if call.bias is not None or call.recurrent_bias is not None or call.parameters:
             shape = (directions, 1, interface.summed_count, call.batch, interface.hidden_size)
             sums = recorder.new_array(shape, carried, fill=None if call.batch else 0)
-        written = Gradients(gradients.dx, gradients.dinitial, sums)
+        written = replace(gradients, sums=sums)
         packed_shape = (interface.heads, len(interface.recurrent_gates), interface.head_dim, interface.head_dim)
         dR = recorder.new_array((directions, *packed_shape), carried, fill=0)
         if call.batch:
@@ -328,11 +331,11 @@ class DenseRun(CellRun):
 
     def _choose_forward(self, recorder: Recorder, part: Call, outputs: Outputs) -> KernelKey:
         assert part.R is not None
-        return self._choose(recorder, "forward", part, self._states_out(outputs), part.x, part.R, outputs.y)
+        return self._choose(recorder, "forward", part, self._states_out(outputs), part.x, part.R, outputs.y, *part.inputs)
 
     def _choose_back(self, recorder: Recorder, part: Call, incoming: IncomingGradient, states: tuple[Array, ...]) -> KernelKey:
         assert part.R is not None
-        return self._choose(recorder, "backward", part, "none", part.x, part.R, incoming.dy, *states)
+        return self._choose(recorder, "backward", part, "none", part.x, part.R, incoming.dy, *states, *part.inputs)
 
     def _run_back(self, recorder: Recorder, run: _RunBack) -> None:
         part, first, outputs, incoming, gradients, dR = run

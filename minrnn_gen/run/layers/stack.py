@@ -179,7 +179,7 @@ class StackRun:
                         continue
                     ends = [*handed_on[step.layer], of_layer.outputs.final]
                     initial = ends[step.piece - 1] if piece.has_earlier else of_layer.call.initial
-                    part = piece_of_call(of_layer.projected, piece, initial)
+                    part = piece_of_call(self._interfaces[step.layer], of_layer.projected, piece, initial)
                     self._dense.run_forward(
                         recorder, part, piece_of_outputs(interface, of_layer.outputs, piece, ends[step.piece])
                     )

@@ -183,7 +183,12 @@ def _arrays_of(interface: Interface, sizes: Sizes, is_step: bool) -> tuple[Call,
         name: _array(name, interface.shape(shared_axes, batch, time), storage, slot)
         for slot, name in enumerate(interface.shared, slots.shared.start)
     }
-    others = [*parameters.values(), *(None for _ in interface.states), *shared.values()]
+    channel_axes = interface.channel_axes.replace("t", "") if is_step else interface.channel_axes
+    inputs = {
+        name: _array(name, interface.shape(channel_axes, batch, time), storage, slot)
+        for slot, name in enumerate(interface.inputs, slots.inputs.start)
+    }
+    others = [*parameters.values(), *(None for _ in interface.states), *shared.values(), *inputs.values()]
     flat = [*map(arrays.get, FIXED), *others]
     call = Call(
         x=arrays["x"],
@@ -197,6 +202,7 @@ def _arrays_of(interface: Interface, sizes: Sizes, is_step: bool) -> tuple[Call,
         sequences=Sequences(batch),
         R=arrays.get("R"),
         shared=tuple(shared.values()),
+        inputs=tuple(inputs.values()),
     )
     return call, {slot: array.name for slot, array in enumerate(flat, X) if array is not None}
 

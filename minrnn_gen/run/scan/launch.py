@@ -98,6 +98,7 @@ def backward_launch_of(
         **named("dfinal", names.states, incoming.dfinal),
         "dx": gradients.dx.address,
         **x_strides(plan, call, "dx", gradients.dx),
+        **named("dinput", names.inputs, gradients.dinputs),
         **named("dinitial", names.states, gradients.dinitial),
         "sums": address_or_null(gradients.sums),
         **_workspace(plan, workspace),
@@ -112,6 +113,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
     values = {
         "x": call.x.address,
         **stride_values("x", STEP_X_AXES, strides_by_axis(call.x, call.x_axes)),
+        **named("input", names.inputs, call.inputs),
         **vector_values(names, call),
         **named("initial", names.states, call.initial),
         "y": outputs.y.address,

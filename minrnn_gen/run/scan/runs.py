@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from minrnn_gen.build.builder import Builder
@@ -46,7 +46,7 @@ class ScanRun(CellRun):
             self._run_forward(recorder, part, outputs, states_out)
 
     def _run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
-        rows = (part.x, outputs.y, *outputs.kept)
+        rows = (part.x, outputs.y, *outputs.kept, *part.inputs)
         kernel = recorder.load(choose(recorder, "forward", part, states_out, *rows))
         resident = resident_blocks_of(kernel)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part, resident))
@@ -68,7 +68,7 @@ class ScanRun(CellRun):
             # A run of fewer parts than the other leaves the rest as it is.
             fill = 0 if any(part != parts[0] for part in parts) else None
             sums = recorder.new_array(shape, interface.precision.arithmetic_dtype, fill=fill)
-        written = Gradients(gradients.dx, gradients.dinitial, sums)
+        written = replace(gradients, sums=sums)
         for index, run in enumerate(runs):
             plan, part = run.kernel.plan, gradients_of_run(interface, forward.projected.x_axes, written, index)
             workspace = recorder.workspace(workspace_bytes_of(plan, run.call, run.resident_blocks))
@@ -84,8 +84,9 @@ class ScanRun(CellRun):
         read = Outputs(forward.outputs.y, tuple(states), ())
         for run, part in runs_of(interface, projected):
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
-            dx = gradients_of_run(interface, projected.x_axes, gradients, run).dx
-            kernel = choose(recorder, "backward", part, "none", part.x, arriving.dy, dx, *states_of_run)
+            written = gradients_of_run(interface, projected.x_axes, gradients, run)
+            rows = (part.x, arriving.dy, written.dx, *states_of_run, *part.inputs, *written.dinputs)
+            kernel = choose(recorder, "backward", part, "none", *rows)
             loaded = recorder.load(kernel)
             yield _RunBack(part, states_of_run, arriving, loaded, resident_blocks_of(loaded))
 

@@ -15,6 +15,7 @@ from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch.dtypes import STATES
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
+from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import refuse_others
@@ -30,12 +31,13 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 class DecodingStack(LayerStack):
     """Layers that can be called a step at a time, and explained."""
 
-    def step(self, x_t: Any, state: Any = None, *, resets: Any = None) -> tuple[Any, Any]:
+    def step(self, x_t: Any, state: Any = None, *, resets: Any = None, inputs: Any = None) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, without gradients and dropout: decoding, token by token.
 
         x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
-        over a prompt may come first; zeros where None. Cells with a kernel of decoding run it, others a forward of one step.
-        Raises BadInput for layers in both directions, which no single step has, for resets, and for what does not fit.
+        over a prompt may come first; zeros where None. inputs: as of a call, each [B, H], or [H] without a batch.
+        Cells with a kernel of decoding run it, others a forward of one step. Raises BadInput for layers in both directions,
+        which no single step has, for resets, and for what does not fit.
         """
         refuse_others()
         if resets is not None:
@@ -49,9 +51,12 @@ class DecodingStack(LayerStack):
             )
         batched = x_t.dim() == 2
         x = x_t if batched else x_t.unsqueeze(0)
+        of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*x_t.shape[:-1], self.hidden_size))
+        if not batched:
+            of_layers = tuple(tuple(values.unsqueeze(0) for values in of_layer) for of_layer in of_layers)
         with torch.no_grad():
             initial = () if state is None else self._states(state, x.shape[0], batched)
-            y, final = self._steps(x.detach(), initial)
+            y, final = self._steps(x.detach(), initial, of_layers)
         states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
         return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
 
@@ -92,7 +97,7 @@ class DecodingStack(LayerStack):
         if torch.compiler.is_compiling():
             raise BadInput("step was asked for within torch.compile; call it outside, its kernels are compiled already")
 
-    def _steps(self, x: Any, initial: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def _steps(self, x: Any, initial: Sequence[Any], inputs: Sequence[Sequence[Any]]) -> tuple[Any, list[Any]]:
         """Run one step of all layers, each over the outputs of the one below."""
         dtype = x.dtype
         x, precision, casts = self._in_precision(x)
@@ -107,7 +112,8 @@ class DecodingStack(LayerStack):
             )
             states = [state[layer] for state in initial] or [None] * len(self._made.states)
             shared = self._shared_of(x, layer, casts)
-            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared)
+            beside = [values.detach().to(x.dtype) if casts else values.detach() for values in inputs[layer]]
+            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared, *beside)
             x, *last = calls.step(kernel_by(recipe), tensors)
             final.append(last)
         return x, [together(layers, False) for layers in zip(*final, strict=True)]

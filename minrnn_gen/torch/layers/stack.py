@@ -17,6 +17,7 @@ from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
+from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.shared_inputs import project_shared
@@ -111,17 +112,18 @@ class LayerStack:
         cu_seqlens: Any = None,
         sequence_group: Any = None,
         head_group: Any = None,
+        inputs: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_others()
         sequences = (resets, lengths, cu_seqlens)
         if sequence_group is None and head_group is None:
-            return self._call_of(input, hx, sequences, None)
-        return self._call_over_ranks(input, hx, sequences, sequence_group, head_group)  # type: ignore[no-any-return]
+            return self._call_of(input, hx, sequences, None, inputs)
+        return self._call_over_ranks(input, hx, sequences, sequence_group, head_group, inputs)  # type: ignore[no-any-return]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _call_over_ranks(
-        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any, inputs: Any
     ) -> tuple[Any, tuple[Any, ...]]:
         """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
         ranks = Ranks.of(sequence_group, head_group)
@@ -130,16 +132,21 @@ class LayerStack:
                 raise BadInput(
                     "head_group has gathers=False, but a layer takes and returns all channels; leave it out, or call recurrence"
                 )
-            return self._call_of(input, hx, sequences, ranks)
+            return self._call_of(input, hx, sequences, ranks, inputs)
 
     def _call_of(
-        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None, inputs: Any
     ) -> tuple[Any, tuple[Any, ...]]:
         resets, lengths, cu_seqlens = sequences
         if isinstance(input, PackedSequence):
             if ranks is not None:
                 raise BadInput(
                     "a PackedSequence was given with a group of ranks; give padded sequences and their lengths, or joined "
+                    "ones and cu_seqlens"
+                )
+            if self._made.inputs or inputs is not None:
+                raise BadInput(
+                    "a PackedSequence was given to a layer with inputs; give padded sequences and their lengths, or joined "
                     "ones and cu_seqlens"
                 )
             return self._forward_packed(input, hx, resets, lengths, cu_seqlens)
@@ -151,11 +158,15 @@ class LayerStack:
             checks.check_input(input, self.input_size)
         batch_axis = 0 if self.batch_first else 1
         x = input if batched else input.unsqueeze(batch_axis)
+        per_step = ((2,) if self.bidirectional else ()) + (self.hidden_size,)
+        of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*input.shape[:-1], *per_step))
+        if not batched:
+            of_layers = tuple(tuple(values.unsqueeze(batch_axis) for values in of_layer) for of_layer in of_layers)
         states: Sequence[Any] = ()
         if hx is not None:
             count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
             states = self._states(hx, count, batched)
-        y, final = self._run(x, states, (self._resets_beside(input, resets), lengths, cu_seqlens), ranks)
+        y, final = self._run(x, states, (self._resets_beside(input, resets), lengths, cu_seqlens), ranks, of_layers)
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
@@ -201,7 +212,12 @@ class LayerStack:
         return states if batched else [state.unsqueeze(1) for state in states]
 
     def _run(
-        self, x: Any, states: Sequence[Any], sequences: tuple[Any, Any, Any], ranks: Ranks | None = None
+        self,
+        x: Any,
+        states: Sequence[Any],
+        sequences: tuple[Any, Any, Any],
+        ranks: Ranks | None = None,
+        inputs: Sequence[Sequence[Any]] | None = None,
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         given_dtype = x.dtype
@@ -215,8 +231,8 @@ class LayerStack:
         recipes = self._recipes(precision)
         dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
-        # A program that is exported has layers for inference as one operator, and no others. Inputs S.* are torch's own.
-        is_one_node = self.num_layers > 1 and ranks is None and not made.shared
+        # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
+        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs
         is_one_node = is_one_node and not (masks and torch.compiler.is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
@@ -228,7 +244,8 @@ class LayerStack:
             of_states = (of_layer(state, layer, self.bidirectional) for state in states)
             initial = tuple(of_states) or (None,) * len(made.states)
             shared = self._shared_of(x, layer, casts, ranks)
-            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared)
+            beside = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
+            tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *beside)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
                 if is_alone and (results := run_unrecorded(recipe, tensors)):

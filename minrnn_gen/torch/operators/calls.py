@@ -1,8 +1,8 @@
 """A kernel's forward and backward as functions from tensors to tensors, in one order.
 
 The order of a call is that of `CallArguments.flat`: x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, then the
-cell's parameters, then the initial states, all or none, then the inputs S.*; None where absent. Results: y, the final states,
-and what only a backward needs.
+cell's parameters, then the initial states, all or none, then the inputs S.* and X.*; None where absent. Results: y, the final
+states, and what only a backward needs.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def backward(
         parameters=gradients.get("parameters"),
         state=gradients["state"] if all(state is not None for state in gradients["state"].values()) else None,
         shared=gradients.get("shared"),
+        inputs=gradients.get("inputs"),
     ).flat(kernel.interface)
     assert in_order is not None
     memory: set[int] = set()
@@ -164,6 +165,7 @@ def check_tensors(kernel: Kernel, tensors: Tensors) -> None:
         *(f"parameters['{name}']" for name in interface.parameters),
         *(f"state['{name}']" for name in interface.states),
         *(f"shared['{name}']" for name in interface.shared),
+        *(f"inputs['{name}']" for name in interface.inputs),
     )
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is not None:

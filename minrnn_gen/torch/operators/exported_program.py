@@ -122,7 +122,7 @@ def _call_of(node: torch.fx.Node) -> _Call | None:
         recipes, is_stack = (arguments["recipe"],), False
         beside = (*(arguments[name] for name in _OF_EVERY_CELL), *arguments["parameters"], *arguments["shared"])
         kernel = kernel_by(recipes[0])
-        layers = [dict(zip((*_array_names(kernel), *_shared_names(kernel)), beside, strict=True))]
+        layers = [dict(zip((*_array_names(kernel), *_stream_names(kernel)), beside, strict=True))]
     else:
         raise BadInput(f"program has {node.target}, which is not exported; allowed: layers and minrnn_gen.torch.recurrence")
     x = arguments["x"]
@@ -144,9 +144,9 @@ def _array_names(kernel: Kernel) -> tuple[str, ...]:
     return (*_OF_EVERY_CELL, *(f"parameter_{name}" for name in kernel.parameters))
 
 
-def _shared_names(kernel: Kernel) -> tuple[str, ...]:
-    """Return the arrays of a layer that are its inputs S.*."""
-    return tuple(f"shared_{name}" for name in kernel.shared)
+def _stream_names(kernel: Kernel) -> tuple[str, ...]:
+    """Return the arrays of a layer that are its inputs S.* and X.*."""
+    return (*(f"shared_{name}" for name in kernel.shared), *(f"input_{name}" for name in kernel.inputs))
 
 
 def _operator_of(library: str, call: _Call, kernels: dict[str, str]) -> ExportedOperator:
@@ -263,7 +263,7 @@ class _Run:
             parameters = [tensor for tensors in of_layers for tensor in tensors]
             return stack_operator.infer(self.recipes, len(state), (x, *sequences, *parameters, *state))
         R, weight, bias, recurrent_bias, *parameters = of_layers[0]
-        shared = [named.get(f"{array}_0") for array in _shared_names(kernel_by(self.recipes[0]))]
+        shared = [named.get(f"{array}_0") for array in _stream_names(kernel_by(self.recipes[0]))]
         call = (x, R, weight, bias, recurrent_bias, *sequences, *parameters, *state, *shared)
         return kernel_operator.infer(self.recipes[0], call, operator.all_states)
 

@@ -62,7 +62,7 @@ def _over_ranks(
 
 def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:
     """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
-    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared = arguments
+    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared, inputs = arguments
     if not isinstance(kernel, Kernel):
         raise BadInput(f"kernel is {kind_of(kernel)}; what minrnn_gen.compile returns is expected")
     if not isinstance(all_states, bool):
@@ -76,16 +76,20 @@ def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> t
             tensor.to(dtype) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
             for tensor in (x, R, weight)
         )
-        if isinstance(shared, Mapping):
-            shared = {name: tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor for name, tensor in shared.items()}
+        shared, inputs = (
+            {name: tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor for name, tensor in named.items()}
+            if isinstance(named, Mapping)
+            else named
+            for named in (shared, inputs)
+        )
     named = _in_order(parameters, kernel.parameters, "parameters")
-    of_group = _in_order(shared, kernel.shared, "shared")
+    streams = (*_in_order(shared, kernel.shared, "shared"), *_in_order(inputs, kernel.inputs, "inputs"))
     starts_at_zero = state is None or (isinstance(state, Mapping) and not state)
     initial = (None,) * len(kernel.states) if starts_at_zero else _in_order(state, kernel.states, "state")
     absent = [name for name, tensor in zip(kernel.states, initial, strict=True) if tensor is None]
     if 0 < len(absent) < len(initial):
         raise BadInput(f"state['{absent[0]}'] is None; give all of {', '.join(kernel.states)}, or none for zeros")
-    return (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial, *of_group)
+    return (x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, *named, *initial, *streams)
 
 
 def _named(results: Sequence[Any], names: tuple[str, ...], all_states: bool) -> tuple[Any, ...]:

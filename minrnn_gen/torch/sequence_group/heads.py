@@ -83,6 +83,7 @@ def _as_of_all_heads(interface: Interface, tensors: tuple[Any, ...], member: Mem
         *tensors[X + 1 : slots.states.start],
         *(widened(state, _channels_axis(name, interface.vector_states)) for name, state in states),
         *shared,
+        *(widened(values, interface.channel_axes.index("h")) for values in tensors[slots.inputs]),
     )
 
 
@@ -137,12 +138,19 @@ class _Share:
             *(self._channels(vector, _channels_axis(name, interface.vector_parameters)) for name, vector in parameters),
             *(self._of_state(name, state) for name, state in states),
             *(self._of_groups(values) for values in tensors[slots.shared]),
+            *(self._of_channels(values) for values in tensors[slots.inputs]),
         )
 
     def _of_state(self, name: str, state: Any) -> Any:
         if state is None or not self.member.gathers:
             return state
         return self._channels(_shared(state, self.member), _channels_axis(name, self.interface.vector_states))
+
+    def _of_channels(self, values: Any) -> Any:
+        """Return an input X.* for the channels of the share, which a rank has alone where the group does not gather."""
+        if not self.member.gathers:
+            return values
+        return self._channels(_shared(values, self.member), self.interface.channel_axes.index("h"))
 
     def _of_groups(self, values: Any) -> Any:
         """Return an input S.* for the groups that the share's kernel has, each of channels of one group of the whole."""

@@ -166,7 +166,9 @@ class Piece:
 
     def runs_in_place(self, call: Sequence[Any]) -> bool:
         """Whether kernels write into arrays that are there."""
-        return bool(call[0].is_cuda) and not self.kernel.interface.input_size
+        interface = self.kernel.interface
+        # Kernels read inputs X.* at the strides of y, which a part of an array has not.
+        return bool(call[0].is_cuda) and not interface.input_size and not interface.inputs
 
     def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
         """Whether a backward reads the saved states where they are, be they parts of arrays, and writes into such a part."""
@@ -225,14 +227,16 @@ class Piece:
         # The axis n stands behind the channels, which time is behind in one layout.
         return array.narrow(-1 if self.y_axes[-1] == "t" else self.y_axes.index("t"), begin, count)
 
-    def shared_slots(self, call: Sequence[Any]) -> range:
-        """Return the slots of inputs S.* in a call without its states."""
-        return range(len(call) - len(self.kernel.interface.shared), len(call))
+    def axes_of_streams(self, call: Sequence[Any]) -> dict[int, str]:
+        """Return by slot the axes of inputs S.* and X.* in a call without its states."""
+        interface = self.kernel.interface
+        axes = [interface.shared_axes] * len(interface.shared) + [interface.channel_axes] * len(interface.inputs)
+        return dict(enumerate(axes, len(call) - len(axes)))
 
     def axes_of_inputs(self, call: Sequence[Any], axis: str) -> dict[int, int]:
         """Return by slot the place of `axis`, b or t, in what a call reads at every step."""
-        of_shared = dict.fromkeys(self.shared_slots(call), self.kernel.interface.shared_axes.index(axis))
-        return {X: self.kernel.interface.x_axes.index(axis), RESETS: "bt".index(axis), **of_shared}
+        of_streams = {slot: axes.index(axis) for slot, axes in self.axes_of_streams(call).items()}
+        return {X: self.kernel.interface.x_axes.index(axis), RESETS: "bt".index(axis), **of_streams}
 
     @staticmethod
     def has_sequences(call: Sequence[Any]) -> bool:

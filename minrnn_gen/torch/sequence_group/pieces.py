@@ -53,7 +53,7 @@ class Directions:
 
     def part(self, tensors: Tensors, direction: int) -> tuple[Any, ...]:
         """Return one direction's tensors of a call."""
-        x, slots, axes = tensors[X], self.interface.slots, self.interface.shared_axes
+        x, slots = tensors[X], self.interface.slots
         if not self.interface.input_size:
             x = x.select(self.interface.x_axes.index("d"), direction)
         weights = zip(FIXED[WEIGHTS], tensors[WEIGHTS], strict=True)
@@ -63,7 +63,8 @@ class Directions:
             *(_half(tensor, _AXES_OF_DIRECTED[name], direction) for name, tensor in weights),
             *tensors[SEQUENCES],
             *(None if tensor is None else tensor[direction] for tensor in directed),
-            *(tensor.select(axes.index("d"), direction) for tensor in tensors[slots.shared]),
+            *(tensor.select(self.interface.shared_axes.index("d"), direction) for tensor in tensors[slots.shared]),
+            *(tensor.select(self.interface.channel_axes.index("d"), direction) for tensor in tensors[slots.inputs]),
         )
 
     def together(self, forward: Tensors, reverse: Tensors, states: int) -> list[Any]:
