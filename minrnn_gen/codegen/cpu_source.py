@@ -176,13 +176,9 @@ class CpuPlan(MeansOfUnits, NativePlan):
         conjugated = [name for name in self.program.inputs if is_backward and not name.startswith("gradient_")]
         return [StatementText(statement.name, complex_c_text(statement.expression, conjugated)) for statement in statements]
 
-    @cached_property
-    def _results(self) -> Mapping[str, str]:
-        return dict(self.program.results)
-
     def result(self, label: str, program: Program | None = None) -> str:
         """Return the variable that holds a result of a program, of that of a step if none is named."""
-        return f"cell_{(dict(program.results) if program else self._results)[label]}"
+        return f"cell_{dict((program or self.program).results)[label]}"
 
     @property
     def is_dense(self) -> bool:
@@ -249,11 +245,8 @@ class CpuPlan(MeansOfUnits, NativePlan):
     @property
     def loaded_states(self) -> tuple[str, ...]:
         """The saved states that the program of a step reads itself, and the output that R multiplied."""
-        return tuple(
-            name
-            for name in self.saved_states
-            if f"previous_{name}" in self.inputs or (self.is_dense and name == self.output_state)
-        )
+        multiplied = {self.output_state} if self.is_dense else set()
+        return tuple(name for name in self.saved_states if name in multiplied or f"previous_{name}" in self.inputs)
 
     @property
     def kept_states(self) -> tuple[str, ...]:
