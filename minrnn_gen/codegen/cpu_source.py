@@ -264,7 +264,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
         """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
         if self.recurrent_gates != self.gates or self.x_dtype != self.arithmetic_dtype:
             return False
-        return all(self._results[f"gradient_W_{gate}"] == self._results[f"gradient_R_{gate}"] for gate in self.gates)
+        return all(self.result(f"gradient_W_{gate}") == self.result(f"gradient_R_{gate}") for gate in self.gates)
 
     @staticmethod
     def read_of(names: tuple[str, ...], kind: str, inputs: Collection[str]) -> tuple[str, ...]:
