@@ -25,7 +25,7 @@ from training.text import split, text
 
 # Every built-in cell.
 OF_HERE = "lstm gru slstm elman min_gru min_gru_log min_gru_tanh min_lstm min_lstm_log hgrn rg_lru qrnn ind_rnn"
-OF_HERE += " peephole_lstm lif recurrent_lif gru_reset_before"
+OF_HERE += " peephole_lstm lif recurrent_lif gru_reset_before layer_norm_lstm"
 
 
 @dataclass(frozen=True)

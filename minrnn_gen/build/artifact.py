@@ -127,7 +127,7 @@ def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
     """Read back what `dataclasses.asdict` gave of a cell's shape."""
     names = (
         *("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values"),
-        *("vector_states", "vector_parameters", "shared", "inputs"),
+        *("vector_states", "vector_parameters", "shared", "means", "inputs"),
     )
     rounds = tuple(map(tuple, data["rounds"]))
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}, "rounds": rounds})

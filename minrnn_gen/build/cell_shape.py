@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from minrnn_gen.precision import Precision
 if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.levels import Level
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 
@@ -38,8 +40,20 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         transcendental_count=lowered.transcendental_count,
         proof=recurrence.proof,
         rounds=tuple(products.gates for products in cell.rounds),
+        means=_means_of(lowered) if cell.norms else (0, 0, 0),
+        means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
     )
+
+
+def _means_of(lowered: Lowered | LoweredBackward) -> tuple[int, int, int]:
+    from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+
+    assert isinstance(lowered, LoweredSteps | LoweredStepsBackward)
+    rounds = (*lowered.rounds, *(lowered.arguments if isinstance(lowered, LoweredStepsBackward) else ()))
+    levels_of_programs: list[Sequence[Level]] = [lowered.levels, *(of_round.levels for of_round in rounds)]
+    counts = [[len(level.means) for level in levels] for levels in levels_of_programs]
+    return sum(map(len, counts)), max(map(sum, counts)), max(count for levels in counts for count in levels)
 
 
 def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backward: LoweredBackward) -> CellShape:
@@ -53,6 +67,7 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         transcendental_count=backward.transcendental_count,
         saved_values=backward.saved_values,
         recomputed_values=backward.recomputed_values,
+        means=_means_of(backward) if cell.norms else (0, 0, 0),
     )
 
 

@@ -53,7 +53,7 @@ def classify(cell: Cell) -> Recurrence:
     The decomposition follows the author's form, so that (1 - z) * h[t-1] + z * W.h gives a = 1 - z and b = z * W.h as written;
     what must vanish is proved zero by expansion over the reals. A cell whose proof fails is "diagonal": never an error.
     """
-    if cell.recurrent_gates:
+    if cell.recurrent_gates or cell.norms:
         return Recurrence("dense", (), (), _why_dense(cell))
     polynomials = _Polynomials(cell)
     try:
@@ -74,14 +74,18 @@ def classify(cell: Cell) -> Recurrence:
 def _why_dense(cell: Cell) -> str:
     arguments = dict(cell.arguments)
     of_output = ", ".join(f"R.{gate}" for gate in cell.recurrent_gates if gate not in arguments)
+    norms = "; ".join(map(shown_equation, cell.norms))
+    of_norms = f" Values over units within a step: {norms}." if norms else ""
+    if not cell.recurrent_gates:
+        return f"dense: values over units mix the channels within a step: {norms}."
     if not arguments:
-        return f"dense: it uses {of_output}, which mix the channels of the previous output."
+        return f"dense: it uses {of_output}, which mix the channels of the previous output.{of_norms}"
     rounds = [of_output] if of_output else []
     rounds += [
         ", ".join(f"R.{gate}({shown_equation(together.argument)})" for gate in together.gates) for together in cell.rounds
     ]
     plural = "round" if len(rounds) == 1 else "rounds"
-    return f"dense, {len(rounds)} {plural} of products a step, one after the other: {'; then '.join(rounds)}."
+    return f"dense, {len(rounds)} {plural} of products a step, one after the other: {'; then '.join(rounds)}.{of_norms}"
 
 
 def shown_equation(expression: Expr) -> str:

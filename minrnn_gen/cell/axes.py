@@ -114,6 +114,21 @@ def check_no_product(vectors: Vectors, product_uses: Mapping[str, Place]) -> Non
         )
 
 
+def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: Mapping[str, Place]) -> None:
+    """Raise `BadInput` for a norm or a mean over units in a cell with the axis n, or without a recurrent product."""
+    for name, place in norm_uses.items():
+        if vectors:
+            raise place.error(
+                f"{name} is over units, which a cell with the axis n cannot be; leave it out, or list every state and "
+                "parameter with one value per channel"
+            )
+        if not product_uses:
+            raise place.error(
+                f"{name} is computed between two products by R, and this cell has none; use R.<gate> in an equation, or leave "
+                f"{name} out"
+            )
+
+
 def check_no_input(vectors: Vectors, input_uses: Mapping[str, Place]) -> None:
     """Raise `BadInput` for an input X.* in a cell with the axis n, whose kernels read none."""
     if vectors and input_uses:

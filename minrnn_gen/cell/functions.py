@@ -6,7 +6,7 @@ NaN travels through, and nothing overflows for arguments up to 1e4 unless the tr
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from minrnn_gen.cell.tree import Expr
 
@@ -193,6 +193,57 @@ class Spread(CellFunction):
     cell_name, argument_count = "spread", 2
 
 
+class OverUnits(CellFunction):
+    """What is made of all units of a head, or with `over` "all" of a sequence; lists of operands have any length.
+
+    Programs know `Mean` of one operand alone: the others are composed of it (minrnn_gen/cell/norms.py).
+    """
+
+    over: ClassVar[Literal["head", "all"]] = "head"
+
+
+class Mean(OverUnits):
+    """The mean of all values over units."""
+
+    cell_name, argument_count = "mean", 1
+
+
+class MeanOfAll(Mean):
+    """`Mean` over all units."""
+
+    over = "all"
+
+
+class RmsNorm(OverUnits):
+    """The second argument over the root of its mean square and the first, a number."""
+
+    cell_name, argument_count = "rms_norm", 2
+
+
+class RmsNormOfAll(RmsNorm):
+    """`RmsNorm` over all units."""
+
+    over = "all"
+
+
+class LayerNorm(OverUnits):
+    """The second argument less a mean, over the root of the variance and the first, a number; both of the other arguments."""
+
+    cell_name, argument_count = "layer_norm", 3
+
+
+class LayerNormOfAll(LayerNorm):
+    """`LayerNorm` over all units."""
+
+    over = "all"
+
+
+class Centre(CellFunction):
+    """The mean within a variance, which is least there: its derivative adds nothing to the variance's, a second one would."""
+
+    cell_name, argument_count = "centre", 1
+
+
 class Exp2(CellFunction):
     """2**x; equations say exp, whose argument is scaled where that takes no time."""
 
@@ -279,7 +330,13 @@ def _by_cell_name(*classes: type[_Function]) -> dict[str, type[_Function]]:
 COMPARISONS = _by_cell_name(Less, LessOrEqual, Greater, GreaterOrEqual, Equal, NotEqual)
 # A cell may give these names to values and parameters of its own, which then cannot be called.
 _NEWER = _by_cell_name(Arctangent, ErrorFunction, Sine, Cosine, Softsign, HardSigmoid, Gelu, Surrogate)
-FREE_NAMES = frozenset(_NEWER)
+# Those over units, by name and what they are over.
+OVER_UNITS: dict[tuple[str, str], type[OverUnits]] = {
+    (function.cell_name, function.over): function
+    for function in (Mean, MeanOfAll, RmsNorm, RmsNormOfAll, LayerNorm, LayerNormOfAll)
+}
+NAMES_OVER_UNITS = tuple(dict.fromkeys(name for name, _ in OVER_UNITS))
+FREE_NAMES = frozenset((*_NEWER, *NAMES_OVER_UNITS))
 FUNCTIONS = {
     **_by_cell_name(
         *(Sigmoid, Tanh, Exp, Expm1, Log, Log1p, LogSigmoid, Softplus, Silu, Relu, Absolute, SquareRoot),

@@ -45,6 +45,11 @@ def vector_jacobian_product(
         if value in sources:
             gradients[sources[value]] = _selected(guard, total)
             continue
+        if isinstance(expression, fn.Mean):
+            (operand,) = expression.args
+            if operand in varying:
+                arrived.setdefault(builder.value(operand), []).append(_averaged(builder, type(expression), guard, total))
+            continue
         name = builder.name_of(value)
         adjoint = builder.value(total, None if name is None else f"adjoint_{name}")
         for operand, (condition, gradient) in _pulled_back(builder, expression, value, adjoint):
@@ -72,6 +77,15 @@ def _added_over_n(builder: ProgramBuilder, operand: Symbol, value: Symbol, passe
     return others, fn.Sum(_selected(of_n, gradient))
 
 
+def _averaged(builder: ProgramBuilder, mean: type[fn.Mean], guard: Guard, gradient: Expr) -> Guarded:
+    """Return what a mean over units passes to each: the mean of their gradients, each selected before."""
+    averaged = builder.value(mean(_selected(guard, gradient)))
+    if not guard:
+        return (), averaged
+    counts = builder.value(mean(_selected(guard, ONE)))
+    return ((builder.value(fn.NotEqual(counts, ZERO)), True),), averaged
+
+
 def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) -> set[Symbol]:
     """Return the values that change, differentiably, with `sources`."""
     varying = set(sources)
@@ -79,7 +93,7 @@ def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) ->
         operands = ex.operation(expression)[1]
         if isinstance(expression, fn.Surrogate):
             operands = operands[1:]
-        if not isinstance(expression, fn.Comparison | fn.Detach) and not varying.isdisjoint(operands):
+        if not isinstance(expression, fn.Comparison | fn.Detach | fn.Centre) and not varying.isdisjoint(operands):
             varying.add(value)
     return varying
 
@@ -123,7 +137,9 @@ def _pulled_back_through_call(
     elif function is fn.Quotient:
         yield from _pulled_back_through_quotient(expression.args, value, gradient)
     elif function is fn.SquareRoot:
-        yield x, (((fn.NotEqual(value, ZERO), True),), ex.divide(gradient, ex.add(value, value)))
+        share = ex.divide(gradient, ex.add(value, value))
+        is_positive = isinstance(x, Symbol) and builder.range_of(x).least > 0
+        yield x, (() if is_positive else ((fn.NotEqual(value, ZERO), True),), share)
     elif function is fn.Relu:
         yield x, (((fn.LessOrEqual(x, ZERO), False),), gradient)  # of NaN too
     elif function is fn.Absolute:

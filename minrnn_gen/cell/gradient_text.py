@@ -43,7 +43,7 @@ def gradient_equations(cell: Cell) -> tuple[str, ...]:
     products and inputs S.* (of one channel) and X.*;
     `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
     """
-    program = lower_steps_backward(cell).backward
+    program = lower_steps_backward(cell, shows_means=True).backward
     lines = [f"{_shown(statement.name)} = {equation_text(_renamed(statement.expression))}" for statement in program.statements]
     lines += [f"{_shown(label)} = {_shown(name)}" for label, name in program.results if label != name]
     return tuple(lines)

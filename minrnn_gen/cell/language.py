@@ -6,10 +6,20 @@ import ast
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.axes import NO_VECTORS, Axes, Vectors, check_no_input, check_no_product, names_with_axes
+from minrnn_gen.cell.axes import (
+    NO_VECTORS,
+    Axes,
+    Vectors,
+    check_no_input,
+    check_no_product,
+    check_norms,
+    names_with_axes,
+)
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile, CellSource
+from minrnn_gen.cell.functions import OverUnits
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
+from minrnn_gen.cell.norms import norm_levels, norms_in
 from minrnn_gen.cell.reading import NAME, RESERVED, ExpressionReader
 from minrnn_gen.cell.rounds import LEVELS_MOST, PRODUCTS_MOST, Round, levels_of, rounds_of
 from minrnn_gen.cell.syntax import (
@@ -56,6 +66,12 @@ class Cell:
     def rounds(self) -> tuple[Round, ...]:
         """The rounds of products in a step after that of the previous output, in the order of a step."""
         return rounds_of(self.definitions, self.recurrent_gates, self.arguments)
+
+    @property
+    def norms(self) -> tuple[OverUnits, ...]:
+        """The norms and means over units, each once, in the order of their uses."""
+        values = (expression for _, expression in self.definitions)
+        return tuple(dict.fromkeys(norms_in((*values, *(argument for _, argument in self.arguments), self.output))))
 
     @property
     def next_states(self) -> tuple[tuple[str, Expr], ...]:
@@ -105,6 +121,7 @@ class _Reader(ExpressionReader):
         expression = self.expression(statement.value, 0)
         self.defined[name] = (Place(self.source, target), expression)
         self.axes.define(self.defined[name][0], name, expression)
+        self.norm_levels[ex.named(name)] = norm_levels(expression, self.norm_levels)
         self.measure(target, ex.named(name), expression)
 
     def check_new_name(self, node: ast.expr, name: str) -> None:
@@ -146,6 +163,7 @@ class _Reader(ExpressionReader):
         inputs = names_in_order(source, "inputs", file.inputs, self.input_uses, "X.{0}")
         vectors = self.axes.vectors(states, parameters, shared)
         check_no_product(vectors, self.product_uses)
+        check_norms(vectors, self.norm_uses, self.product_uses)
         check_no_input(vectors, self.input_uses)
         default = states[0] if output is None else None
         output = ex.current(states[0]) if output is None else output

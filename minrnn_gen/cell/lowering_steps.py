@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.levels import Level, inputs_of
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,
@@ -30,11 +32,12 @@ class ProductRound:
 
     In a forward `program` gives the `argument`; it takes what a step does, of products those of the rounds before. In a
     backward it gives `gradient_R_<gate>` of these gates; it takes what the step's does, of `gradient_argument_<round>` those
-    of the rounds behind.
+    of the rounds behind. `levels` give the means over units that it takes besides.
     """
 
     gates: tuple[str, ...]
     program: Program
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class LoweredSteps:
     `step` takes what it needs of `W_<gate>`, `X_<name>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and
     gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
     of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
-    than the previous output, in the order in which a step computes them.
+    than the previous output, in the order in which a step computes them. `levels` give the means over units that `step` takes
+    besides.
     """
 
     name: str
@@ -58,6 +62,7 @@ class LoweredSteps:
     vectors: Vectors = NO_VECTORS
     logarithms: tuple[str, ...] = ()
     rounds: tuple[ProductRound, ...] = ()
+    levels: tuple[Level, ...] = ()
     inputs: tuple[str, ...] = ()
 
     @property
@@ -84,7 +89,8 @@ class LoweredStepsBackward:
     and gives `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_R_<gate>`, `gradient_previous_<state>` and
     `gradient_parameter_<name>`. It computes the step again: what it reads is the gates, the products and the states before the
     step, whose values are saved. Of `rounds`, in the order of the forward, the last one's gradients come first: `backward`
-    takes `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward.
+    takes `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward. `levels` give the
+    means over units that `backward` takes besides, those of gradients among them, and those of all `arguments`.
     """
 
     name: str
@@ -97,28 +103,34 @@ class LoweredStepsBackward:
     equations: str
     vectors: Vectors = NO_VECTORS
     rounds: tuple[ProductRound, ...] = ()
-    arguments: tuple[Program, ...] = ()
+    arguments: tuple[ProductRound, ...] = ()
+    levels: tuple[Level, ...] = ()
     inputs: tuple[str, ...] = ()
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        return frozenset(inputs_of(self.backward, self.levels))
 
     @property
     def read_gates(self) -> tuple[str, ...]:
         """The gates whose values the backward reads."""
-        return tuple(gate for gate in self.gates if f"W_{gate}" in self.backward.inputs)
+        return tuple(gate for gate in self.gates if f"W_{gate}" in self._read)
 
     @property
     def read_inputs(self) -> tuple[str, ...]:
         """The inputs X.* whose values the backward reads."""
-        return tuple(name for name in self.inputs if f"X_{name}" in self.backward.inputs)
+        return tuple(name for name in self.inputs if f"X_{name}" in self._read)
 
     @property
     def read_products(self) -> tuple[str, ...]:
         """The recurrent gates whose products the backward reads."""
-        return tuple(gate for gate in self.recurrent_gates if f"R_{gate}" in self.backward.inputs)
+        return tuple(gate for gate in self.recurrent_gates if f"R_{gate}" in self._read)
 
     @property
     def read_states(self) -> tuple[str, ...]:
         """The states whose values the backward reads, all of them before a step; for the arguments of products, too."""
-        read = {name for program in (self.backward, *self.arguments) for name in program.inputs}
+        of_arguments = (name for argument in self.arguments for name in inputs_of(argument.program, argument.levels))
+        read = self._read.union(of_arguments)
         return tuple(state for state in self.states if f"previous_{state}" in read)
 
     @property
@@ -161,29 +173,31 @@ class LoweredStepsBackward:
 def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSteps:
     """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
-    results = {f"state_{state}": ex.current(state) for state in cell.states}
-    rounds = [ProductRound(products.gates, _argument(builder, products)) for products in cell.rounds]
+    results: dict[str, Expr] = {f"state_{state}": ex.current(state) for state in cell.states}
+    rounds = [_argument(builder, products) for products in cell.rounds]
+    results |= {"y": cell.output, **(more or {})}
     return LoweredSteps(
         name=cell.name,
         gates=cell.gates,
         recurrent_gates=cell.recurrent_gates,
         states=cell.states,
         parameters=cell.parameters,
-        step=builder.program({**results, "y": cell.output, **(more or {})}, needed_inputs_only=True),
+        step=builder.program(results, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,
         rounds=tuple(rounds),
+        levels=builder.levels(results),
         inputs=cell.inputs,
     )
 
 
 def lower_steps_backward(
-    cell: Cell, more: Mapping[str, Expr] | None = None, *, gives_states: bool = False
+    cell: Cell, more: Mapping[str, Expr] | None = None, *, gives_states: bool = False, shows_means: bool = False
 ) -> LoweredStepsBackward:
     """Return the backward program of one step of `cell`, of whatever class, which gives `more` by label besides.
 
-    It may give `state_<state>` of every state, too.
+    It may give `state_<state>` of every state, too; with `shows_means` its programs are for people alone.
     """
     inputs, incoming = step_inputs(cell), {incoming_gradient(state): f"gradient_state_{state}" for state in cell.states}
     together = cell.rounds
@@ -192,45 +206,51 @@ def lower_steps_backward(
 
     def pulled_back(symbols: Collection[Symbol]) -> tuple[ProgramBuilder, dict[str, Expr]]:
         # A builder of its own: values of two rounds on the way to the same input are two, and have the same name.
-        builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"})
+        builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"}, shows_means=shows_means)
         gradients = vector_jacobian_product(builder, seeds, list(symbols))
         return builder, {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
 
     rounds: list[ProductRound] = []
     for number, products in reversed([*enumerate(together)]):
         builder, of_gates = pulled_back([ex.product(gate) for gate in products.gates])
-        rounds.insert(0, ProductRound(products.gates, builder.program(of_gates, needed_inputs_only=True)))
+        rounds.insert(0, _round(builder, products, of_gates))
         seeds.append((products.argument, _incoming_argument(number)))
     builder, results = pulled_back(inputs)
     if gives_states:
         results |= {f"state_{state}": ex.current(state) for state in cell.states}
+    results |= more or {}
     return LoweredStepsBackward(
         name=cell.name,
         gates=cell.gates,
         recurrent_gates=cell.recurrent_gates,
         states=cell.states,
         parameters=cell.parameters,
-        backward=builder.program({**results, **(more or {})}, needed_inputs_only=True),
+        backward=builder.program(results, needed_inputs_only=True),
         output_state=output_state(cell, builder),
         equations=cell.equations,
         vectors=cell.vectors,
         rounds=tuple(rounds),
         arguments=tuple(_argument(builder, products) for products in together),
+        levels=builder.levels(results | {f"argument of {number}": of.argument for number, of in enumerate(together)}),
         inputs=cell.inputs,
     )
 
 
-def _argument(builder: ProgramBuilder, products: Round) -> Program:
-    return builder.program({"argument": products.argument}, needed_inputs_only=True)
+def _argument(builder: ProgramBuilder, products: Round) -> ProductRound:
+    return _round(builder, products, {"argument": products.argument})
+
+
+def _round(builder: ProgramBuilder, products: Round, results: Mapping[str, Expr]) -> ProductRound:
+    return ProductRound(products.gates, builder.program(results, needed_inputs_only=True), builder.levels(results))
 
 
 def _incoming_argument(number: int) -> Symbol:
     return ex.named(f"gradient of argument {number}")
 
 
-def _step_builder(cell: Cell, inputs: Mapping[Symbol, str]) -> ProgramBuilder:
+def _step_builder(cell: Cell, inputs: Mapping[Symbol, str], *, shows_means: bool = False) -> ProgramBuilder:
     """Return a builder in which all of the cell is defined."""
-    builder = ProgramBuilder(inputs, wide_inputs(cell))
+    builder = ProgramBuilder(inputs, wide_inputs(cell), shows_means=shows_means)
     for symbol, expression in cell.definitions:
         builder.define(symbol, expression, program_name(cell, symbol))
     return builder

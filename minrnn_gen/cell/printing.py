@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.expressions import Expr, Number, Symbol, operation, power_exponent, rebuilt
-from minrnn_gen.cell.functions import Comparison, Conjugate, Detach, Quotient, Times, Where
+from minrnn_gen.cell.functions import Comparison, Conjugate, Detach, OverUnits, Quotient, Times, Where
+from minrnn_gen.cell.norms import arguments_of
 
 _INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("*", 2)}
 _QUOTIENT, _PREFIX, _POWER, _ATOM = 2, 3, 4, 5
@@ -87,7 +88,19 @@ def _equation_part(expression: Expr) -> Part:
     if isinstance(expression, Comparison):
         left, right = (_bound(operand, 1, _equation_part) for operand in operands)
         return f"{left} {expression.cell_name} {right}", 0
+    if isinstance(expression, OverUnits):
+        return _over_units(expression), _ATOM
     return f"{expression.spelling}({', '.join(equation_text(operand) for operand in operands)})", _ATOM
+
+
+def _over_units(expression: OverUnits) -> str:
+    epsilon, x, of = arguments_of(expression)
+    texts = [equation_text(value) for value in of]
+    listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    parts = [*([] if x is None or of == (x,) else [equation_text(x)]), listed, expression.over]
+    if x is not None and len(of) == 1 and of != (x,):
+        parts[1] = f"[{listed}]"
+    return f"{expression.spelling}({', '.join([*parts, *([] if epsilon is None else [equation_text(epsilon)])])})"
 
 
 def _exact_number(number: Number) -> Part:

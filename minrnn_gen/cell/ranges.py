@@ -261,6 +261,8 @@ _RULES: dict[str, Callable[..., Range]] = {
     "min": lambda a, b: Range(min(a.least, b.least), min(a.greatest, b.greatest)),
     "max": lambda a, b: Range(max(a.least, b.least), max(a.greatest, b.greatest)),
     "detach": lambda x: x,
+    "mean": lambda x: x,
+    "centre": lambda x: x,
     # Of one to any number of values.
     "sum": lambda x: Range(x.least if x.least >= 0 else -math.inf, x.greatest if x.greatest <= 0 else math.inf),
     "spread": lambda x, _: x,

@@ -11,9 +11,20 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import Axes
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile
-from minrnn_gen.cell.functions import COMPARISONS, FREE_NAMES, FUNCTIONS, REDUCTIONS, Comparison, Surrogate, Where
+from minrnn_gen.cell.functions import (
+    COMPARISONS,
+    FREE_NAMES,
+    FUNCTIONS,
+    NAMES_OVER_UNITS,
+    OVER_UNITS,
+    REDUCTIONS,
+    Comparison,
+    Surrogate,
+    Where,
+)
+from minrnn_gen.cell.norms import NORM_LEVELS_MOST, norm_levels, norm_written
 from minrnn_gen.cell.printing import equation_text
-from minrnn_gen.cell.rounds import check_argument
+from minrnn_gen.cell.rounds import check_argument, reads_previous_step
 from minrnn_gen.cell.syntax import (
     DEPTH_LIMIT,
     OPERATION_LIMIT,
@@ -63,6 +74,9 @@ class ExpressionReader:
     # Of each gate of R what it multiplies: None for the previous output, whichever state that is.
     arguments: dict[str, Expr | None] = field(default_factory=dict)
     measures: dict[Symbol, tuple[int, int]] = field(default_factory=dict)
+    # Of each defined name how many norms and means in a chain lead to it.
+    norm_levels: dict[Symbol, int] = field(default_factory=dict)
+    norm_uses: dict[str, Place] = field(default_factory=dict)
     operation_count: int = 0
 
     def state_names(self) -> set[str]:
@@ -136,7 +150,7 @@ class ExpressionReader:
             raise self.source.error_at(node, f"'{node.id}' is a state; write {node.id}[t-1] or {node.id}[t]")
         if node.id in ("W", "R"):
             raise self.source.error_at(node, f"'{node.id}' needs a gate; write {node.id}.<gate>")
-        if node.id in FUNCTIONS:
+        if node.id in (*FUNCTIONS, *NAMES_OVER_UNITS):
             raise self.source.error_at(node, f"'{node.id}' is a function; write {node.id}(…)")
         known = [name for name in (*self.defined, *self.file.parameters) if "[" not in name]
         raise self.source.error_at(
@@ -265,8 +279,10 @@ class ExpressionReader:
             raise self.source.error_at(node, "R needs a gate; write R.<gate>(value), or R.<gate> for the previous output")
         if name in FREE_NAMES and (name in self.defined or name in self.file.parameters):
             raise self.source.error_at(node, f"'{name}' is a value of this cell, which cannot be called; give it another name")
+        if name in NAMES_OVER_UNITS:
+            return self.over_units(node, name, depth)
         if function is None:
-            raise self.source.error_at(node, why_no_function(node, name, FUNCTIONS))
+            raise self.source.error_at(node, why_no_function(node, name, (*FUNCTIONS, *NAMES_OVER_UNITS)))
         wanted = function.argument_count
         if node.keywords or len(node.args) != wanted or any(isinstance(argument, ast.Starred) for argument in node.args):
             plural = "argument" if wanted == 1 else "arguments"
@@ -280,6 +296,33 @@ class ExpressionReader:
         if name in REDUCTIONS and (why := self.axes.why_no_sum(built.args[0])):
             raise self.source.error_at(node, why)
         return built
+
+    def over_units(self, node: ast.Call, name: str, depth: int) -> Expr:
+        """Return a mean or a norm over units."""
+        place, written = Place(self.source, node), norm_written(node, name)
+        if isinstance(written, str):
+            raise place.error(written)
+        values = [self.expression(value, depth + 1) for value in (*written.normalised, *written.of)]
+        epsilon = () if written.epsilon is None else (self.epsilon(name, written.epsilon, depth),)
+        built = OVER_UNITS[name, written.over](*epsilon, *values)
+        if wide := next(filter(self.axes.is_wide, values), None):
+            raise place.error(f"{name} is over units, and {equation_text(wide)[:60]} has the axis n; leave one of the two out")
+        if not any(reads_previous_step(value, self.known()) for value in values):
+            shown = equation_text(built)[:80]
+            raise place.error(f"no previous step reaches {shown}; compute it before the layer, and give its value as a gate")
+        if (levels := norm_levels(built, self.norm_levels)) > NORM_LEVELS_MOST:
+            raise place.error(
+                f"this is the last of {levels} norms and means that each need the one before; at most {NORM_LEVELS_MOST} may"
+            )
+        self.norm_uses.setdefault(name, place)
+        return built
+
+    def epsilon(self, name: str, node: ast.expr, depth: int) -> Expr:
+        """Return what a norm adds under its root."""
+        value = self.expression(node, depth + 1)
+        if not ex.is_number(value) or value.value <= 0:
+            raise self.source.error_at(node, f"{name} adds a number above 0 under its root; write one, such as 1e-5")
+        return value
 
     def condition(self, node: ast.expr, depth: int) -> Comparison:
         if not isinstance(node, ast.Compare) or len(node.ops) != 1 or type(node.ops[0]) not in _COMPARISONS:

@@ -8,7 +8,9 @@ from fractions import Fraction
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import Comparison, Quotient, Sum, Surrogate
+from minrnn_gen.cell.functions import Centre, Comparison, Mean, OverUnits, Quotient, Sum, Surrogate
+from minrnn_gen.cell.levels import Level
+from minrnn_gen.cell.norms import composed
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.ranges import Range, Ranges
 
@@ -27,16 +29,22 @@ class ProgramBuilder:
 
     `inputs` gives the program's name of each input symbol, `wide` those names that have the axis n. A value is written as a
     statement when it was given a name, is used more than once or nests too deep, and at all only if a result needs it.
+    A mean over units is an input of programs, `mean_<number>`, which `levels` give; unless `shows_means`, for people.
     """
 
-    def __init__(self, inputs: Mapping[Symbol, str], wide: Collection[str] = ()) -> None:
+    def __init__(self, inputs: Mapping[Symbol, str], wide: Collection[str] = (), *, shows_means: bool = False) -> None:
         self._inputs = tuple(inputs.values())
+        self._shows_means = shows_means
+        self._means: dict[int, str] = {}
         self._wide_inputs = frozenset(wide)
         self._wide: list[bool] = []
         self._numbers: dict[Key, int] = {}
         self._samples: list[Expr] = []  # per value: an expression with the same operation, and its operands' numbers
         self._operands: list[tuple[int, ...]] = []
         self._ranges = Ranges(self._samples, self._operands)
+        # Of each value the first that is computed alike: what a `Centre` is of counts as the value itself.
+        self._alike: list[int] = []
+        self._first_alike: dict[Key, int] = {}
         self._names: dict[int, str] = {}
         self._symbols: dict[Symbol, int] = {}
         for symbol, name in inputs.items():
@@ -52,7 +60,7 @@ class ProgramBuilder:
 
     def name_of(self, value: Symbol) -> str | None:
         """Return the name that the value of a symbol was given, if any; an input has none."""
-        return self._names.get(self._symbols[value])
+        return self._names.get(self._alike[self._symbols[value]])
 
     def is_number(self, value: Symbol) -> bool:
         """Whether the value of a symbol is a number of the text, the same whatever the inputs."""
@@ -77,13 +85,15 @@ class ProgramBuilder:
 
     def program(self, results: Mapping[str, Expr], *, needed_inputs_only: bool = False) -> Program:
         """Return the program that computes `results`, by label; a value without a name takes its label."""
-        numbers = {label: self._named(expression, label) for label, expression in results.items()}
+        numbers = {label: self._alike[self._named(expression, label)] for label, expression in results.items()}
         uses = self._uses(list(numbers.values()))
         written: dict[int, Symbol] = {}
         statements: list[Statement] = []
         nesting = [0] * len(self._samples)
         shared = 0
         for number, sample in enumerate(self._samples):
+            if number in self._means:
+                sample = ex.named(self._means[number])
             if isinstance(sample, Symbol):
                 written[number] = sample
                 continue
@@ -97,10 +107,44 @@ class ProgramBuilder:
                 statements.append(Statement(name, self._expression(number, written)))
                 written[number] = ex.named(name)
                 nesting[number] = 0
+        of_means = (name for number, name in self._means.items() if uses[number])
         return Program(
-            inputs=tuple(name for number, name in enumerate(self._inputs) if uses[number] or not needed_inputs_only),
+            inputs=(
+                *(name for number, name in enumerate(self._inputs) if uses[number] or not needed_inputs_only),
+                *of_means,
+            ),
             statements=tuple(statements),
             results=tuple((label, written[number].name) for label, number in numbers.items()),
+        )
+
+    def levels(self, results: Mapping[str, Expr]) -> tuple[Level, ...]:
+        """Return the means over units that a program of `results` takes, in the order in which they can be computed."""
+        if not self._means:
+            return ()
+        numbers = {self._alike[self._number(expression)] for expression in results.values()}
+        levels = [0] * len(self._samples)
+        needed = [number in numbers for number in range(len(self._samples))]
+        for number in reversed(range(len(needed))):
+            for operand in self._operands[number] if needed[number] else ():
+                needed[self._alike[operand]] = True
+        by_level: dict[int, list[int]] = {}
+        for number, operands in enumerate(self._operands):
+            levels[number] = max((levels[self._alike[operand]] for operand in operands), default=0)
+            if number in self._means and needed[number]:
+                by_level.setdefault(levels[number], []).append(number)
+            levels[number] += number in self._means
+        return tuple(self._level(by_level[level]) for level in sorted(by_level))
+
+    def _level(self, means: Sequence[int]) -> Level:
+        summands = {f"summand_of_{self._means[number]}": self._symbol(self._operands[number][0]) for number in means}
+        samples = [self._samples[number] for number in means]
+        return Level(
+            tuple(
+                (self._means[number], sample.over)
+                for number, sample in zip(means, samples, strict=True)
+                if isinstance(sample, Mean)
+            ),
+            self.program(summands, needed_inputs_only=True),
         )
 
     def _named(self, expression: Expr, name: str) -> int:
@@ -108,7 +152,7 @@ class ProgramBuilder:
         key: Key = ("constant", name)
         number = self._value(key, expression, ()) if ex.is_number(expression) else self._number(expression)
         if not isinstance(self._samples[number], Symbol):
-            self._names.setdefault(number, name)
+            self._names.setdefault(self._alike[number], name)
         return number
 
     def _symbol(self, number: int) -> Symbol:
@@ -122,6 +166,8 @@ class ProgramBuilder:
         name, operands = ex.operation(expression)
         if name == "number":
             return self._value(("number", expression), expression, ())
+        if isinstance(expression, OverUnits) and (parts := composed(expression)) is not expression:
+            return self._number(parts)
         if isinstance(expression, fn.CellFunction) and type(expression) in COMPOSED:
             return self._number(COMPOSED[type(expression)](*operands))
         numbers = tuple(self._number(operand) for operand in operands)
@@ -144,6 +190,11 @@ class ProgramBuilder:
         if number == len(self._samples):
             self._samples.append(sample)
             self._operands.append(operands)
+            alike = (key[0], *(self._alike[operand] for operand in operands)) if operands else key
+            is_centre = isinstance(sample, Centre)
+            self._alike.append(self._alike[operands[0]] if is_centre else self._first_alike.setdefault(alike, number))
+            if isinstance(sample, Mean) and not self._shows_means:
+                self._means[number] = f"mean_{len(self._means)}"
             of_operands = any(self._wide[operand] for operand in operands) and not isinstance(sample, Sum)
             self._wide.append(of_operands or (isinstance(sample, Symbol) and sample.name in self._wide_inputs))
         return number
@@ -160,16 +211,16 @@ class ProgramBuilder:
         return uses
 
     def _computed_from(self, number: int) -> tuple[int, ...]:
-        """Return the operands that a value is computed from: of a surrogate all but what it has its gradient of."""
-        operands = self._operands[number]
+        """Return the operands that a value is computed from: of a surrogate without that of its gradient, of a mean none."""
+        operands = () if number in self._means else tuple(self._alike[operand] for operand in self._operands[number])
         return operands[:1] if isinstance(self._samples[number], Surrogate) else operands
 
     def _expression(self, number: int, written: Mapping[int, Symbol]) -> Expr:
         if number in written:
             return written[number]
         if isinstance(self._samples[number], Surrogate):
-            return self._expression(self._operands[number][0], written)
-        operands = [self._expression(operand, written) for operand in self._operands[number]]
+            return self._expression(self._alike[self._operands[number][0]], written)
+        operands = [self._expression(self._alike[operand], written) for operand in self._operands[number]]
         return ex.rebuilt(self._samples[number], operands)
 
 

@@ -12,7 +12,7 @@ from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.printing import complex_c_text
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.rounds import places_by_round
-from minrnn_gen.codegen.cpu_rounds import NativeRound, native_rounds
+from minrnn_gen.codegen.cpu_rounds import MeansOfUnits, NativeRound, native_rounds
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 
@@ -150,7 +150,7 @@ class NativePlan:
 
 
 @dataclass(frozen=True)
-class CpuPlan(NativePlan):
+class CpuPlan(MeansOfUnits, NativePlan):
     """A kernel for the CPU of a cell without the axis n.
 
     `saved_in_storage` is the state whose values a backward reads from y, in the storage dtype; others are in the arithmetic
@@ -176,13 +176,9 @@ class CpuPlan(NativePlan):
         conjugated = [name for name in self.program.inputs if is_backward and not name.startswith("gradient_")]
         return [StatementText(statement.name, complex_c_text(statement.expression, conjugated)) for statement in statements]
 
-    @cached_property
-    def _results(self) -> Mapping[str, str]:
-        return dict(self.program.results)
-
     def result(self, label: str, program: Program | None = None) -> str:
         """Return the variable that holds a result of a program, of that of a step if none is named."""
-        return f"cell_{(dict(program.results) if program else self._results)[label]}"
+        return f"cell_{dict((program or self.program).results)[label]}"
 
     @property
     def is_dense(self) -> bool:
@@ -213,7 +209,7 @@ class CpuPlan(NativePlan):
     def inputs(self) -> frozenset[str]:
         """What a step takes: in a backward, the arguments of its rounds as well."""
         arguments = self.cell.arguments if isinstance(self.cell, LoweredStepsBackward) else ()
-        return frozenset(self.program.inputs).union(*(argument.inputs for argument in arguments))
+        return frozenset(self.program.inputs).union(*(argument.program.inputs for argument in arguments))
 
     @property
     def logarithms(self) -> tuple[str, ...]:
@@ -247,6 +243,12 @@ class CpuPlan(NativePlan):
         return tuple(name for name in self.states if name in read or (self.is_dense and name == self.output_state))
 
     @property
+    def loaded_states(self) -> tuple[str, ...]:
+        """The saved states that the program of a step reads itself, and the output that R multiplied."""
+        multiplied = {self.output_state} if self.is_dense else set()
+        return tuple(name for name in self.saved_states if name in multiplied or f"previous_{name}" in self.inputs)
+
+    @property
     def kept_states(self) -> tuple[str, ...]:
         """The saved states that a forward writes for a backward, since y has them not."""
         return tuple(state for state in self.saved_states if state != self.saved_in_storage)
@@ -262,7 +264,7 @@ class CpuPlan(NativePlan):
         """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
         if self.recurrent_gates != self.gates or self.x_dtype != self.arithmetic_dtype:
             return False
-        return all(self._results[f"gradient_W_{gate}"] == self._results[f"gradient_R_{gate}"] for gate in self.gates)
+        return all(self.result(f"gradient_W_{gate}") == self.result(f"gradient_R_{gate}") for gate in self.gates)
 
     @staticmethod
     def read_of(names: tuple[str, ...], kind: str, inputs: Collection[str]) -> tuple[str, ...]:
@@ -271,8 +273,8 @@ class CpuPlan(NativePlan):
 
     @property
     def unit_vectors(self) -> int:
-        """How many vectors of units a block of R has for each gate; with rounds gates are multiplied one after the other."""
-        return PANEL_VECTORS if self.rounds else max(1, PANEL_VECTORS // len(self.recurrent_gates))
+        """How many vectors of units a block of R has for each gate; in stages gates are multiplied one after the other."""
+        return PANEL_VECTORS if self.is_staged else max(1, PANEL_VECTORS // len(self.recurrent_gates))
 
     def access_of(self, state: str) -> str:
         """Return the kind of load of a saved state."""

@@ -346,6 +346,7 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
     ("backward_arguments", ""): _backward_arguments,
+    ("normed_arguments", ""): _backward_arguments,
     ("dropout", ""): _dropout,
     ("filter_forward", ""): lambda *_: _filter(("x", "b", "a", "zi"), ("y", "zf")),
     ("filter_backward", ""): lambda *_: _filter(("x", "y", "dy", "b", "a", "dzf"), ("dx", "db", "da", "dzi")),
@@ -361,4 +362,8 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("stepwise_forward", STEP): lambda *_: STEP_SIGNATURE,
     ("stepwise_backward", BEGIN): _stepwise_backward,
     ("stepwise_backward", STEP): lambda *_: STEP_SIGNATURE,
+    ("normed_forward", BEGIN): _stepwise_forward,
+    ("normed_forward", STEP): lambda *_: STEP_SIGNATURE,
+    ("normed_backward", BEGIN): _stepwise_backward,
+    ("normed_backward", STEP): lambda *_: STEP_SIGNATURE,
 }

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.late import bias_name, step_behind_sums, sum_name
+from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering import Program
-from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, ProductRound
 from minrnn_gen.cell.preparation import CutProgram, cut
 from minrnn_gen.codegen.cell_names import CellNames
+from minrnn_gen.codegen.levels_text import LevelledText, ProgramText, level_texts, mean_places
 from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of
 
 _NOTHING = Program((), (), ())
+NO_MEANS: Mapping[str, str] = {}
+Levelled = tuple[str, Sequence[Level], Program, Places]
+"""A program's name, its levels, itself, and (place, label) of each of its results."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,8 @@ class _StepsNames(CellNames):
     def _argument_programs(self) -> tuple[tuple[tuple[str, ...], Program], ...]:
         """The gates of each round with the program of what they multiply."""
         lowered = self.lowered
-        programs = lowered.arguments if isinstance(lowered, LoweredStepsBackward) else [of.program for of in lowered.rounds]
-        return tuple((products.gates, program) for products, program in zip(lowered.rounds, programs, strict=True))
+        rounds = lowered.arguments if isinstance(lowered, LoweredStepsBackward) else lowered.rounds
+        return tuple((of_round.gates, of_round.program) for of_round in rounds)
 
     def _round(self, number: int, gates: tuple[str, ...], parts: CutProgram, results: Places) -> RoundText:
         prepared = tuple(map(cuda_name, parts.values))
@@ -72,9 +78,54 @@ class _StepsNames(CellNames):
             prepared_statements=statements_of(parts.preparation),
         )
 
-    def _placed(self, program: Program) -> Places:
+    @property
+    def levelled(self) -> tuple[LevelledText, ...]:
+        """The programs of a step with the levels before each, where one has any: those of rounds, and the step's own last."""
+        programs = self._levelled_programs
+        if not any(levels for _, levels, _, _ in programs):
+            return ()
+        return tuple(self._levelled(*parts) for parts in programs)
+
+    @property
+    def _levelled_programs(self) -> tuple[Levelled, ...]:
+        raise NotImplementedError
+
+    def _levelled(self, name: str, levels: Sequence[Level], program: Program, labels: Places) -> LevelledText:
+        means, names = mean_places(levels), result_names(program)
+
+        def placed(program: Program) -> Places:
+            return tuple(
+                (name, place if place in means.values() else f"inputs.{place}") for name, place in self._placed(program, means)
+            )
+
+        results = tuple((place, names[label]) for place, label in labels)
+        text = ProgramText(placed(program), statements_of(program), results)
+        return LevelledText(name, level_texts(levels, [placed(level.program) for level in levels]), text)
+
+    @property
+    def argument_programs(self) -> tuple[LevelledText, ...]:
+        """What the products of each round multiply, with the levels before it."""
+        return tuple(levelled for levelled in self.levelled if levelled.name.startswith("argument_"))
+
+    @property
+    def mean_count(self) -> int:
+        """The means over units that one program takes at most."""
+        return max(sum(len(level.means) for level in levels) for _, levels, _, _ in self._levelled_programs)
+
+    @property
+    def summand_count(self) -> int:
+        """The means of one level at most."""
+        return max(len(level.means) for _, levels, _, _ in self._levelled_programs for level in levels)
+
+    def _levelled_arguments(self, rounds: Sequence[ProductRound]) -> tuple[Levelled, ...]:
+        return tuple(
+            (f"argument_{number}", of_round.levels, of_round.program, (("argument", "argument"),))
+            for number, of_round in enumerate(rounds, start=1)
+        )
+
+    def _placed(self, program: Program, means: Mapping[str, str] = NO_MEANS) -> Places:
         """(name, where its value is) of each input of `program`."""
-        places = {"gradient_y": "dy"}
+        places = {"gradient_y": "dy", **means}
         for label, names, place in (
             ("R", self.products, "product"),
             ("previous", self.states, "previous"),
@@ -94,6 +145,12 @@ class StepsText(_StepsNames):
     """One step of a cell as the templates read it."""
 
     lowered: LoweredSteps
+
+    @property
+    def _levelled_programs(self) -> tuple[Levelled, ...]:
+        lowered = self.lowered
+        labels = (*((f"state.at[{index}]", f"state_{state}") for index, state in enumerate(self.states)), ("y", "y"))
+        return (*self._levelled_arguments(lowered.rounds), ("step", lowered.levels, lowered.step, labels))
 
     @property
     def step_inputs(self) -> Places:
@@ -151,6 +208,26 @@ class StepsBackwardText(_StepsNames):
     """The vector-Jacobian product of one step as the templates read it."""
 
     lowered: LoweredStepsBackward
+
+    @property
+    def _levelled_programs(self) -> tuple[Levelled, ...]:
+        lowered = self.lowered
+        of_rounds = tuple(
+            (
+                f"round_{number}",
+                of_round.levels,
+                of_round.program,
+                tuple((f"at[{self.products.index(gate)}]", f"gradient_R_{gate}") for gate in of_round.gates),
+            )
+            for number, of_round in enumerate(lowered.rounds, start=1)
+        )
+        arguments = self._levelled_arguments(lowered.arguments)
+        return (*arguments, *of_rounds, ("gradients", lowered.levels, lowered.backward, self._gradient_labels))
+
+    @property
+    def round_gradients(self) -> tuple[LevelledText, ...]:
+        """The gradients of the products of each round, with the levels before them."""
+        return tuple(levelled for levelled in self.levelled if levelled.name.startswith("round_"))
 
     @property
     def read_gates(self) -> tuple[int, ...]:
@@ -245,9 +322,13 @@ class StepsBackwardText(_StepsNames):
     @property
     def backward_results(self) -> Places:
         names = result_names(self.lowered.backward)
-        of_known = ((f"gate.at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(self.known_labels))
+        return tuple((place, names[label]) for place, label in self._gradient_labels)
+
+    @property
+    def _gradient_labels(self) -> Places:
+        of_known = ((f"gate.at[{index}]", f"gradient_{label}") for index, label in enumerate(self.known_labels))
         of_others = (
-            (f"{place}.at[{index}]", names[f"gradient_{label}_{name}"])
+            (f"{place}.at[{index}]", f"gradient_{label}_{name}")
             for label, listed, place in (
                 ("R", self.products, "product"),
                 ("previous", self.states, "previous"),

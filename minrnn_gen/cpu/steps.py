@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 
+from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cpu.matmul import StepProducts
 from minrnn_gen.cpu.recurrence import Values
@@ -36,12 +37,13 @@ def run_steps(
     all_states: Mapping[str, Values] | None = None,
     marks: StepMarks = EVERY_STEP,
     shared: Mapping[str, Values] | None = None,
+    heads: int = 1,
     channel_inputs: Mapping[str, Values] | None = None,
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
-    All but `products` is as `scan.run_scan` takes it. `products`, of a dense cell, multiply the previous output, a state, as it
-    is carried in `arithmetic`, not the y that was rounded to storage, and likewise their arguments.
+    All but `products` and `heads` is as `scan.run_scan` takes it. `products`, of a dense cell, multiply the previous output, a
+    state, as it is carried in `arithmetic`, not the y that was rounded to storage, and likewise their arguments.
     """
     constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
     states = {name: initial[name].astype(arithmetic) for name in cell.states}
@@ -58,9 +60,10 @@ def run_steps(
                     output = inputs[f"previous_{cell.output_state}"]
                     inputs |= products.named(0, products.of_output.of(output, marked.cuts))
                     for number, product in enumerate(products.rounds):
-                        argument = cell.rounds[number].program.evaluate(inputs)["argument"]
+                        of_round = cell.rounds[number]
+                        argument = of_round.program.evaluate(with_means(inputs, of_round.levels, heads))["argument"]
                         inputs |= products.named(number + 1, product.of(spread(argument, output), None))
-                results = cell.step.evaluate(inputs)
+                results = cell.step.evaluate(with_means(inputs, cell.levels, heads))
                 for name, before in states.items():
                     after = spread(results[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
@@ -68,6 +71,21 @@ def run_steps(
                         all_states[name][step] = marked.within_or(zero, after)
                 y[step] = marked.within_or(zero, narrowed(results["y"], y[step].shape))
     return states
+
+
+def with_means(inputs: dict[str, Values], levels: Sequence[Level], heads: int) -> dict[str, Values]:
+    """Return what a program takes with the means over units, each as often as there are units that share it."""
+    if levels:
+        inputs = dict(inputs)
+    for level in levels:
+        summands = level.program.evaluate(inputs)
+        for (name, over), label in zip(level.means, summands, strict=True):
+            by_head = summands[label]
+            *rows, hidden = by_head.shape
+            groups = heads if over == "head" else 1
+            means = by_head.reshape(*rows, groups, hidden // groups).mean(-1, keepdims=True)
+            inputs[name] = numpy.broadcast_to(means, (*rows, groups, hidden // groups)).reshape(by_head.shape)
+    return inputs
 
 
 def spread(value: Values, like: Values) -> Values:
@@ -107,12 +125,13 @@ def run_steps_backward(
     marks: StepMarks = EVERY_STEP,
     shared: Mapping[str, Values] | None = None,
     dshared: Mapping[str, Values] | None = None,
+    heads: int = 1,
     channel_inputs: Mapping[str, Values] | None = None,
     dinputs: Mapping[str, Values] | None = None,
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
-    All but `products` and `clip` is as `run_scan_backward` takes it; `states` has the state after each step for
+    All but `products`, `clip` and `heads` is as `run_scan_backward` takes it; `states` has the state after each step for
     each of `cell.read_states`, and, with a product, for `cell.output_state`. The products are made of them again, for a block
     of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later ones, through R and
     past it; a cell without a product has no such bound.
@@ -122,7 +141,7 @@ def run_steps_backward(
     arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
     constants = {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}
     bound = None if clip is None or products is None else _Bound(clip, _precede_others(marks, len(gates), batch))
-    walk = _Walk(cell, constants, products, bound)
+    walk = _Walk(cell, constants, products, bound, heads)
     sums = numpy.zeros((len(walk.labels), *gates.shape[3:]))
     vectors = {name: numpy.zeros(parameters[name].shape) for name in cell.vectors.parameters}
     dR = None if products is None else numpy.zeros((len(products.gates), *products.of_output.shape[1:]))
@@ -135,7 +154,7 @@ def run_steps_backward(
                 if name in cell.read_states or (products is not None and name == cell.output_state):
                     history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
                     values[f"previous_{name}"] = marked.cut_off(history[:-1])
-            arguments = None if products is None else _Arguments(cell, constants, products, values, marked)
+            arguments = None if products is None else _Arguments(cell, constants, products, values, marked, heads)
             wide = {
                 f"gradient_parameter_{name}": numpy.zeros((part.stop - part.start, batch, *total.shape), arithmetic)
                 for name, total in vectors.items()
@@ -179,6 +198,7 @@ class _Arguments:
         products: StepProducts,
         values: dict[str, Values],
         marked: StepMarks,
+        heads: int,
     ) -> None:
         self._products = products
         # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
@@ -190,7 +210,8 @@ class _Arguments:
             return
         values |= self._named(0, products.of_output.of(self._rows[0], self._cuts), output.shape)
         for number, (of_round, product) in enumerate(zip(cell.arguments, products.rounds, strict=True), start=1):
-            argument = spread(of_round.evaluate({**constants, **values})["argument"], output)
+            inputs = with_means({**constants, **values}, of_round.levels, heads)
+            argument = spread(of_round.program.evaluate(inputs)["argument"], output)
             rows = marked.within_or(zero, argument).reshape(self._rows[0].shape)
             values |= self._named(number, product.of(rows, None), output.shape)
             self._rows.append(rows)
@@ -228,9 +249,14 @@ class _Walk:
     """The steps of a block, the last one first."""
 
     def __init__(
-        self, cell: LoweredStepsBackward, constants: dict[str, Values], products: StepProducts | None, bound: _Bound | None
+        self,
+        cell: LoweredStepsBackward,
+        constants: dict[str, Values],
+        products: StepProducts | None,
+        bound: _Bound | None,
+        heads: int,
     ) -> None:
-        self._cell, self._constants, self._products, self._bound = cell, constants, products, bound
+        self._cell, self._constants, self._products, self._bound, self._heads = cell, constants, products, bound, heads
         parameters = [name for name in cell.parameters if name not in cell.vectors.parameters]
         names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", parameters)
         self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]
@@ -262,10 +288,10 @@ class _Walk:
                 inputs[output] = self._bound.clipped(inputs[output], first_step + step)
             for number, product in reversed([*enumerate(products.rounds if products else ())]):
                 of_round = cell.rounds[number]
-                of_gates = of_round.program.evaluate(inputs)
+                of_gates = of_round.program.evaluate(with_means(inputs, of_round.levels, self._heads))
                 passed = numpy.stack([spread(of_gates[f"gradient_R_{gate}"], inputs["gradient_y"]) for gate in of_round.gates])
                 inputs[f"gradient_argument_{number}"] = product.to_output(passed)
-            gradients = cell.backward.evaluate(inputs)
+            gradients = cell.backward.evaluate(with_means(inputs, cell.levels, self._heads))
             for index, label in enumerate(self.labels):
                 gradient = narrowed(gradients[label], label_gradients.shape[2:])
                 label_gradients[index, step] = marked.within_or(label_gradients.dtype.type(0), gradient)

@@ -20,6 +20,7 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import CU_SEQLENS, X, has_gradient
 from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.jax.request import Request, Shaped
+from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, PASSED
 
 # The letter of the axis n, since n is that of heads here; k is that of groups, whose channels share inputs S.*.
@@ -76,9 +77,9 @@ def _is_weight(request: Request, slot: int) -> bool:
 
 
 def _with_heads(request: Request, count: int) -> Request | None:
-    """Return the request with so many times the heads, or None where no spec has so many channels."""
+    """Return the request with so many times the heads, or None where no spec has so many channels, or heads need each other."""
     spec = spec_from(request.recipe)
-    if spec.hidden_size * count > SIZE_LIMIT:
+    if spec.hidden_size * count > SIZE_LIMIT or kernel_by(request.recipe).builder.cell_shape.means_over_all:
         return None
     shares = {"heads": spec.heads * count}
     if request.interface.has_vectors:  # their channels are no heads, and without inputs S.* they have no groups either

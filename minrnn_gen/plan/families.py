@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan import diagonal, pointwise
-from minrnn_gen.plan.dense import decode, large_batch, persistent, stepwise
+from minrnn_gen.plan.dense import decode, large_batch, normed, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, cooperative, filter, projected, time
 from minrnn_gen.plan.solver import Family, Solution, can_copy_asynchronously, solve
@@ -30,6 +30,9 @@ FAMILIES: tuple[Family, ...] = (
     stepwise.FORWARD,
     stepwise.BACKWARD,
     stepwise.ARGUMENTS,
+    normed.FORWARD,
+    normed.BACKWARD,
+    normed.ARGUMENTS,
     diagonal.FORWARD,
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
@@ -94,7 +97,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "dropout":
         return (pointwise.DROPOUT,)
     if problem.kernel_pass == "arguments":
-        return (stepwise.ARGUMENTS,)
+        return (normed.ARGUMENTS if problem.cell.has_means else stepwise.ARGUMENTS,)
     if problem.kernel_pass in ("filter", "filter_backward"):
         return (filter.FORWARD if problem.kernel_pass == "filter" else filter.BACKWARD,)
     if problem.state_size:
@@ -104,6 +107,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
             return _scan_families(problem)
         case "diagonal":
             return (_diagonal_family(problem),)
+        case "dense" if problem.cell.has_means:
+            return (normed.BACKWARD if problem.kernel_pass == "backward" else normed.FORWARD,)
         case "dense":
             if problem.kernel_pass == "step":
                 # What does not fit is a forward of one step, and so is a step in which one product waits for another.
@@ -120,6 +125,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
 
 def _refusal(problem: Problem) -> str:
     """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
+    if problem.cell.has_means:
+        return "a step needs means over units, between which only kernels of one step go on"
     is_over_time = problem.cell.has_matrix and problem.kernel_pass in ("forward", "backward")
     return persistent.refusal(problem) if is_over_time else ""
 

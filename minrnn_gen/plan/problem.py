@@ -66,6 +66,8 @@ class CellShape:
     ones are for each of n values, and there are `sum_count` sums over them. `prepared_count` values of a channel are computed
     before the steps that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin.
     `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
+    `means`: how many levels of means over units the programs of a step have, how many means one of them takes at most, and one
+    level; all 0 without. `means_over_all`: some are over all heads.
     `inputs`: those of X.*, which are read beside the gates.
     """
 
@@ -92,6 +94,14 @@ class CellShape:
     prepared_count: int = 0
     divides_time: bool = False
     rounds: tuple[tuple[str, ...], ...] = ()
+    means: tuple[int, int, int] = (0, 0, 0)
+    means_over_all: bool = False
+
+    @property
+    def has_means(self) -> bool:
+        """Whether a step needs means over units."""
+        return any(self.means)
+
     inputs: tuple[str, ...] = ()
 
     @property

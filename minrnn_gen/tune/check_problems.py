@@ -21,6 +21,15 @@ from minrnn_gen.run.layers.dropout import plain_dropout
 OVER_TIME: tuple[KernelPass, ...] = ("forward", "backward")
 # Without a kink, at which what was rounded otherwise has another gradient.
 DIAGONAL: Mapping[str, Any] = {"name": "tanh_rnn", "equations": "h[t] = tanh(W.h + u * h[t-1])", "parameters": ["u"]}
+# With a norm of a product, of what a later product multiplies, and of that one.
+NORMED: Mapping[str, Any] = {
+    "name": "normed_gru",
+    "equations": """
+        r = sigmoid(W.r + layer_norm(R.r, head, 1e-5))
+        n = tanh(W.n + layer_norm(R.n(r * rms_norm(h[t-1], head, 1e-3)), head, 1e-5))
+        h[t] = r * h[t-1] + (1 - r) * n
+    """,
+}
 EVERY_PASS: tuple[KernelPass, ...] = (*OVER_TIME, "step")
 
 
@@ -68,6 +77,7 @@ FAMILIES: tuple[tuple[Mapping[str, Any], tuple[KernelPass, ...]], ...] = (
     ({"model": "min_lstm", "hidden_size": 256, "batch": 4, "time": 1024, "layout": "BDT"}, OVER_TIME),
     ({"model": "lstm", "hidden_size": 256, "batch": 128, "time": 128}, EVERY_PASS),
     ({"model": "gru_reset_before", "hidden_size": 256, "batch": 8, "time": 128}, (*OVER_TIME, "arguments")),
+    ({"model": NORMED, "hidden_size": 256, "batch": 8, "time": 32}, (*OVER_TIME, "arguments")),
     ({"model": DIAGONAL, "hidden_size": 256, "batch": 8, "time": 256}, EVERY_PASS),
     ({"model": "selective", "hidden_size": 256, "state_size": 16, "batch": 4, "time": 256}, EVERY_PASS),
 )

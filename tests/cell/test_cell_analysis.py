@@ -24,6 +24,7 @@ KINDS = {
     ),
     **dict.fromkeys(["ind_rnn", "lif"], "diagonal"),
     **dict.fromkeys(["elman", "lstm", "gru", "gru_reset_before", "slstm", "peephole_lstm", "recurrent_lif"], "dense"),
+    "layer_norm_lstm": "dense",
 }
 
 

@@ -21,8 +21,8 @@ FILE = "name: mine\nequations: |\n  z = sigmoid(W.z)\n  h[t] = (1 - z) * h[t-1] 
 
 def test_the_built_in_cells_are_those_of_the_documentation() -> None:
     documented = (
-        "elman gru gru_reset_before hgrn ind_rnn lif lstm min_gru min_gru_log min_gru_tanh min_lstm min_lstm_log "
-        "peephole_lstm qrnn recurrent_lif rg_lru slstm"
+        "elman gru gru_reset_before hgrn ind_rnn layer_norm_lstm lif lstm min_gru min_gru_log min_gru_tanh min_lstm "
+        "min_lstm_log peephole_lstm qrnn recurrent_lif rg_lru slstm"
     )
     assert library_names() == tuple(documented.split())
 

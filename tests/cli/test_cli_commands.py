@@ -368,7 +368,7 @@ def test_cells_lists_every_cell(command: Command) -> None:
     cells = {cell["name"]: cell for cell in command("cells", "--json").json["cells"]}
     assert set(cells) == set(library_names())
     assert {name for name, cell in cells.items() if cell["class"] == "dense"} == {
-        *("elman", "gru", "gru_reset_before", "lstm", "peephole_lstm", "recurrent_lif", "slstm")
+        *("elman", "gru", "gru_reset_before", "layer_norm_lstm", "lstm", "peephole_lstm", "recurrent_lif", "slstm")
     }
     assert cells["min_lstm"]["gates"] == ["f", "i", "h"]
     assert all(name in command("cells").out for name in cells)

@@ -72,6 +72,13 @@ s1[t] = v0 * s1[t-1] + v1 * p1
 s2[t] = 0.5 * s2[t-1] + tanh(W.g2 + R.g2(v1))
 s0[t] = v0 * tanh(s1[t] + s2[t])
 """
+NORMS = """
+v0 = sigmoid(W.g0 + mean(R.g0, all))
+v1 = rms_norm(W.g1 + R.g1(v0 * s0[t-1]), head, 1e-3) * s2[t-1]
+s1[t] = v0 * s1[t-1] + layer_norm(v1, [v1, R.g2], head, 1e-5) * p0
+s2[t] = 0.5 * s2[t-1] + tanh(W.g2 + R.g2) * p1
+s0[t] = v0 * tanh(s1[t] + s2[t])
+"""
 VECTORS = """
 v0 = sigmoid(W.g0 + p0)
 v1 = sum(S.i0 * s1[t-1]) * W.g1
@@ -90,6 +97,7 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     DIAGONAL: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
     DENSE: ({"precision": "bf16"}, {"precision": "fp32"}),
     ROUNDS: ({"precision": "bf16"},),
+    NORMS: ({"precision": "bf16"},),
     VECTORS: ({"precision": "bf16", "state_size": 4}, {"precision": "fp32", "layout": "BDT", "state_size": 6}),
 }
 # What has the axis n in a cell that has it.
@@ -178,7 +186,7 @@ def test_a_template_writes_the_cells_names_behind_the_prefix(template: str) -> N
         assert before.startswith(PREFIX), before
 
 
-@pytest.mark.parametrize("text", SPECS, ids=("affine", "projected", "diagonal", "dense", "rounds", "vectors"))
+@pytest.mark.parametrize("text", SPECS, ids=("affine", "projected", "diagonal", "dense", "rounds", "norms", "vectors"))
 def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
     """Two sets of names, none of them in a template: what differs between the kernels is of the cell."""
     first, second = ({slot: f"{mark}{slot}" for slot in SLOTS} for mark in ("qqq", "zzz"))

@@ -45,6 +45,7 @@ LEAKY = {
     "equations": "z = sigmoid(W.z + R.z)\nn = tanh(W.n + R.n)\nh[t] = sigmoid(leak) * z * h[t-1] + (1 - z) * n",
 }
 # A product of what another product gives.
+NORMS = {"name": "norms", "equations": "r = mean(R.r, all)\nh[t] = tanh(W.n + rms_norm(R.n(r * h[t-1]), head, 1))"}
 ROUNDS = {"name": "rounds", "equations": "r = sigmoid(W.r + R.r)\nh[t] = tanh(W.n + p * R.n(r * h[t-1]))", "parameters": ["p"]}
 SPECS: tuple[dict[str, Any], ...] = (
     *({"model": model, "layout": layout} for model, layout in product((TWIN, "min_gru", "ind_rnn"), ("BTD", "BDT"))),
@@ -54,6 +55,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "lstm", "gpu": "a100"},
     {"model": LEAKY, "precision": "fp64"},
     {"model": ROUNDS},
+    {"model": NORMS},
     {"model": "gru", "precision": "fp16", "gpu": "t4"},
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),

@@ -186,7 +186,7 @@ def test_gradients_of_inputs_are_those_of_differences(code: str, model: dict[str
     gradients = flattened(kernel.backward(run(0)[2], dy, dstate))
     found = sum((gradients[name] * to[name]).sum() for name in at)
     # Of the fourth order: five-point differences.
-    differences = (8 * (total(1e-3) - total(-1e-3)) - (total(2e-3) - total(-2e-3))) / 12e-3
+    differences = (8 * (total(2.5e-4) - total(-2.5e-4)) - (total(5e-4) - total(-5e-4))) / 3e-3
     np.testing.assert_allclose(found, differences, rtol=1e-8)
     behind = np.moveaxis(gradients[f"inputs {interface.inputs[0]}"], 1, 0)[4:, 2]
     assert not behind.any()

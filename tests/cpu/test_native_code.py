@@ -137,6 +137,10 @@ CASES = [
     Case("gru_reset_before", precision="bf16", sequences="resets", has_state=False),
     Case("gru_reset_before", precision="fp16", sequences="packed", inputs=6),
     Case("gru_reset_before", precision="fp64", hidden=64, time=1, has_state=False),
+    Case("layer_norm_lstm", layout="TBD", heads=2, direction="bidirectional", inputs=6),
+    Case("layer_norm_lstm", layout="BDT", direction="reverse", sequences="lengths", clip=0.02, hidden=100),
+    Case("layer_norm_lstm", precision="bf16", sequences="packed", has_state=False),
+    Case("layer_norm_lstm", precision="fp16", sequences="resets", inputs=6),
 ]
 
 

@@ -34,9 +34,12 @@ def problems() -> Iterator[tuple[Problem, Family]]:
     for kind in get_args(CellKind):
         yield from problems_of(kind)
     yield from problems_of("diagonal", state_size=16)
+    yield from problems_of("dense", means=(2, 2, 1))
 
 
-def problems_of(kind: CellKind, state_size: int = 0) -> Iterator[tuple[Problem, Family]]:
+def problems_of(
+    kind: CellKind, state_size: int = 0, means: tuple[int, int, int] = (0, 0, 0)
+) -> Iterator[tuple[Problem, Family]]:
     cell = CellShape(
         "cell",
         kind,
@@ -51,6 +54,7 @@ def problems_of(kind: CellKind, state_size: int = 0) -> Iterator[tuple[Problem, 
         transcendental_count=1,
         vector_states=("h",) if state_size else (),
         shared=("b",) if state_size else (),
+        means=means,
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
         ("forward", "backward", "step", "arguments", "dropout", "filter", "filter_backward"),

@@ -60,6 +60,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "s4d", "hidden_size": 20, "state_size": 17, "layout": "BDT", "direction": "reverse", "input_size": 6},
     {"model": "gru_reset_before", "hidden_size": 24, "heads": 2, "precision": "bf16", "direction": "reverse", "input_size": 12},
     {"model": "gated_linear", "hidden_size": 32, "state_size": 8, "groups": 4, "layout": "TBD", "training": False},
+    {"model": "layer_norm_lstm", "hidden_size": 26, "heads": 2, "precision": "bf16", "input_size": 12},
     {"model": HIGHWAY, "hidden_size": 33, "layout": "BDT", "direction": "bidirectional", "precision": "bf16"},
     {"model": GAPS, "hidden_size": 24, "heads": 2, "input_size": 5},
 )

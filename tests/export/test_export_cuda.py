@@ -30,6 +30,7 @@ from support.exported_launches import (
     run_calls,
 )
 from support.input_cells import DIAGONAL, GAPS, HIGHWAY, IN_ROUNDS
+from support.norm_cells import OF_BOTH, OF_ROUNDS
 from support.round_cells import DEEP, RESET_BEFORE
 from support.steps_in_place import emulated
 
@@ -133,6 +134,7 @@ CASES: tuple[Any, ...] = (
     case("steps-of-a-large-layer", {"model": "lstm", "hidden_size": 2048}, (2, 8)),
     case("rounds", {"model": DEEP, "hidden_size": 64, "precision": "bf16", "input_size": 24}, (4, 16), without=WITHOUT),
     case("rounds-step-by-step", {"model": RESET_BEFORE, "hidden_size": 48, "layout": "BDT"}, (3, 8), whole=False),
+    case("norms", {"model": OF_ROUNDS, "hidden_size": 48, "heads": 2, "input_size": 12}, (3, 8), without=WITHOUT),
     case("inputs", {"model": HIGHWAY, "hidden_size": 64, "precision": "bf16"}, (4, 16)),
     case("inputs-time-last", {"model": HIGHWAY, "hidden_size": 32, "layout": "BDT", "direction": "bidirectional"}, (2, 33)),
     case("inputs-dense", {"model": GAPS, "hidden_size": 64, "direction": "bidirectional", "input_size": 24}, (4, 16)),
@@ -483,6 +485,8 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "rounds": {"model": DEEP, "hidden_size": 64, "precision": "bf16", "input_size": 24},
     "rounds-both-directions": {"model": RESET_BEFORE, "hidden_size": 64, "heads": 2, "direction": "bidirectional"},
     "rounds-step-by-step": {"model": DEEP, "hidden_size": 48, "layout": "BDT"},
+    "norms": {"model": OF_BOTH, "hidden_size": 48, "heads": 2, "precision": "bf16"},
+    "norms-in-rounds": {"model": OF_ROUNDS, "hidden_size": 48, "direction": "bidirectional"},
     "inputs": {"model": HIGHWAY, "hidden_size": 64, "precision": "bf16"},
     "inputs-time-last": {"model": HIGHWAY, "hidden_size": 32, "layout": "BDT", "direction": "bidirectional"},
     "inputs-dense": {"model": GAPS, "hidden_size": 64, "heads": 2, "direction": "bidirectional", "input_size": 24},

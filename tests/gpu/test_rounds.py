@@ -1,4 +1,4 @@
-"""Rounds of products on the GPU: in blocks, clusters and grids and step by step, against the same cell in float64."""
+"""Rounds of products and norms on the GPU: in one launch and step by step, against the same cell in float64."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.device_arrays import moved
+from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_ROUNDS
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 
 import minrnn_gen
@@ -34,6 +35,10 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (DEEP, 64, 1, 300, 20, {"precision": "fp16", "input_size": 24}),
     (DEEP, 96, 2, 7, 30, {"precision": "fp64"}),
     (OF_TWO_STATES, 256, 1, 5, 33, {"precision": "bf16"}),
+    (GATES_TOGETHER, 512, 1, 16, 40, {"precision": "bf16"}),
+    (GATES_TOGETHER, 1024, 8, 5, 70, {"precision": "fp32", "layout": "BDT", "direction": "bidirectional"}),
+    (OF_BOTH, 96, 3, 7, 30, {"precision": "fp32", "recurrent_gradient_clip": 0.05}),
+    (OF_ROUNDS, 700, 1, 4, 33, {"precision": "fp64", "input_size": 24}),
 ]
 
 
@@ -43,7 +48,7 @@ def results_of(kernel: Kernel, inputs: Inputs) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("cell", "hidden", "heads", "batch", "time", "options"), WAYS)
-def test_rounds_are_right_and_repeat_their_bits(
+def test_steps_of_several_stages_are_right_and_repeat_their_bits(
     cupy: ModuleType, cell: dict[str, Any], hidden: int, heads: int, batch: int, time: int, options: dict[str, Any]
 ) -> None:
     spec = {"model": cell, "hidden_size": hidden, "heads": heads, "batch": batch, "time": time, **options}

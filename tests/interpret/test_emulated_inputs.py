@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.everyday import one_in
-from support.input_cells import DIAGONAL, EVERY_CELL, GAPS, HIGHWAY, IN_ROUNDS, LINEAR
+from support.input_cells import DIAGONAL, EVERY_CELL, GAPS, HIGHWAY, IN_ROUNDS, LINEAR, NORMED
 
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.spec import load_spec
@@ -32,12 +32,13 @@ WAYS: list[tuple[dict[str, Any] | str, dict[str, Any], str]] = [
     (IN_ROUNDS, {"hidden_size": 18, "precision": "fp64", "layout": "BDT", "direction": "reverse"}, "t4"),
     (LINEAR, {"hidden_size": 24, "precision": "fp32"}, "h100"),
     (LINEAR, {"hidden_size": 24, "precision": "fp64", "batch": 3}, "t4"),
+    (NORMED, {"hidden_size": 24, "heads": 2, "precision": "fp32"}, "h100"),
     ("zoneout_lstm", {"hidden_size": 24, "precision": "fp32", "layout": "TBD"}, "h200"),
     ("sru", {"hidden_size": 40, "precision": "fp16"}, "h200"),
 ]
 
 
-@pytest.mark.parametrize(("cell", "options", "gpu"), one_in(13, WAYS))
+@pytest.mark.parametrize(("cell", "options", "gpu"), one_in(14, WAYS))
 def test_kernels_with_inputs_are_right(cell: Any, options: dict[str, Any], gpu: str) -> None:
     """Against float64, without a race, whatever the order in which threads run."""
     spec = load_spec({"model": cell, "batch": 3, "time": 5, **options})

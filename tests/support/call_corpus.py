@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from support.norm_cells import OF_ROUNDS
 from support.round_cells import DEEP, RESET_BEFORE
 from support.uncompiled_kernels import nothing_compiled
 
@@ -107,6 +108,7 @@ def cases() -> Iterator[Case]:
     yield Case(
         "rounds stepwise", {**rounds, "model": RESET_BEFORE, "layout": "BDT", "precision": "fp32"}, Sizes(2, 24), STEPWISE
     )
+    yield Case("norms", {**rounds, "model": OF_ROUNDS}, Sizes(3, 24), STEPWISE)
     long, thin = Sizes(1, 1 << 20), {"model": "rg_lru", "hidden_size": 4, "layout": "BDT", "precision": "fp32"}
     yield Case("look-back BDT", thin, long, CALLS)
     yield Case("look-back BTD", {"model": "min_gru", "hidden_size": 32, "precision": "fp64"}, long, CALLS + PACKED)

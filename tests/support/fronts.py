@@ -80,6 +80,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "diagonal": {"model": "ind_rnn"},
     "dense": {"model": "gru"},
     "dense, rounds of products": {"model": RESET_BEFORE},
+    "dense, norms within a step": {"model": "layer_norm_lstm"},
     "a scan with inputs X.*": {"model": HIGHWAY},
     "dense, with inputs X.*": {"model": GAPS},
     "n values per channel, a scan": {"model": "selective", "state_size": 4},

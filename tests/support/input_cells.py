@@ -62,4 +62,15 @@ DIAGONAL: dict[str, Any] = {
         h[t] = X.mask * c[t] + (1 - X.mask) * h[t-1] + X.added
     """,
 }
-EVERY_CELL = (HIGHWAY, GAPS, IN_ROUNDS, LINEAR, DIAGONAL)
+# Inputs within what is normalised, in a round of products and in the step itself.
+NORMED: dict[str, Any] = {
+    "name": "normed_inputs",
+    "gates": ["z", "n"],
+    "inputs": ["mask", "gap"],
+    "equations": """
+        a    = layer_norm(W.z + R.z + X.gap, head, 1e-3)
+        n    = tanh(W.n + R.n(X.mask * a))
+        h[t] = sigmoid(a) * h[t-1] + X.gap * rms_norm(n + X.mask, head, 1e-3)
+    """,
+}
+EVERY_CELL = (HIGHWAY, GAPS, IN_ROUNDS, LINEAR, DIAGONAL, NORMED)

@@ -60,6 +60,15 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
         n = tanh(W[2] + r * R[2])
         return ((1 - z) * n + z * s[0],)
 
+    def layer_norm_lstm(W: Any, R: Any, s: Any, v: Any) -> tuple[Any, ...]:
+        def normed(x: Any) -> Any:
+            by_head = x.unflatten(-1, (R.heads, -1))
+            return torch.nn.functional.layer_norm(by_head, by_head.shape[-1:], eps=1e-5).flatten(-2)
+
+        i, f, z, o = (W[gate] + v[gate] * normed(R[gate]) for gate in range(4))
+        c = sigmoid(f) * s[1] + sigmoid(i) * tanh(z)
+        return sigmoid(o) * tanh(v[4] * normed(c) + v[5]), c
+
     def gru_reset_before(W: Any, R: Any, s: Any, _v: Any) -> tuple[Any, ...]:
         z, r = sigmoid(W[0] + R[0]), sigmoid(W[1] + R[1])
         n = tanh(W[2] + R.of(2, r * s[0]))
@@ -114,6 +123,7 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
         "lstm": lstm,
         "gru": gru,
         "gru_reset_before": gru_reset_before,
+        "layer_norm_lstm": layer_norm_lstm,
         "slstm": slstm,
         "peephole_lstm": peephole_lstm,
         "lif": lif,
@@ -123,11 +133,12 @@ def step_of(model: str) -> Callable[..., tuple[Any, ...]]:
 
 
 # How many states and how many vectors a cell has; the state of qrnn is not its output.
-STATES = {"lstm": 2, "slstm": 4, "peephole_lstm": 2, "lif": 2, "recurrent_lif": 2}
+STATES = {"lstm": 2, "layer_norm_lstm": 2, "slstm": 4, "peephole_lstm": 2, "lif": 2, "recurrent_lif": 2}
 VECTORS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(["rg_lru", "lif", "recurrent_lif"], ("decay",)),
     "ind_rnn": ("u",),
     "peephole_lstm": ("p_i", "p_f", "p_o"),
+    "layer_norm_lstm": ("gi", "gf", "gz", "go", "gc", "bc"),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 from support.halves import take_halves
 from support.last_steps import unlike_final_state
+from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_ROUNDS
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 from support.unasked import leave_out_vectors
 
@@ -976,6 +977,10 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
         ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
         ("rounds", FP64 | {"model": DEEP, "hidden_size": 24, "gpu": "t4"}, {}, "long resets bare", BOTH),
+        ("norms", {"model": GATES_TOGETHER, "hidden_size": 24, "heads": 2}, {}, "long resets bare", BOTH),
+        ("norms over all", BF16 | {"model": OF_BOTH, "hidden_size": 70, "heads": 2}, {}, "resets mixed", BOTH),
+        ("norms, clipped", {"model": GATES_TOGETHER, "hidden_size": 24, "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
+        ("norms in rounds", {"model": OF_ROUNDS, "hidden_size": 24}, {}, "long resets", BOTH),
         ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
     ),
 }

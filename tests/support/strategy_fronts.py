@@ -16,6 +16,7 @@ from support.exported_launches import not_compiled
 from support.fake_compiler import Compiler
 from support.fake_device import HostBackend, as_if_on_a_device, executor_on
 from support.fake_measurer import FakeMeasurer
+from support.norm_cells import OF_ROUNDS
 from support.round_cells import RESET_BEFORE
 
 import minrnn_gen
@@ -61,6 +62,7 @@ _LAST: dict[str, Any] = {"model": "min_gru", "hidden_size": 64, "layout": "BDT"}
 _LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 256, "precision": "bf16"}
 _WIDE: dict[str, Any] = {"model": "lstm", "hidden_size": 2048, "precision": "fp64"}
 _ROUNDS: dict[str, Any] = {"model": RESET_BEFORE, "hidden_size": 64}
+_NORMS: dict[str, Any] = {"model": OF_ROUNDS, "hidden_size": 64}
 _DIAGONAL: dict[str, Any] = {"model": "ind_rnn", "hidden_size": 64}
 _VECTORS: dict[str, Any] = {"model": "s4d", "hidden_size": 64, "state_size": 4}
 _PROJECTED: dict[str, Any] = {"model": "min_gru", "hidden_size": 512, "input_size": 512, "precision": "bf16"}
@@ -82,6 +84,9 @@ SERVED: dict[str, Served] = {
     "backward_arguments": Served(_ROUNDS, "arguments", _FEW),
     "stepwise_forward": Served(_WIDE, "forward", Sizes(2, 8)),
     "stepwise_backward": Served(_WIDE, "backward", Sizes(2, 8)),
+    "normed_forward": Served(_NORMS, "forward", _FEW),
+    "normed_backward": Served(_NORMS, "backward", _FEW),
+    "normed_arguments": Served(_NORMS, "arguments", _FEW),
     "diagonal_forward": Served(_DIAGONAL, "forward", _FEW),
     "diagonal_backward": Served(_DIAGONAL, "backward", _FEW),
     "diagonal_step": Served(_DIAGONAL, "step", _FEW),

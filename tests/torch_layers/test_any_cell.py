@@ -38,7 +38,7 @@ NAMED = {
     "recurrent_lif": wing.RecurrentLIF,
 }
 # Cells without a class of their own.
-LAYERS = NAMED | {name: partial(wing.RNN, name) for name in ("gru_reset_before",)}
+LAYERS = NAMED | {name: partial(wing.RNN, name) for name in ("gru_reset_before", "layer_norm_lstm")}
 LEAKY = {"name": "leaky", "equations": "h[t] = keep * h[t-1] + (1 - keep) * tanh(W.h + R.h)", "parameters": ["keep"]}
 
 

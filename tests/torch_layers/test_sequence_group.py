@@ -690,3 +690,10 @@ def test_the_cheapest_way_comes_first(size: int, batch: int, seconds: float, sta
     for choice in ways:
         settled = cost.choices(size, of_groups, state_bytes, allowed, choice.way, choice.micro_batches)
         assert settled == [choice] and 1 <= choice.micro_batches <= batch
+
+
+def test_heads_that_need_each_other_are_on_one_rank(group: ranks.Ranks) -> None:
+    cell = {"name": "mixed", "equations": "h[t] = tanh(W.h + R.h - mean(R.h, all))"}
+    calls = [{"x": _x(2, 3, 3), "model": cell, "over_heads": True}] * 3
+    messages = group.run(3, "refusal", calls=calls)
+    assert all("head_group has 3 ranks, but mixed needs means over all heads within a step" in message for message in messages)

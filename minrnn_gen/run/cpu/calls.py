@@ -252,7 +252,7 @@ class CpuRun:
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
         else:
-            run = partial(run_steps, lowered, products=_products_of(lowered, call, arithmetic))
+            run = partial(run_steps, lowered, products=_products_of(lowered, call, arithmetic), heads=interface.heads)
         for stretch in stretches_of(call):
             carried = run(
                 stretch.of(gates),
@@ -301,7 +301,7 @@ class CpuRun:
             products, clip = _products_of(lowered, call, carried), self.builder.spec.recurrent_gradient_clip
             if not outputs.kept and lowered.output_state is not None:
                 states[lowered.output_state] = views.y(interface, outputs.y)
-            run = partial(run_steps_backward, lowered, products=products, clip=clip)
+            run = partial(run_steps_backward, lowered, products=products, clip=clip, heads=interface.heads)
         dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
         for stretch in stretches_of(call):
             partial_gradients = run(

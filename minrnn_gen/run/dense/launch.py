@@ -106,6 +106,8 @@ def arguments_launch(
 ) -> Launch:
     """Return the launch that writes what the products of round `number` multiply, of all steps of a call of one direction."""
     blocks = divided_up(call.batch * call.time * plan.problem.hidden_size, plan.launch.threads)
+    if heads := plan.launch.partition.get("heads_per_block"):
+        blocks = call.batch * call.time * (plan.problem.heads // heads)
     values = {
         **_inputs(names, call),
         **_left_by_forward(names, call, layout, arrays),

@@ -52,6 +52,11 @@ def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run
 
 def _check_divides(kernel: Kernel, ranks: int) -> None:
     interface = kernel.interface
+    if ranks > 1 and kernel.builder.cell_shape.means_over_all:
+        raise BadInput(
+            f"head_group has {ranks} ranks, but {kernel.builder.cell_shape.name} needs means over all heads within a step; "
+            "write them over a head, mean(x, head), or leave head_group out"
+        )
     count, what = (interface.heads, "heads") if interface.recurrent_gates else (interface.hidden_size, "channels")
     if count % ranks:
         raise BadInput(f"head_group has {ranks} ranks, but the kernel has {count} {what}; a divisor of {count} is expected")

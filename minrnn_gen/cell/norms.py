@@ -1,0 +1,97 @@
+"""Norms and means over the units of a step: how they are written, and how they are composed of means."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell import functions as fn
+from minrnn_gen.cell.expressions import Expr, Symbol
+
+# The most norms and means that one after another may need: a language bound, as that of products.
+NORM_LEVELS_MOST = 8
+
+_FORMS = {
+    "mean": "mean(x, head) or mean(x, all)",
+    "rms_norm": "rms_norm(x, head, 1e-5) or rms_norm(x, all, 1e-5)",
+    "layer_norm": "layer_norm(x, head, 1e-5), or layer_norm(x, [x, y], head, 1e-5) for the statistics of a list",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A call of a function over units: what is normalised, what the statistics are of, over which units, and eps."""
+
+    normalised: tuple[ast.expr, ...]
+    of: tuple[ast.expr, ...]
+    over: str
+    epsilon: ast.expr | None
+
+
+def norm_written(node: ast.Call, name: str) -> Written | str:
+    """Return the parts of a call of a function over units, or why it is none."""
+    needs_units = f"{name} needs the units that it is over; write {_FORMS[name]}"
+    places = [place for place, value in enumerate(node.args) if isinstance(value, ast.Name) and value.id in ("head", "all")]
+    if node.keywords or not places or places[-1] == 0:
+        return needs_units
+    values, behind, units = node.args[: places[-1]], node.args[places[-1] + 1 :], node.args[places[-1]]
+    assert isinstance(units, ast.Name)
+    if name != "mean" and not behind:
+        return f"{name} needs a number above 0 that is added under its root; write {_FORMS[name]}"
+    listed = tuple(values[-1].elts) if isinstance(values[-1], ast.List) else ()
+    alone = tuple(values[:-1] if listed else values)
+    wanted = {"mean": (0 if listed else 1,), "rms_norm": (1,), "layer_norm": (1,)}[name]
+    if len(alone) not in wanted or (listed and name == "rms_norm") or len(behind) != (name != "mean"):
+        return f"{name} is not written like this; write {_FORMS[name]}"
+    if name == "mean":
+        return Written((), listed or alone, units.id, None)
+    return Written(alone, listed or (alone if name == "layer_norm" else ()), units.id, behind[0])
+
+
+def composed(expression: fn.OverUnits) -> Expr:
+    """Return a norm, or a mean of several values, by means of one value each; a mean of one value is itself.
+
+    A variance is the mean of squares of differences from the mean, never a difference of two means, so nothing cancels.
+    """
+    mean = fn.OVER_UNITS["mean", expression.over]
+    if isinstance(expression, fn.Mean):
+        return expression if len(expression.args) == 1 else mean(_average(expression.args))
+    epsilon, x, *of = expression.args
+    if isinstance(expression, fn.RmsNorm):
+        return ex.divide(x, fn.SquareRoot(ex.add(mean(ex.power(x, 2)), epsilon)))
+    centre = mean(_average(of))
+    squares = [ex.power(ex.subtract(value, fn.Centre(centre)), 2) for value in of]
+    return ex.divide(ex.subtract(x, centre), fn.SquareRoot(ex.add(mean(_average(squares)), epsilon)))
+
+
+def _average(values: Sequence[Expr]) -> Expr:
+    total = reduce(ex.add, values)
+    return total if len(values) == 1 else ex.multiply(ex.number(Fraction(1, len(values))), total)
+
+
+def norms_in(expressions: Iterable[Expr]) -> Iterator[fn.OverUnits]:
+    """Yield the norms and means of expressions, inner ones first, once per use."""
+    for expression in expressions:
+        yield from norms_in(expression.args)
+        if isinstance(expression, fn.OverUnits):
+            yield expression
+
+
+def norm_levels(expression: Expr, definitions: Mapping[Symbol, int]) -> int:
+    """Return how many norms and means in a chain lead to a value; `definitions` has as much of what is defined."""
+    if isinstance(expression, Symbol):
+        return definitions.get(expression, 0)
+    below = max((norm_levels(operand, definitions) for operand in expression.args), default=0)
+    return below + isinstance(expression, fn.OverUnits)
+
+
+def arguments_of(expression: fn.OverUnits) -> tuple[Expr | None, Expr | None, tuple[Expr, ...]]:
+    """Return eps, what is normalised, and what the statistics are of; None for what a function lacks."""
+    if isinstance(expression, fn.Mean):
+        return None, None, expression.args
+    epsilon, x, *of = expression.args
+    return epsilon, x, tuple(of) or (x,)

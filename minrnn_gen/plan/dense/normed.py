@@ -1,0 +1,104 @@
+"""The search space of normed_forward.cu.j2 and its likes: parts of steps of dense cells that need means over units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.dense.stepwise import BACKWARD_REGISTERS_FIXED, POINTWISE_US, REGISTERS_FIXED, product_us
+from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil
+from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+# A level loads what a step reads, reduces over a block by shuffles, and passes two barriers and a division: assumed, about
+# two latencies of L2 and as much again, not measured.
+LEVEL_US = 1.0
+
+
+def heads_per_block(problem: Problem) -> int:
+    """Return how many heads a block has: one, or all where means are over all."""
+    return problem.heads if problem.cell.means_over_all else 1
+
+
+def _registers(problem: Problem) -> int:
+    """Return an estimate per thread: everything that comes in, as much again of what is computed, and the sums of a level."""
+    cell, words = problem.cell, problem.registers_per_value
+    values = len(cell.gates) + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)
+    _, means, summands = cell.means
+    if problem.kernel_pass == "forward" or problem.kernel_pass == "step":
+        return REGISTERS_FIXED + words * (2 * values + 2 * summands)
+    return BACKWARD_REGISTERS_FIXED + words * (2 * values + len(cell.states) + 2 * summands + means // 2)
+
+
+def _shared_map(problem: Problem, threads: int) -> Mapping[str, int]:
+    _, means, summands = problem.cell.means
+    value_bytes = problem.precision.arithmetic_bytes
+    return {
+        "means": heads_per_block(problem) * means * value_bytes,
+        "sums_of_warps": threads // limits.WARP_LANES * summands * value_bytes,
+    }
+
+
+def _constraints(problem: Problem) -> tuple[Constraint, ...]:
+    return limits.hardware_constraints(
+        problem.gpu,
+        Quantity(("threads",), lambda threads: threads),
+        Quantity(("threads",), lambda _: _registers(problem)),
+        Quantity(("threads",), lambda threads: sum(_shared_map(problem, threads).values())),
+    )
+
+
+def _resources(problem: Problem, candidate: Candidate) -> Resources:
+    threads, heads = candidate["threads"], heads_per_block(problem)
+    shared = _shared_map(problem, threads)
+    return limits.resident(
+        problem, threads, heads * problem.head_dim, _registers(problem), shared, partition={"heads_per_block": heads}
+    )
+
+
+def _block_us(problem: Problem, candidate: Candidate) -> Amount:
+    """Return the time of one launch: its levels one after the other, each in as many turns as its threads take."""
+    gpu, heads, threads = problem.gpu, heads_per_block(problem), candidate["threads"]
+    turns = heads * ceil(problem.head_dim / threads)
+    blocks_of_busiest_sm = ceil(problem.batch * (problem.heads // heads) / gpu.sm_count)
+    levels = problem.cell.means[0] + 1
+    instructions = gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD
+    warps = blocks_of_busiest_sm * threads / limits.WARP_LANES * turns * levels
+    issue_us = warps * instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
+    start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
+    return start_us + levels * LEVEL_US * (1 + turns) / 2 + issue_us
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """Return the cost model's terms in microseconds: one product and one kernel after the other, step after step."""
+    launches = problem.time * (1 + len(problem.cell.rounds))
+    return {
+        "products": launches * product_us(problem),
+        "pointwise": launches * _block_us(problem, candidate),
+        "launch": launch_us(problem.gpu),
+    }
+
+
+def _arguments_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """Return the terms of what multiplies in one round, of all steps at once."""
+    return {"arguments": _block_us(problem.at(problem.batch * problem.time, 1), candidate), "launch": launch_us(problem.gpu)}
+
+
+def _family(name: str, is_stepwise: bool) -> Family:
+    return Family(
+        name=name,
+        entry=name,
+        strategy="stepwise" if is_stepwise else "elementwise",
+        copies=False,
+        variables=lambda _: {"threads": (64, 128, 256, 512)},
+        constraints=_constraints,
+        resources=_resources,
+        predicted_us=predicted_us if is_stepwise else _arguments_us,
+    )
+
+
+FORWARD = _family("normed_forward", is_stepwise=True)
+BACKWARD = _family("normed_backward", is_stepwise=True)
+ARGUMENTS = _family("normed_arguments", is_stepwise=False)
