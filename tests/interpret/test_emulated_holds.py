@@ -28,6 +28,8 @@ WAYS: list[tuple[str, str, dict[str, Any], str]] = [
     ("gru", "packed", {"hidden_size": 8, "heads": 2}, "t4"),
     ("entangled", "ragged", {"hidden_size": 8, "layout": "BDT"}, "t4"),
     ("min_gru", "packed", {"hidden_size": 8}, "t4"),
+    ("layer_norm_lstm", "ragged", {"hidden_size": 8}, "h100"),
+    ("of_both", "packed", {"hidden_size": 8}, "h200"),
     ("gru", "plain", {"hidden_size": 8, "batch": 64, "layout": "TBD"}, "h100"),
 ]
 

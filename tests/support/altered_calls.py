@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.norm_cells import OF_BOTH
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Y_AXES, Interface
@@ -78,6 +79,28 @@ def _gru_reset_before(W: Tensors, R: Any, _: Tensors, s: Tensors) -> dict[str, A
     return {"h": h, "y": h}
 
 
+def _layer_norm(x: Any, eps: float) -> Any:
+    """Of one head, over all its units."""
+    return (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + eps)
+
+
+def _layer_norm_lstm(W: Tensors, R: Any, p: Tensors, s: Tensors) -> dict[str, Any]:
+    i, f, z, o = (W[gate] + p[f"g{gate}"] * _layer_norm(R(gate, s["h"]), 1e-5) for gate in "ifzo")
+    c = torch.sigmoid(f) * s["c"] + torch.sigmoid(i) * torch.tanh(z)
+    h = torch.sigmoid(o) * torch.tanh(p["gc"] * _layer_norm(c, 1e-5) + p["bc"])
+    return {"h": h, "c": c, "y": h}
+
+
+def _of_both(W: Tensors, R: Any, p: Tensors, s: Tensors) -> dict[str, Any]:
+    m = torch.cat([R("a", s["h"]), W["a"] + s["c"]]).mean()
+    v = p["p"] * R("b", s["h"]) - m
+    v = v / torch.sqrt((v * v).mean() + 0.1)
+    g = torch.where(W["h"] > 0, s["h"].abs().mean(), _layer_norm(v * s["h"], 0.1))
+    c = 0.5 * s["c"] + torch.sigmoid(W["b"]) * (g * v).mean()
+    h = torch.tanh(W["h"] + v + g) + 0.1 * c
+    return {"h": h, "c": c, "y": h}
+
+
 @dataclass(frozen=True)
 class Case:
     """A cell with its step, written by hand."""
@@ -89,7 +112,7 @@ class Case:
     output: Callable[[Tensors, Tensors], Any] = lambda after, _: after["h"]
 
 
-# Scans, one with an output that is no state; a diagonal cell; dense ones with products of one round and of two.
+# Scans, one with an output that is no state; a diagonal cell; dense ones with products of one round and of two, and with norms.
 CASES = (
     Case("min_gru", "min_gru", _min_gru),
     Case("two_leaks", TWO_LEAKS, _two_leaks, lambda after, before: after["u"] * after["v"] + before["v"]),
@@ -97,6 +120,8 @@ CASES = (
     Case("lstm", "lstm", _lstm),
     Case("gru", "gru", _gru),
     Case("gru_reset_before", "gru_reset_before", _gru_reset_before),
+    Case("layer_norm_lstm", "layer_norm_lstm", _layer_norm_lstm),
+    Case("of_both", OF_BOTH, _of_both),
 )
 
 
