@@ -20,6 +20,7 @@ from minrnn_gen.cell.program_names import (
     step_inputs,
     wide_inputs,
 )
+from minrnn_gen.cell.projection import NO_PROJECTION, Projection
 from minrnn_gen.cell.rounds import Round
 from minrnn_gen.cell.value_numbering import ProgramBuilder
 
@@ -30,11 +31,12 @@ class ProductRound:
 
     In a forward `program` gives the `argument`; it takes what a step does, of products those of the rounds before. In a
     backward it gives `gradient_R_<gate>` of these gates; it takes what the step's does, of `gradient_argument_<round>` those
-    of the rounds behind.
+    of the rounds behind. `of_projected`: the argument has P units.
     """
 
     gates: tuple[str, ...]
     program: Program
+    of_projected: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class LoweredSteps:
     vectors: Vectors = NO_VECTORS
     logarithms: tuple[str, ...] = ()
     rounds: tuple[ProductRound, ...] = ()
+    projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
 
     @property
@@ -98,6 +101,7 @@ class LoweredStepsBackward:
     vectors: Vectors = NO_VECTORS
     rounds: tuple[ProductRound, ...] = ()
     arguments: tuple[Program, ...] = ()
+    projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
 
     @property
@@ -162,7 +166,9 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
     """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
     results = {f"state_{state}": ex.current(state) for state in cell.states}
-    rounds = [ProductRound(products.gates, _argument(builder, products)) for products in cell.rounds]
+    rounds = [
+        ProductRound(products.gates, _argument(builder, products), _is_of_projected(cell, products)) for products in cell.rounds
+    ]
     return LoweredSteps(
         name=cell.name,
         gates=cell.gates,
@@ -174,6 +180,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         equations=cell.equations,
         vectors=cell.vectors,
         rounds=tuple(rounds),
+        projection=cell.projection,
         inputs=cell.inputs,
     )
 
@@ -199,7 +206,8 @@ def lower_steps_backward(
     rounds: list[ProductRound] = []
     for number, products in reversed([*enumerate(together)]):
         builder, of_gates = pulled_back([ex.product(gate) for gate in products.gates])
-        rounds.insert(0, ProductRound(products.gates, builder.program(of_gates, needed_inputs_only=True)))
+        program = builder.program(of_gates, needed_inputs_only=True)
+        rounds.insert(0, ProductRound(products.gates, program, _is_of_projected(cell, products)))
         seeds.append((products.argument, _incoming_argument(number)))
     builder, results = pulled_back(inputs)
     if gives_states:
@@ -216,12 +224,17 @@ def lower_steps_backward(
         vectors=cell.vectors,
         rounds=tuple(rounds),
         arguments=tuple(_argument(builder, products) for products in together),
+        projection=cell.projection,
         inputs=cell.inputs,
     )
 
 
 def _argument(builder: ProgramBuilder, products: Round) -> Program:
     return builder.program({"argument": products.argument}, needed_inputs_only=True)
+
+
+def _is_of_projected(cell: Cell, products: Round) -> bool:
+    return products.gates[0] in cell.projection.of
 
 
 def _incoming_argument(number: int) -> Symbol:
