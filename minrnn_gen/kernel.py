@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder, builder_of
+from minrnn_gen.build.embedded import builder_of_kernels, embedded_builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
 from minrnn_gen.build.recipe import recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
@@ -26,8 +28,10 @@ from minrnn_gen.plan.summary import html_table
 from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
-from minrnn_gen.run.executor import Executor, interface_of
+from minrnn_gen.run.embedded import EmbeddedExecutor
+from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
 from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
@@ -68,8 +72,14 @@ class Kernel:
         """
         self._builder = builder
         self._built = built
-        self._interface = interface_of(builder, built[0].cell if built else builder.cell_shape)
-        self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
+        embedded = embedded_builder(builder)
+        self.embedded = None if embedded is None else Kernel(embedded[0], built, backend)
+        self._interface = interface_of(builder, built[0].cell if built and not embedded else builder.cell_shape)
+        self.executor: Executor
+        if embedded is None or self.embedded is None:
+            self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
+        else:
+            self.executor = EmbeddedExecutor(self._interface, builder, self.embedded.executor, embedded[1])
         self.recipe = recipe_of(builder.spec, builder.cell_source)
 
     @property
@@ -79,7 +89,12 @@ class Kernel:
 
     @cached_property
     def _hinted(self) -> BuiltKernel:
-        return self._built[0] if self._built else build_plain(self._builder, "forward")
+        return self._built[0] if self._built else build_plain(self._compiled, "forward")
+
+    @property
+    def _compiled(self) -> Builder:
+        """What builds the kernels that are compiled: those of `embedded` where there is one."""
+        return self._builder if self.embedded is None else self.embedded.builder
 
     @property
     def spec(self) -> Spec:
@@ -147,7 +162,7 @@ class Kernel:
         Where both directions run beside each other, a line says so.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
-        beside = self.executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
+        beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
         return f"{beside.in_words}\n\n{text}" if beside else text
 
     def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = unwatched) -> None:
@@ -157,6 +172,9 @@ class Kernel:
         calls with resets or all states compile theirs when they come. `watch(done, of)` is called as kernels are ready.
         Raises BadInput for sizes that are no such pairs, and what `compile` raises.
         """
+        if self.embedded is not None:
+            self.embedded.prepare(sizes, watch)
+            return
         wanted, run = sizes_from(sizes), self.executor.gpu
         prepare(self._builder, self.executor.backend.plan, wanted, watch)
         if self.spec.training:
@@ -191,6 +209,11 @@ class Kernel:
         """
         from minrnn_gen.export.folder import export
 
+        if self.embedded is not None:
+            raise BadInput(
+                f"{self._builder.cell_source.name} has products of several shapes, which C sources do not take; export a "
+                "model of its layers by minrnn_gen.torch.export_operators"
+            )
         return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:
@@ -250,7 +273,7 @@ class Kernel:
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = _arguments(x, R, arrays)
+        arguments = self._arguments(x, R, arrays)
         result, _ = self.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 
@@ -267,7 +290,7 @@ class Kernel:
         """
         if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        arguments = step_arguments(x_t, R, arrays)
+        arguments = joined(self._interface, step_arguments(x_t, R, arrays))
         result = self.executor.step(arguments)
         return result.y, self._named(result.final)
 
@@ -288,7 +311,7 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        arguments = _arguments(x, R, arrays)
+        arguments = self._arguments(x, R, arrays)
         result, forward = self.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
         return result.y, final, Saved(self.executor, result, forward)
@@ -319,9 +342,14 @@ class Kernel:
         Raises BadInput for arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = _arguments(x, R, arrays)
+        arguments = self._arguments(x, R, arrays)
         result = self.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
+
+    def _arguments(self, x: Any, R: Any, arrays: CallArrays) -> CallArguments:
+        if "resets" in arrays:
+            arrays["resets"] = as_marks(arrays["resets"])
+        return joined(self._interface, call_arguments(x, R, arrays))
 
     def _named(self, states: tuple[Any, ...]) -> State:
         return dict(zip(self._interface.states, states, strict=True))
@@ -329,13 +357,7 @@ class Kernel:
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    return Kernel(builder, build_ahead(builder))
-
-
-def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
-    if "resets" in arrays:
-        arrays["resets"] = as_marks(arrays["resets"])
-    return call_arguments(x, R, arrays)
+    return Kernel(builder, build_ahead(builder_of_kernels(builder)))
 
 
 def _flag(value: Any, name: str) -> bool:

@@ -46,8 +46,8 @@ def check_layer_arguments(
         raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")
     if isinstance(proj_size, bool) or not isinstance(proj_size, int) or proj_size:
         raise BadInput(
-            f"proj_size is {shown(proj_size)}; only 0 is supported, since R multiplies the output of hidden_size itself; put a "
-            f"torch.nn.Linear behind the layer"
+            f"proj_size is {shown(proj_size)}; only 0 is supported: give projection_size to a cell with projected units, "
+            f"such as lstm_projected, or take minrnn_gen.torch.nn.LSTM"
         )
     for name, flag in flags.items():
         if not isinstance(flag, bool):

@@ -20,6 +20,7 @@ from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
+from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels
 from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
@@ -99,8 +100,7 @@ class LayerStack:
 
     def _slow_forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Refuse what traces, before it hands over arguments of its own; torch calls this in no other case."""
-        if not getattr(self, "proj_size", 0):  # which torch computes
-            refuse_tracing()
+        refuse_tracing()
         return super()._slow_forward(*arguments, **keywords)  # type: ignore[misc]
 
     def _call(
@@ -207,7 +207,7 @@ class LayerStack:
         if not states:
             return ()
         runs = self.num_layers * (2 if self.bidirectional else 1)
-        axes = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
+        axes = (runs, sequences) if batched else (runs,)
         checks.check_states(states, {name: (*axes, *values) for name, values in self._made.values.items()}, batched)
         return states if batched else [state.unsqueeze(1) for state in states]
 
@@ -220,6 +220,21 @@ class LayerStack:
         inputs: Sequence[Sequence[Any]] | None = None,
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
+        embedding = embedding_of(self._made)
+        if embedding is None:
+            return self._run_layers(x, states, sequences, ranks, inputs)
+        y, final = self._run_layers(x, embedding.of_states(states), sequences, ranks, inputs)
+        return embedding.y(y), embedding.final(final)
+
+    def _run_layers(
+        self,
+        x: Any,
+        states: Sequence[Any],
+        sequences: tuple[Any, Any, Any],
+        ranks: Ranks | None,
+        inputs: Sequence[Sequence[Any]] | None,
+    ) -> tuple[Any, Sequence[Any]]:
+        """Run all layers by kernels, on arrays as these take them."""
         given_dtype = x.dtype
         x, precision, casts = self._in_precision(x)
         made = self._made
@@ -250,7 +265,7 @@ class LayerStack:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
                 if is_alone and (results := run_unrecorded(recipe, tensors)):
                     return results[0], results[1:]
-                x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
+                x, *last = run(recipe, len(made.states), len(own), tensors)
             else:
                 x, *last = ranks.run(kernel_by(recipe), tensors)
             final.append(last)
@@ -308,7 +323,7 @@ class LayerStack:
 
     def _parameters_of(self, layer: int) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
-        directed = [self._named(names.in_call_order) for names in self._made.names[layer]]
+        directed = [parameters_of_kernels(self._made, names, layer, self._named) for names in self._made.names[layer]]
         if len(directed) == 1:
             return directed[0]
         # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.

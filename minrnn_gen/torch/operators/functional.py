@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -14,6 +15,7 @@ from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import known
 from minrnn_gen.torch.operators.calls import storage_dtype
+from minrnn_gen.torch.operators.embedded import embedded_recurrence
 from minrnn_gen.torch.operators.kernel_operator import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
@@ -41,6 +43,12 @@ def recurrence(
     Raises BadInput for tensors that do not fit.
     """
     arguments = call_arguments(x, R, arrays)
+    if isinstance(kernel, Kernel) and kernel.embedded is not None:
+        check_tensor(x, "x")
+        if head_group is not None and not getattr(head_group, "gathers", True):
+            raise BadInput("head_group has gathers=False, but each rank's units are no whole heads of P; leave it out")
+        call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group)
+        return embedded_recurrence(call, kernel, arguments)
     if sequence_group is not None or head_group is not None:
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
