@@ -50,12 +50,13 @@ def compile(
 
         return interpreted(loaded, target, allow_long=allow_long)
     if tune:
+        from minrnn_gen.build.embedded import builder_of_kernels
         from minrnn_gen.kernel import kernel_from
         from minrnn_gen.tune.lookup import Winners, remembered
         from minrnn_gen.tune.session import tune_here
 
         builder = builder_of(loaded, target, remembered)
-        tuned = tuple(tune_here(builder))
+        tuned = tuple(tune_here(builder_of_kernels(builder)))
         if tuned and tuned[-1].ended == "interrupted":
             raise KeyboardInterrupt
         winners = tuple(result.winner for result in tuned if result.winner)

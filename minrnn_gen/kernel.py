@@ -11,12 +11,14 @@ from minrnn_gen.build.altered_cells import AlteredRecipe, altered_recipe
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder, builder_of
+from minrnn_gen.build.embedded import builder_of_kernels, embedded_builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import KernelResources
 from minrnn_gen.build.overview import overview
 from minrnn_gen.build.recipe import recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
@@ -28,8 +30,10 @@ from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
 from minrnn_gen.run.altered import Alteration, AlteredSaved
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
-from minrnn_gen.run.executor import Executor, interface_of
+from minrnn_gen.run.embedded import EmbeddedExecutor
+from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
 from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
@@ -70,8 +74,14 @@ class Kernel:
         """
         self._builder = builder
         self._built = built
-        self._interface = interface_of(builder, built[0].cell if built else builder.cell_shape)
-        self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
+        embedded = embedded_builder(builder)
+        self.embedded = None if embedded is None else Kernel(embedded[0], built, backend)
+        self._interface = interface_of(builder, built[0].cell if built and not embedded else builder.cell_shape)
+        self.executor: Executor
+        if embedded is None or self.embedded is None:
+            self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
+        else:
+            self.executor = EmbeddedExecutor(self._interface, builder, self.embedded.executor, embedded[1])
         self.recipe = recipe_of(builder.spec, builder.cell_source)
         self._altered: dict[tuple[bool, bool], tuple[Kernel, AlteredRecipe]] = {}
 
@@ -82,7 +92,12 @@ class Kernel:
 
     @cached_property
     def _hinted(self) -> BuiltKernel:
-        return self._built[0] if self._built else build_plain(self._builder, "forward")
+        return self._built[0] if self._built else build_plain(self._compiled, "forward")
+
+    @property
+    def _compiled(self) -> Builder:
+        """What builds the kernels that are compiled: those of `embedded` where there is one."""
+        return self._builder if self.embedded is None else self.embedded.builder
 
     @property
     def spec(self) -> Spec:
@@ -150,7 +165,7 @@ class Kernel:
         Where both directions run beside each other, a line says so.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
-        beside = self.executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
+        beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
         return f"{beside.in_words}\n\n{text}" if beside else text
 
     def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = unwatched) -> None:
@@ -160,6 +175,9 @@ class Kernel:
         calls with resets or all states compile theirs when they come. `watch(done, of)` is called as kernels are ready.
         Raises BadInput for sizes that are no such pairs, and what `compile` raises.
         """
+        if self.embedded is not None:
+            self.embedded.prepare(sizes, watch)
+            return
         wanted, run = sizes_from(sizes), self.executor.gpu
         prepare(self._builder, self.executor.backend.plan, wanted, watch)
         if self.spec.training:
@@ -194,6 +212,11 @@ class Kernel:
         """
         from minrnn_gen.export.folder import export
 
+        if self.embedded is not None:
+            raise BadInput(
+                f"{self._builder.cell_source.name} has products of several shapes, which C sources do not take; export a "
+                "model of its layers by minrnn_gen.torch.export_operators"
+            )
         return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:
@@ -273,7 +296,7 @@ class Kernel:
         """
         if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        arguments = step_arguments(x_t, R, arrays)
+        arguments = joined(self._interface, step_arguments(x_t, R, arrays))
         result = self.executor.step(arguments)
         return result.y, self._named(result.final)
 
@@ -352,7 +375,9 @@ class Kernel:
     def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
         """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""
         reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
-        arguments = _arguments(x, R, arrays)
+        if "resets" in arrays:
+            arrays["resets"] = as_marks(arrays["resets"])
+        arguments = joined(self._interface, call_arguments(x, R, arrays))
         if reset_states is None and holds is None:
             return self, arguments, None
         kernel, recipe = self.altered(reset_states is not None, holds is not None)
@@ -365,13 +390,7 @@ class Kernel:
 
 def kernel_from(builder: Builder) -> Kernel:
     """Compile the spec of `builder`: the kernels of plain calls, ahead of the first one."""
-    return Kernel(builder, build_ahead(builder))
-
-
-def _arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
-    if "resets" in arrays:
-        arrays["resets"] = as_marks(arrays["resets"])
-    return call_arguments(x, R, arrays)
+    return Kernel(builder, build_ahead(builder_of_kernels(builder)))
 
 
 def _flag(value: Any, name: str) -> bool:

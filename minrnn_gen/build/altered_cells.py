@@ -44,8 +44,9 @@ def altered_recipe(recipe: str, begins: bool, holds: bool) -> AlteredRecipe:
     spec = spec_from(recipe)
     source = cell_source_of(spec)
     cell = parse_cell(source)
-    why = f"the cell {cell.name} has the axis n" if cell.vectors else "the spec has scan_arithmetic: log"
-    if cell.vectors or spec.scan_arithmetic == "log":
+    why = f"the cell {cell.name} has the axis {'n' if cell.vectors else 'p'}"
+    why = why if cell.vectors or cell.projection else "the spec has scan_arithmetic: log"
+    if cell.vectors or cell.projection or spec.scan_arithmetic == "log":
         if begins:
             instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
             raise BadInput(f"reset_states was given, but {why}, whose resets are to zeros; {instead}")

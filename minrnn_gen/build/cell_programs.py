@@ -90,6 +90,9 @@ class CellPrograms:
 
         Arguments of products are made again in a backward.
         """
+        if self.source.has_products and not self.cell.projection.is_plain:
+            why = f"{self.cell.name} has products of several shapes, for which kernels of another cell are built"
+            raise BadInput(f"{why}; compile its spec by minrnn_gen.compile")
         if self.source.has_vectors:
             return self.vectors_backward if kernel_pass == "backward" else self.vectors
         return self.backward if kernel_pass in ("backward", "arguments") else self.forward

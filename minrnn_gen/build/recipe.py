@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from minrnn_gen.cell.files import CellSource, find_cell, library_names
+from minrnn_gen.cell.projection import Projection
 from minrnn_gen.config.spec import Spec, load_spec
 
 
@@ -46,6 +47,25 @@ def check_sizes_of_vectors(spec: Spec, cell: CellSource) -> None:
         raise spec.error("groups", f"{spec.groups} is given, but the cell {cell.name} has no inputs S.*; leave it out")
     elif spec.groups is not None and spec.hidden_size % spec.groups:
         raise spec.error("groups", f"{spec.groups} does not divide hidden_size {spec.hidden_size}; allowed: a divisor of it")
+
+
+def check_projection_size(spec: Spec, cell: CellSource, projection: Projection) -> None:
+    """Raise BadInput for a spec whose `projection_size` does not fit the cell."""
+    size = spec.projection_size
+    if not projection:
+        if size is not None:
+            why = f"{size} is given, but nothing of the cell {cell.name} has the axis p; leave it out"
+            raise spec.error("projection_size", why)
+    elif size is None:
+        name = (*projection.to, *projection.states, *projection.parameters)[0]
+        leads = f"products: {name} leads to" if projection.to else f"{name} has"
+        raise cell.document.error((), f"{leads} the axis p; give the spec's projection_size")
+    elif size > spec.hidden_size:
+        raise spec.error("projection_size", f"{size} is more than hidden_size {spec.hidden_size}; give at most that")
+    elif size % spec.heads:
+        raise spec.error(
+            "projection_size", f"{size} is given, which the {spec.heads} heads do not divide; give a multiple of them"
+        )
 
 
 def spec_from(recipe: str) -> Spec:

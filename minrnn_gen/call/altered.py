@@ -28,6 +28,18 @@ def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> 
     return named
 
 
+def refuse_projected(cell: str, reset_states: Any, holds: Any) -> None:
+    """Refuse reset states and holds of a cell with the axis p."""
+    if reset_states is not None:
+        instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
+        raise BadInput(f"reset_states was given, but the cell {cell} has the axis p, whose resets are to zeros; {instead}")
+    if holds is not None:
+        raise BadInput(
+            f"holds was given, but the cell {cell} has the axis p, whose states no step holds; take the held steps out of the "
+            "sequences"
+        )
+
+
 def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
     """Refuse marks of steps that are of other rows than x, whose axes are `axes`."""
     if len(x.shape) != len(axes):

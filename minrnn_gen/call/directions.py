@@ -72,7 +72,8 @@ def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, ru
 def channels_of_run(interface: Interface, y: Array, run: int) -> Array:
     """Return one run's channels of an array with the axes of y."""
     axis = Y_AXES[interface.layout].index("h")
-    return y.narrowed(axis, run * interface.hidden_size, interface.hidden_size) if interface.directions else y
+    units = y.shape[axis] // 2
+    return y.narrowed(axis, run * units, units) if interface.directions else y
 
 
 def _shared_of_run(interface: Interface, arrays: tuple[Array, ...], run: int) -> tuple[Array, ...]:

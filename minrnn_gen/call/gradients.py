@@ -10,6 +10,7 @@ from typing import Any
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import bias_of_sums, biases_by_gate, by_gate
 from minrnn_gen.call.results import SlotGradients
 from minrnn_gen.call.slots import BIAS, FIXED, RECURRENT_BIAS, WEIGHT, WEIGHTS, R, X
 
@@ -52,22 +53,43 @@ def gradients_by_name(
     if call.weight is not None:
         named["weight"] = in_form_of(call.weight, raw.weight)
     gates = len(interface.gates)
-    parameters_from = gates + len(interface.recurrent_gates)
     if call.bias is not None:
-        named["bias"] = in_form_of(call.bias, raw.sums if interface.summed_count == gates else raw.sums[:, :gates])
+        named["bias"] = in_form_of(call.bias, bias_rows(interface, raw.sums))
     if call.R is not None:
         named["R"] = in_form_of(call.R, raw.dR)
     if call.recurrent_bias is not None:
-        named["recurrent_bias"] = in_form_of(call.recurrent_bias, raw.sums[:, gates:parameters_from])
+        named["recurrent_bias"] = in_form_of(call.recurrent_bias, bias_of_sums(interface, raw.sums, gates))
     if call.parameters:
-        rows = {name: raw.sums[:, row] for row, name in enumerate(interface.summed_parameters, parameters_from)}
+        rows = _parameters_of_sums(interface, raw.sums)
         pairs = zip(interface.parameters, call.parameters, strict=True)
         named["parameters"] = {name: in_form_of(vector, {**rows, **raw.vectors}[name]) for name, vector in pairs}
     if call.shared:
         named["shared"] = dict(zip(interface.shared, raw.shared, strict=True))
     if call.inputs:
         named["inputs"] = dict(zip(interface.inputs, raw.inputs, strict=True))
+    return _with_products_by_gate(interface, named)
+
+
+def _with_products_by_gate(interface: Interface, named: dict[str, Any]) -> dict[str, Any]:
+    """Return gradients with those of products by gate where they have several shapes."""
+    if "R" in named and interface.has_unequal_products:
+        named["R"] = by_gate(interface, named["R"])
+    if "recurrent_bias" in named and interface.has_unequal_biases:
+        named["recurrent_bias"] = biases_by_gate(interface, named["recurrent_bias"])
     return named
+
+
+def bias_rows(interface: Interface, sums: Any) -> Any:
+    """Return the gradient of the bias, of sums over batch and time."""
+    return sums if interface.summed_count == len(interface.gates) else sums[:, : len(interface.gates)]
+
+
+def _parameters_of_sums(interface: Interface, sums: Any) -> dict[str, Any]:
+    """Return the gradients of parameters without the axis n, of sums over batch and time."""
+    first, size = len(interface.gates) + len(interface.recurrent_gates), interface.hidden_size
+    rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, first)}
+    units = {name: interface.shape_of_parameter(name)[-1] for name in rows}
+    return {name: row if units[name] == size else row[:, : units[name]] for name, row in rows.items()}
 
 
 def _of_slots_by_name(
@@ -81,7 +103,7 @@ def _of_slots_by_name(
     if call.parameters:
         pairs = zip(call.parameters, arrays[slots.parameters], strict=True)
         named["parameters"] = dict(zip(interface.parameters, (in_form_of(*pair) for pair in pairs), strict=True))
-    return named
+    return _with_products_by_gate(interface, named)
 
 
 def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGradients) -> list[Any]:
@@ -102,7 +124,6 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGrad
 def wide_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients) -> list[Any]:
     """Return the gradients of the slots before the states, as they were computed, None for x and where there is no tensor."""
     gates = len(interface.gates)
-    behind_gates = gates + len(interface.recurrent_gates)
     sums = raw.sums
     gradients: list[Any] = [None] * len(FIXED)
     if tensors[R] is not None:
@@ -110,11 +131,10 @@ def wide_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients
     if tensors[WEIGHT] is not None:
         gradients[WEIGHT] = raw.weight
     if tensors[BIAS] is not None:
-        gradients[BIAS] = sums[:, :gates] if gates < interface.summed_count else sums
+        gradients[BIAS] = bias_rows(interface, sums)
     if tensors[RECURRENT_BIAS] is not None:
-        gradients[RECURRENT_BIAS] = sums[:, gates:behind_gates]
-    rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, behind_gates)}
-    of_names = {**rows, **raw.vectors}
+        gradients[RECURRENT_BIAS] = bias_of_sums(interface, sums, gates)
+    of_names = {**_parameters_of_sums(interface, sums), **raw.vectors} if sums is not None else {**raw.vectors}
     named = zip(interface.parameters, tensors[interface.slots.parameters], strict=True)
     return gradients + [None if vector is None else of_names[name] for name, vector in named]
 

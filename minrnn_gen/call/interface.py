@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from minrnn_gen.call.product_shapes import ProductShape
 from minrnn_gen.call.slots import CallSlots
 from minrnn_gen.precision import Precision
 
@@ -27,6 +28,9 @@ class Interface:
     front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.
     A dense cell, and no other, has `recurrent_gates`. Of a cell with the axis n, and of no other, `state_size` is n, which
     `vector_states` and `vector_parameters` have behind the hidden axis, and the inputs `shared` behind that of `groups`.
+    Of a cell with the axis p, and of no other, `projection_size` is P, which `projected_states` and `projected_parameters` have
+    instead of H; of one that lists products, `products` are the shapes of all, and `unbiased` gates have no recurrent bias.
+    `model` is the name of such a cell.
     `inputs` are those of X.*, each with one value for each of y.
     """
 
@@ -46,6 +50,13 @@ class Interface:
     shared: tuple[str, ...] = ()
     state_size: int = 0
     groups: int = 1
+    projection_size: int = 0
+    projected_states: tuple[str, ...] = ()
+    projected_parameters: tuple[str, ...] = ()
+    output_size: int = 0
+    products: tuple[ProductShape, ...] = ()
+    unbiased: tuple[str, ...] = ()
+    model: str = ""
     inputs: tuple[str, ...] = ()
 
     @cached_property
@@ -100,6 +111,8 @@ class Interface:
 
     def shape_of_parameter(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter by its name."""
+        if name in self.projected_parameters:
+            return (*self.directions, self.projection_size)
         return (*self.parameter_shape, self.state_size) if name in self.vector_parameters else self.parameter_shape
 
     @property
@@ -108,19 +121,45 @@ class Interface:
         return self.hidden_size // self.heads
 
     @property
+    def product_shapes(self) -> tuple[ProductShape, ...]:
+        """The shape of each product, in R's order."""
+        return self.products or (ProductShape(self.heads, self.head_dim, self.head_dim),) * len(self.recurrent_gates)
+
+    @property
+    def has_unequal_products(self) -> bool:
+        """Whether products have several shapes: R is then one axis, of the matrices one after the other."""
+        return len({*self.products}) > 1
+
+    @property
+    def has_unequal_biases(self) -> bool:
+        """Whether the recurrent bias is one axis, of all products, of which `unbiased` ones have zeros."""
+        return len({(shape.heads, shape.out) for shape in self.products}) > 1 or bool(self.unbiased)
+
+    @property
     def R_shape(self) -> tuple[int, ...]:
-        """The shape of R: [gate, head, unit of the gate, unit of the previous output]."""
-        return (*self.recurrent_bias_shape, self.head_dim)
+        """The shape of R: [gate, head, unit of the product, unit of what it multiplies]; one axis where shapes are unequal."""
+        shapes = self.product_shapes
+        if self.has_unequal_products:
+            return (*self.directions, sum(shape.elements for shape in shapes))
+        return (*self.directions, len(shapes), *(shapes[0] if shapes else (self.heads, self.head_dim, self.head_dim)))
+
+    @property
+    def R_shape_of_run(self) -> tuple[int, ...]:
+        """The shape of R of one direction."""
+        return self.R_shape[len(self.directions) :]
 
     @property
     def recurrent_bias_shape(self) -> tuple[int, ...]:
-        """The shape of the recurrent bias: [gate, head, unit]."""
-        return (*self.directions, len(self.recurrent_gates), self.heads, self.head_dim)
+        """The shape of the recurrent bias: [gate, head, unit]; one axis where shapes are unequal."""
+        shapes = self.product_shapes
+        if self.has_unequal_biases:
+            return (*self.directions, sum(shape.rows for shape in shapes))
+        return (*self.directions, len(shapes), *(shapes[0][:2] if shapes else (self.heads, self.head_dim)))
 
     @property
     def recurrent_rows(self) -> int:
         """How many recurrent products one step of one sequence has."""
-        return math.prod(self.recurrent_bias_shape)
+        return math.prod(self.directions) * sum(shape.rows for shape in self.product_shapes)
 
     @property
     def summed_parameters(self) -> tuple[str, ...]:
@@ -145,21 +184,37 @@ class Interface:
 
     def y_shape(self, batch: int, time: int) -> tuple[int, ...]:
         """Return the shape of y in the layout."""
-        channels = math.prod(self.directions) * self.hidden_size
-        return tuple({"b": batch, "t": time, "h": channels}[axis] for axis in Y_AXES[self.layout])
+        return self._shape_over_time(self.units_of_output, batch, time)
+
+    def _shape_over_time(self, units: int, batch: int, time: int) -> tuple[int, ...]:
+        sizes = {"b": batch, "t": time, "h": math.prod(self.directions) * units}
+        return tuple(sizes[axis] for axis in Y_AXES[self.layout])
+
+    @property
+    def units_of_output(self) -> int:
+        """The units of y: H, or P."""
+        return self.output_size or self.hidden_size
+
+    def units_of_state(self, name: str) -> int:
+        """Return the units of a state by its name: H, or P."""
+        return self.projection_size if name in self.projected_states else self.hidden_size
 
     def state_shape(self, sequences: int) -> tuple[int, ...]:
-        """Return the shape of a state without the axis n, of so many sequences."""
+        """Return the shape of a state with H units and without the axis n, of so many sequences."""
         return (*self.directions, sequences, self.hidden_size)
+
+    def step_shape(self, sequences: int) -> tuple[int, ...]:
+        """Return the shape of y of a single step, of so many sequences."""
+        return (*self.directions, sequences, self.units_of_output)
 
     def shape_of_state(self, name: str, sequences: int) -> tuple[int, ...]:
         """Return the shape of a state by its name, of so many sequences."""
-        shape = self.state_shape(sequences)
+        shape = (*self.directions, sequences, self.units_of_state(name))
         return (*shape, self.state_size) if name in self.vector_states else shape
 
     def states_shape(self, name: str, batch: int, time: int) -> tuple[int, ...]:
-        """Return the shape of a state after every step, by its name: that of y, with the axis n behind the channels."""
-        shape = self.y_shape(batch, time)
+        """Return the shape of a state after every step, by its name: as y, with the axis n behind the channels."""
+        shape = self._shape_over_time(self.units_of_state(name), batch, time)
         if name not in self.vector_states:
             return shape
         behind = Y_AXES[self.layout].index("h") + 1

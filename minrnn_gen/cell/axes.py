@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr
-from minrnn_gen.cell.files import CellFile, CellSource, named_with_n
+from minrnn_gen.cell.files import CellFile, CellSource, named_with
 from minrnn_gen.cell.functions import Sum
 from minrnn_gen.cell.liveness import names_in_order
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.projected_units import ProjectedUnits
+from minrnn_gen.cell.projection import Projection
 from minrnn_gen.cell.syntax import Place
 from minrnn_gen.errors import BadInput, nearest_name
 
@@ -38,8 +40,9 @@ class Axes:
     """Which values have the axis n, as a cell is read from the top."""
 
     def __init__(self, file: CellFile) -> None:
-        self._states, self._shared = named_with_n(file.states), file.shared or ()
-        self._wide = {ex.named(name) for name in named_with_n(file.parameters)}
+        self.units = ProjectedUnits(file)
+        self._states, self._shared = named_with("n", file.states), file.shared or ()
+        self._wide = {ex.named(name) for name in named_with("n", file.parameters)}
         self._wide |= {ex.shared(name) for name in self._shared}
         self._wide |= {symbol for name in self._states for symbol in (ex.previous(name), ex.current(name))}
 
@@ -52,6 +55,7 @@ class Axes:
 
     def define(self, place: Place, name: str, expression: Expr) -> None:
         """Give what is defined its axis; raises `BadInput` for a state whose equation has another."""
+        self.units.define(place, name, expression)
         is_wide, state = self.is_wide(expression), name.removesuffix("[t]")
         if state == name:
             if is_wide:
@@ -114,13 +118,20 @@ def check_no_product(vectors: Vectors, product_uses: Mapping[str, Place]) -> Non
         )
 
 
-def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: Mapping[str, Place]) -> None:
-    """Raise `BadInput` for a norm or a mean over units in a cell with the axis n, or without a recurrent product."""
+def check_norms(
+    vectors: Vectors, projection: Projection, norm_uses: Mapping[str, Place], product_uses: Mapping[str, Place]
+) -> None:
+    """Raise `BadInput` for a norm or a mean over units in a cell with the axis n or p, or without a recurrent product."""
     for name, place in norm_uses.items():
         if vectors:
             raise place.error(
                 f"{name} is over units, which a cell with the axis n cannot be; leave it out, or list every state and "
                 "parameter with one value per channel"
+            )
+        if projection:
+            raise place.error(
+                f"{name} is over the units of a head, and this cell has products of other units; leave {name} out, or the key "
+                "products and the axis p"
             )
         if not product_uses:
             raise place.error(
@@ -129,10 +140,19 @@ def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: 
             )
 
 
-def check_no_input(vectors: Vectors, input_uses: Mapping[str, Place]) -> None:
-    """Raise `BadInput` for an input X.* in a cell with the axis n, whose kernels read none."""
-    if vectors and input_uses:
-        name, place = next(iter(input_uses.items()))
+def check_no_vectors(projection: Projection, vectors: Vectors, uses: Mapping[str, Place]) -> None:
+    """Raise `BadInput` for a cell with both axes, n and p; `uses` are the places of its states and parameters."""
+    for name in (*projection.states, *projection.parameters) if vectors else ():
+        raise uses[name].error(f"{name} has the axis p in a cell with the axis n, which exclude each other; leave one out")
+
+
+def check_no_input(vectors: Vectors, projection: Projection, input_uses: Mapping[str, Place]) -> None:
+    """Raise `BadInput` for an input X.* in a cell with the axis n, whose kernels read none, or with the axis p."""
+    for name, place in input_uses.items():
+        if projection:
+            raise place.error(f"X.{name} is an input of a cell with the axis p, which takes none; pass it as a gate, W.{name}")
+        if not vectors:
+            return
         raise place.error(
             f"X.{name} is an input of a cell with the axis n, which takes none; pass it as a gate, W.{name}, "
             "or list every state and parameter with one value per channel"
@@ -149,14 +169,15 @@ def names_with_axes(
     return names_in_order(source, key, tuple(used), used, form)
 
 
-def _check_listed(source: CellSource, key: str, listed: Collection[str], used: Mapping[str, Place], form: str) -> None:
+def _check_listed(source: CellSource, key: str, listed: Mapping[str, object], used: Mapping[str, Place], form: str) -> None:
     for name in listed:
         if name not in used:
             raise _never_used(source, key, name, form)
     for name, place in used.items():
         if name not in listed:
+            axis = "p" if "p" in listed.values() else "n"
             raise place.error(
-                f"'{name}' is used here but not listed under {key}; list it with its axis, `{name}: n` or `{name}: 1`"
+                f"'{name}' is used here but not listed under {key}; list it with its axis, `{name}: {axis}` or `{name}: 1`"
             )
 
 

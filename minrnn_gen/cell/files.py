@@ -16,8 +16,13 @@ from minrnn_gen.config.documents import Document, demand_key, document_from_mapp
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import nearest_name, shown
 
-# Built-in cells as a usual call has them, those with n values per channel, and those with inputs X.*.
-_LIBRARY, _VECTOR_LIBRARY, _INPUT_LIBRARY = _FOLDERS = ("cell/library", "cell/library/vectors", "cell/library/inputs")
+# Built-in cells as a usual call has them, those with n values per channel, with inputs X.*, and with P projected units.
+_LIBRARY, _VECTOR_LIBRARY, _INPUT_LIBRARY, _PROJECTED_LIBRARY = _FOLDERS = (
+    "cell/library",
+    "cell/library/vectors",
+    "cell/library/inputs",
+    "cell/library/projected",
+)
 _SUFFIXES = (".yaml", ".yml")
 
 # A kernel keeps every gate, state and parameter of a unit in registers, of which a thread has 255.
@@ -26,8 +31,24 @@ NAME_LIMIT = 64
 _NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
 Name = Annotated[StrictStr, Field(pattern=_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=NAME_LIMIT)]
-# n values per channel, or one.
-NamesWithAxes = Annotated[dict[Name, Literal["n", 1]], Field(max_length=NAME_LIMIT)]
+# n values per channel, P projected units, or one value per channel.
+NamesWithAxes = Annotated[dict[Name, Literal["n", "p", 1]], Field(max_length=NAME_LIMIT)]
+
+
+class ProductFile(BaseModel):
+    """The keys of one product R.g of a cell file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    to: Literal["h", "p"] = Field(
+        "h", description="The units that the product has: those of the cell (h), or P projected ones (p)."
+    )
+    over: Literal["head", "all"] = Field(
+        "head", description="Whether it multiplies the units of its own head, or of all heads."
+    )
+    bias: StrictBool | None = Field(
+        None, description="Whether it has a recurrent bias; null means as the cell or the spec has it."
+    )
 
 
 class CellFile(BaseModel):
@@ -40,11 +61,18 @@ class CellFile(BaseModel):
     gates: Names | None = Field(None, description="The order of W's gates; by default that of their first use.")
     states: Names | NamesWithAxes | None = Field(
         None,
-        description="The order of the states, by default that of their first use; or of each its values per channel, n or 1.",
+        description=(
+            "The order of the states, by default that of their first use; or of each its axis: n values per channel, "
+            "P projected units (p), or 1 value per channel."
+        ),
     )
     output: StrictStr | None = Field(None, description="A state's name or an expression; by default the first state.")
     parameters: Names | NamesWithAxes = Field(
-        (), description="Learned vectors of shape [H]; or of each its values per channel, n or 1, with the shape [H, n] or [H]."
+        (), description="Learned vectors of shape [H]; or of each its axis, n, p or 1, with the shape [H, n], [P] or [H]."
+    )
+    products: Annotated[dict[Name, ProductFile], Field(max_length=NAME_LIMIT)] = Field(
+        default_factory=dict,
+        description="Products R.g that lead to other units than the cell's, mix all heads, or have a bias of their own.",
     )
     shared: Names | None = Field(
         None,
@@ -63,14 +91,16 @@ class CellFile(BaseModel):
         for name, axis in names.items() if isinstance(names, Mapping) else ():
             if not re.fullmatch(_NAME, str(name)):
                 raise ValueError(f"{shown(name)} is given; allowed: names, a letter, then at most 63 letters, digits or _")
-            if axis != "n" and (axis != 1 or isinstance(axis, bool | float)):
-                raise ValueError(f"{shown(axis)} is given for {name}; allowed: n, for n values per channel, or 1")
+            if axis not in ("n", "p") and (axis != 1 or isinstance(axis, bool | float)):
+                raise ValueError(
+                    f"{shown(axis)} is given for {name}; allowed: n, for n values per channel, p, for P projected units, or 1"
+                )
         return tuple(names) if isinstance(names, list) else names
 
 
-def named_with_n(names: tuple[str, ...] | Mapping[str, object] | None) -> tuple[str, ...]:
-    """Return the names that a cell file lists with n values per channel."""
-    return tuple(name for name, axis in names.items() if axis == "n") if isinstance(names, Mapping) else ()
+def named_with(axis: str, names: tuple[str, ...] | Mapping[str, object] | None) -> tuple[str, ...]:
+    """Return the names that a cell file lists with an axis, n or p."""
+    return tuple(name for name, listed in names.items() if listed == axis) if isinstance(names, Mapping) else ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +109,7 @@ class CellSource:
 
     `document` is valid as a `CellFile`; `canonical` identifies the content in a cache key: the file's bytes, or the mapping as
     JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise. `has_vectors`:
-    some of its names have n values per channel, by what the file lists.
+    some of its names have n values per channel, by what the file lists; `has_products`: it lists products.
     """
 
     name: str
@@ -87,6 +117,7 @@ class CellSource:
     canonical: bytes
     recurrent_bias: bool
     has_vectors: bool = False
+    has_products: bool = False
 
 
 def library_names() -> tuple[str, ...]:
@@ -102,6 +133,11 @@ def vector_library_names() -> tuple[str, ...]:
 def input_library_names() -> tuple[str, ...]:
     """Return the names of the built-in cells with inputs X.*, sorted."""
     return _names_in(_INPUT_LIBRARY)
+
+
+def projected_library_names() -> tuple[str, ...]:
+    """Return the names of the built-in cells with P projected units, sorted."""
+    return _names_in(_PROJECTED_LIBRARY)
 
 
 def _names_in(folder: str) -> tuple[str, ...]:
@@ -152,5 +188,6 @@ def _inline(document: Document) -> CellSource:
 
 
 def _source(cell: CellFile, document: Document, canonical: bytes) -> CellSource:
-    has_vectors = bool(named_with_n(cell.states) or named_with_n(cell.parameters) or cell.shared)
-    return CellSource(cell.name, document, canonical, cell.recurrent_bias, has_vectors)
+    has_vectors = bool(named_with("n", cell.states) or named_with("n", cell.parameters) or cell.shared)
+    has_p = any(named_with("p", names) for names in (cell.states, cell.parameters))
+    return CellSource(cell.name, document, canonical, cell.recurrent_bias, has_vectors, has_p or bool(cell.products))

@@ -12,6 +12,7 @@ from minrnn_gen.cell.axes import (
     Vectors,
     check_no_input,
     check_no_product,
+    check_no_vectors,
     check_norms,
     names_with_axes,
 )
@@ -20,6 +21,7 @@ from minrnn_gen.cell.files import CellFile, CellSource
 from minrnn_gen.cell.functions import OverUnits
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.norms import norm_levels, norms_in
+from minrnn_gen.cell.projection import NO_PROJECTION, Projection
 from minrnn_gen.cell.reading import NAME, RESERVED, ExpressionReader
 from minrnn_gen.cell.rounds import LEVELS_MOST, PRODUCTS_MOST, Round, levels_of, rounds_of
 from minrnn_gen.cell.syntax import (
@@ -42,7 +44,8 @@ class Cell:
     `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states`
     has the order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
     `arguments` has what a recurrent gate's product multiplies, for each that multiplies something else than the previous
-    output. `inputs` are the names of X.*, inputs of each channel that are not projected.
+    output. `inputs` are the names of X.*, inputs of each channel that are not projected. `projection` has the names with P
+    projected units, and what the file says of products.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Cell:
     equations: str
     vectors: Vectors = NO_VECTORS
     arguments: tuple[tuple[str, Expr], ...] = ()
+    projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
 
     @property
@@ -163,8 +167,6 @@ class _Reader(ExpressionReader):
         inputs = names_in_order(source, "inputs", file.inputs, self.input_uses, "X.{0}")
         vectors = self.axes.vectors(states, parameters, shared)
         check_no_product(vectors, self.product_uses)
-        check_norms(vectors, self.norm_uses, self.product_uses)
-        check_no_input(vectors, self.input_uses)
         default = states[0] if output is None else None
         output = ex.current(states[0]) if output is None else output
         if self.product_uses and output_text and output not in {ex.current(state) for state in states}:
@@ -177,11 +179,17 @@ class _Reader(ExpressionReader):
         if why := self.axes.why_no_output(output, default):
             raise (output_text or self.source).error(1, 1, why)
         arguments = self.arguments_beside(output)
+        recurrent_gates = self.recurrent_gates(gates)
+        projection = self.axes.units.projection(source, states, parameters, recurrent_gates, output, dict(arguments))
+        uses = {**self.state_uses, **self.parameter_uses}
+        check_no_vectors(projection, vectors, uses)
+        check_no_input(vectors, projection, self.input_uses)
+        check_norms(vectors, projection, self.norm_uses, self.product_uses)
         check_all_is_read(self.defined, output, default, vectors.states, bool(self.product_uses), dict(arguments))
         return Cell(
             name=file.name,
             gates=gates,
-            recurrent_gates=self.recurrent_gates(gates),
+            recurrent_gates=recurrent_gates,
             states=states,
             parameters=parameters,
             definitions=tuple((ex.named(name), expression) for name, (_, expression) in self.defined.items()),
@@ -189,6 +197,7 @@ class _Reader(ExpressionReader):
             equations=file.equations,
             vectors=vectors,
             arguments=arguments,
+            projection=projection,
             inputs=inputs,
         )
 

@@ -22,6 +22,7 @@ from minrnn_gen.cell.program_names import (
     step_inputs,
     wide_inputs,
 )
+from minrnn_gen.cell.projection import NO_PROJECTION, Projection
 from minrnn_gen.cell.rounds import Round
 from minrnn_gen.cell.value_numbering import ProgramBuilder
 
@@ -32,12 +33,13 @@ class ProductRound:
 
     In a forward `program` gives the `argument`; it takes what a step does, of products those of the rounds before. In a
     backward it gives `gradient_R_<gate>` of these gates; it takes what the step's does, of `gradient_argument_<round>` those
-    of the rounds behind. `levels` give the means over units that it takes besides.
+    of the rounds behind. `levels` give the means over units that it takes besides. `of_projected`: the argument has P units.
     """
 
     gates: tuple[str, ...]
     program: Program
     levels: tuple[Level, ...] = ()
+    of_projected: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class LoweredSteps:
     logarithms: tuple[str, ...] = ()
     rounds: tuple[ProductRound, ...] = ()
     levels: tuple[Level, ...] = ()
+    projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
 
     @property
@@ -105,6 +108,7 @@ class LoweredStepsBackward:
     rounds: tuple[ProductRound, ...] = ()
     arguments: tuple[ProductRound, ...] = ()
     levels: tuple[Level, ...] = ()
+    projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
 
     @cached_property
@@ -174,7 +178,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
     """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
     builder = _step_builder(cell, step_inputs(cell))
     results: dict[str, Expr] = {f"state_{state}": ex.current(state) for state in cell.states}
-    rounds = [_argument(builder, products) for products in cell.rounds]
+    rounds = [_argument(builder, cell, products) for products in cell.rounds]
     results |= {"y": cell.output, **(more or {})}
     return LoweredSteps(
         name=cell.name,
@@ -188,6 +192,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         vectors=cell.vectors,
         rounds=tuple(rounds),
         levels=builder.levels(results),
+        projection=cell.projection,
         inputs=cell.inputs,
     )
 
@@ -213,7 +218,7 @@ def lower_steps_backward(
     rounds: list[ProductRound] = []
     for number, products in reversed([*enumerate(together)]):
         builder, of_gates = pulled_back([ex.product(gate) for gate in products.gates])
-        rounds.insert(0, _round(builder, products, of_gates))
+        rounds.insert(0, _round(builder, cell, products, of_gates))
         seeds.append((products.argument, _incoming_argument(number)))
     builder, results = pulled_back(inputs)
     if gives_states:
@@ -230,18 +235,20 @@ def lower_steps_backward(
         equations=cell.equations,
         vectors=cell.vectors,
         rounds=tuple(rounds),
-        arguments=tuple(_argument(builder, products) for products in together),
+        arguments=tuple(_argument(builder, cell, products) for products in together),
         levels=builder.levels(results | {f"argument of {number}": of.argument for number, of in enumerate(together)}),
+        projection=cell.projection,
         inputs=cell.inputs,
     )
 
 
-def _argument(builder: ProgramBuilder, products: Round) -> ProductRound:
-    return _round(builder, products, {"argument": products.argument})
+def _argument(builder: ProgramBuilder, cell: Cell, products: Round) -> ProductRound:
+    return _round(builder, cell, products, {"argument": products.argument})
 
 
-def _round(builder: ProgramBuilder, products: Round, results: Mapping[str, Expr]) -> ProductRound:
-    return ProductRound(products.gates, builder.program(results, needed_inputs_only=True), builder.levels(results))
+def _round(builder: ProgramBuilder, cell: Cell, products: Round, results: Mapping[str, Expr]) -> ProductRound:
+    program = builder.program(results, needed_inputs_only=True)
+    return ProductRound(products.gates, program, builder.levels(results), products.gates[0] in cell.projection.of)
 
 
 def _incoming_argument(number: int) -> Symbol:

@@ -43,6 +43,6 @@ def backward_work(lowered: LoweredBackward) -> Work:
     if isinstance(lowered, LoweredStepsBackward):
         products = len(lowered.read_products)
         names = dict(lowered.backward.results)
-        gradients += sum(names[f"gradient_R_{gate}"] != names[f"gradient_W_{gate}"] for gate in lowered.recurrent_gates)
+        gradients += sum(names[f"gradient_R_{gate}"] != names.get(f"gradient_W_{gate}") for gate in lowered.recurrent_gates)
     read = len(lowered.read_gates) + len(lowered.read_inputs) + products + len(lowered.read_states) + 1
     return Work(read, gradients, lowered.operation_count, lowered.transcendental_count)

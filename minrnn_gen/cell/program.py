@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from minrnn_gen.cell.expressions import Expr, Number, Symbol, operation
+from minrnn_gen.cell.expressions import Expr, Number, Symbol, operation, symbols_of
 from minrnn_gen.cell.functions import CellFunction, Quotient
 from minrnn_gen.cell.printing import c_text, cuda_text
 
@@ -53,6 +53,16 @@ class Program:
         """Results of a GPU's special-function unit per element: exponentials, logarithms, roots, one reciprocal per divisor."""
         calls = sum(_count(statement.expression, _transcendentals) for statement in self.statements)
         return calls + len({divisor for statement in self.statements for divisor in _divisors(statement.expression)})
+
+    def restricted(self, labels: Collection[str]) -> Program:
+        """Return what gives the results of these labels alone."""
+        results = tuple((label, name) for label, name in self.results if label in labels)
+        needed, kept = {name for _, name in results}, list[Statement]()
+        for statement in reversed(self.statements):
+            if statement.name in needed:
+                kept.insert(0, statement)
+                needed.update(symbol.name for symbol in symbols_of(statement.expression))
+        return Program(tuple(name for name in self.inputs if name in needed), tuple(kept), results)
 
     def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return {label: array} for arrays of the inputs by name.

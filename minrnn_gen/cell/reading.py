@@ -250,7 +250,13 @@ class ExpressionReader:
             raise self.source.error_at(node, f"the operator in '{shown}' is not part of the language; use + - * / **")
         if build is ex.divide and right == ex.ZERO:
             raise self.source.error_at(node, "this divides by zero")
-        return self.in_range(node, build(left, right))
+        return self.with_equal_units(node, self.in_range(node, build(left, right)))
+
+    def with_equal_units(self, node: ast.expr, expression: Expr) -> Expr:
+        """Return `expression`; raises `BadInput` where it mixes P projected units with H."""
+        if why := self.axes.units.why_unequal(expression):
+            raise self.source.error_at(node, why)
+        return expression
 
     def power(self, node: ast.BinOp, base: Expr, depth: int) -> Expr:
         exponent = self.expression(node.right, max(depth + 1, DEPTH_LIMIT - 2))  # a number, perhaps with a sign
@@ -289,8 +295,9 @@ class ExpressionReader:
             raise self.source.error_at(node, f"{name} takes {wanted} {plural}, separated by commas")
         if function is Where:
             condition = self.condition(node.args[0], depth + 1)
-            return Where(condition, *(self.expression(argument, depth + 1) for argument in node.args[1:]))
-        built = function(*(self.expression(argument, depth + 1) for argument in node.args))
+            branches = (self.expression(argument, depth + 1) for argument in node.args[1:])
+            return self.with_equal_units(node, Where(condition, *branches))
+        built = self.with_equal_units(node, function(*(self.expression(argument, depth + 1) for argument in node.args)))
         if function is Surrogate and self.axes.is_wide(built.args[0]) != self.axes.is_wide(built.args[1]):
             raise self.source.error_at(node, "surrogate takes two values that both have the axis n, or both none of it")
         if name in REDUCTIONS and (why := self.axes.why_no_sum(built.args[0])):
@@ -329,4 +336,6 @@ class ExpressionReader:
             raise self.source.error_at(node, "where needs one comparison as its first argument, such as x > 0")
         self.operation_count += 1
         left, right = self.expression(node.left, depth + 1), self.expression(node.comparators[0], depth + 1)
-        return _COMPARISONS[type(node.ops[0])](left, right)
+        comparison = _COMPARISONS[type(node.ops[0])](left, right)
+        self.with_equal_units(node, comparison)
+        return comparison

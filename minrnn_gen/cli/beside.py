@@ -26,7 +26,7 @@ class Beside(NamedTuple):
 
 def code_of(kernel: Kernel) -> str:
     """Return which code runs host arrays, and why where it is NumPy."""
-    reason = kernel.executor.cpu.native.kernels.why_not
+    reason = (kernel.embedded or kernel).executor.cpu.native.kernels.why_not
     return f"NumPy, since {reason}" if reason else "native code"
 
 
@@ -35,7 +35,7 @@ def measured_beside(request: Request, kernel: Kernel, arguments: dict[str, Any],
     layer = torch_layer_of(kernel, arguments["x"])
     if layer is not None:
         return Beside(layer[0], timed(layer[1]))
-    if kernel.executor.cpu.native.kernels.why_not:
+    if (kernel.embedded or kernel).executor.cpu.native.kernels.why_not:
         return None
     with numpy_alone():
         by_numpy = request.compile(quiet=True)

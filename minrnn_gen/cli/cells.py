@@ -36,17 +36,20 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     """List the built-in cells: class, gates, states, parameters, and what an element takes in a step, forward / backward."""
     if context.invoked_subcommand is not None:
         return
-    from minrnn_gen.cell.files import input_library_names, library_names, vector_library_names
+    from minrnn_gen.cell.files import input_library_names, library_names, projected_library_names, vector_library_names
 
     entries = [_entry(name)[0] for name in library_names()]
     with_vectors = [_entry(name)[0] for name in vector_library_names()]
     with_inputs = [_entry(name)[0] for name in input_library_names()]
+    projected = [_entry(name)[0] for name in projected_library_names()]
     if as_json:
-        print_json({"cells": entries, "cells_with_n": with_vectors, "cells_with_inputs": with_inputs})
+        print_json(
+            {"cells": entries, "cells_with_n": with_vectors, "cells_with_inputs": with_inputs, "cells_with_p": projected}
+        )
         return
     counts = {"words": "words", "operations": "operations", "special_functions": "special functions"}
     table = new_table("cell", "class", "gates", "states", "parameters", *counts.values(), "kernels", right=[*counts.values()])
-    for entry in (*entries, *with_vectors, *with_inputs):
+    for entry in (*entries, *with_vectors, *with_inputs, *projected):
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
         numbers = [" / ".join(str(entry["work"][kernel_pass][key]) for kernel_pass in PASSES) for key in counts]
         table.add_row(entry["name"], entry["class"], *listed, *numbers)
@@ -57,6 +60,7 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
 def show(name: CellName, as_json: AsJson = False) -> None:
     """Show a cell: equations, class with its proof, derived gradient, gates, states, parameters, work, source."""
     from minrnn_gen.cell.gradient_text import gradient_equations
+    from minrnn_gen.cell.projection import shown_products
 
     entry, file, cell = _entry(name)
     equations, gradient = cell.equations.strip("\n").splitlines(), gradient_equations(cell)
@@ -68,11 +72,12 @@ def show(name: CellName, as_json: AsJson = False) -> None:
         ("proof", entry["proof"]),
         ("gates", ", ".join(entry["gates"])),
         ("recurrent gates", ", ".join(entry["recurrent_gates"])),
-        ("states", _with_axes(entry["states"], cell.vectors.states)),
+        ("products", "" if cell.projection.is_plain else shown_products(cell.projection, cell.recurrent_gates)),
+        ("states", _with_axes(entry["states"], cell.vectors.states, cell.projection.states)),
         ("inputs", ", ".join(entry["inputs"])),
         ("shared inputs", _with_axes(entry["shared"], cell.vectors.shared)),
         ("output", entry["output"]),
-        ("parameters", _with_axes(entry["parameters"], cell.vectors.parameters)),
+        ("parameters", _with_axes(entry["parameters"], cell.vectors.parameters, cell.projection.parameters)),
         *((kernel_pass, _work_text(entry["work"][kernel_pass], bool(cell.vectors))) for kernel_pass in PASSES),
         ("source", file.source or ""),
     ]
@@ -112,8 +117,9 @@ def _through_products(cell: Cell) -> list[str]:
     return lines
 
 
-def _with_axes(names: list[str], wide: tuple[str, ...]) -> str:
-    return ", ".join(f"{name} [n]" if name in wide else name for name in names)
+def _with_axes(names: list[str], wide: tuple[str, ...], projected: tuple[str, ...] = ()) -> str:
+    axes = dict.fromkeys(wide, " [n]") | dict.fromkeys(projected, " [p]")
+    return ", ".join(f"{name}{axes.get(name, '')}" for name in names)
 
 
 def _work_text(work: dict[str, int], has_vectors: bool) -> str:
@@ -151,6 +157,7 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
         "shared": list(cell.vectors.shared),
         "parameters": list(cell.parameters),
         "with_n": [*cell.vectors.states, *cell.vectors.parameters, *cell.vectors.shared],
+        "with_p": [*cell.projection.states, *cell.projection.parameters],
         "output": equation_text(cell.output),
         "a": {state: equation_text(a) for state, a in recurrence.a},
         "b": {state: equation_text(b) for state, b in recurrence.b},

@@ -59,7 +59,7 @@ def compile(
             kernel.prepare([sizes_of(text) for text in sizes], watch)
         built = kernel.built
     if out is not None and request.spec.training:
-        built = _with_gradients(request.builder, built, quiet=as_json)
+        built = _with_gradients(request.builder_of_kernels, built, quiet=as_json)
     files = _written(request.spec, built, out)
     seconds = time.perf_counter() - started
     if as_json:

@@ -64,11 +64,10 @@ def explain(
 
 def _on_cpu(request: Request) -> str:
     """Say what runs where arrays are in host memory, and why."""
-    from minrnn_gen.api import builder_for
     from minrnn_gen.run.cpu.native import NativeKernels
-    from minrnn_gen.run.executor import interface_of
+    from minrnn_gen.run.interface import interface_of
 
-    builder = builder_for(request.spec, request.target)
+    builder = request.builder_of_kernels
     return NativeKernels(interface_of(builder, builder.cell_shape), builder).in_words()
 
 
@@ -78,24 +77,22 @@ def _forms(as_json: bool, classes: bool, as_program: bool, as_html: str | None) 
 
 def _program(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
     """Return the program of a call of these sizes; what is not given is the spec's."""
-    from minrnn_gen.api import builder_for
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.run.recording.plain_program import plain_program
 
-    builder = builder_for(request.spec, request.target)
+    builder = request.builder_of_kernels
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
     with progress("planning"):
         return plain_program(builder, which.value, sizes)
 
 
 def _write_page(request: Request, which: Pass, batch: int | None, time: int | None, path: str) -> None:
-    from minrnn_gen.api import builder_for
     from minrnn_gen.build.output_files import refused_by_option, write_output
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.report.decision import decision_page
 
     built = _built(request, which, batch, time)
-    builder, sizes = builder_for(request.spec, request.target), Sizes(built.plan.problem.batch, built.plan.problem.time)
+    builder, sizes = request.builder_of_kernels, Sizes(built.plan.problem.batch, built.plan.problem.time)
     key = builder.key_of(which.value, built.plan.problem.specialization, sizes)
     solution = next(solution for solution in builder.solutions(key) if solution.family.name == built.plan.name)
     page = decision_page(built, solution, request.target.profile, f", {request.gpu_choice}")
@@ -105,11 +102,10 @@ def _write_page(request: Request, which: Pass, batch: int | None, time: int | No
 
 
 def _classes(request: Request, which: Pass) -> str:
-    from minrnn_gen.api import builder_for
     from minrnn_gen.build.explain_sizes import explain_classes
     from minrnn_gen.run.ahead import plain_specialization
 
-    builder = builder_for(request.spec, request.target)
+    builder = request.builder_of_kernels
     specialization = plain_specialization(builder, which.value, builder.hinted_sizes)
     with progress("planning"):
         return explain_classes(builder, which.value, specialization)
@@ -117,13 +113,12 @@ def _classes(request: Request, which: Pass) -> str:
 
 def _call(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
     """Return the explanation of the kernel that a call of these sizes gets; what is not given is the spec's."""
-    from minrnn_gen.api import builder_for
     from minrnn_gen.build.explain_sizes import explain_sizes
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.run.ahead import plain_specialization
 
     built = _built(request, which, batch, time)
-    builder = builder_for(request.spec, request.target)
+    builder = request.builder_of_kernels
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
     why = explain_sizes(builder, which.value, plain_specialization(builder, which.value, sizes), sizes)
     return _in_words(request, built) + "\n\n" + why
@@ -131,11 +126,10 @@ def _call(request: Request, which: Pass, batch: int | None, time: int | None) ->
 
 def _built(request: Request, which: Pass, batch: int | None, time: int | None) -> BuiltKernel:
     """Return the kernel that a call of these sizes gets; what is not given is the spec's."""
-    from minrnn_gen.api import builder_for
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.run.ahead import build_plain
 
-    builder = builder_for(request.spec, request.target)
+    builder = request.builder_of_kernels
     sizes = Sizes(batch or builder.hinted_sizes.batch, time or builder.hinted_sizes.time)
     with progress(f"compiling for {request.target.profile.name}"):
         return build_plain(builder, which.value, sizes)

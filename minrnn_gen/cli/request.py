@@ -90,12 +90,19 @@ class Request:
 
         return builder_for(self.spec, self.target)
 
+    @cached_property
+    def builder_of_kernels(self) -> Builder:
+        """What builds the kernels of calls: of a cell with products of several shapes those of the cell that serves it."""
+        from minrnn_gen.build.embedded import builder_of_kernels
+
+        return builder_of_kernels(self.builder)
+
     def build(self, quiet: bool = False) -> tuple[BuiltKernel, ...]:
         """Compile the kernels of plain calls, or find them in the cache; a terminal shows it, unless `quiet`."""
         from minrnn_gen.run.ahead import build_ahead
 
         with progress(f"compiling for {self.target.profile.name}", quiet):
-            return build_ahead(self.builder)
+            return build_ahead(self.builder_of_kernels)
 
     def compile(self, quiet: bool = False) -> Kernel:
         """Compile the callable, or find its kernels in the cache, as `build` does."""
@@ -114,7 +121,7 @@ class Request:
         from minrnn_gen.run.ahead import build_plain
 
         with progress(f"compiling for {self.target.profile.name}"):
-            return build_plain(self.builder, which.value)
+            return build_plain(self.builder_of_kernels, which.value)
 
 
 def read_request(path: str, gpu: str | None, assignments: Sequence[str] | None) -> Request:

@@ -128,6 +128,7 @@ def seconds_of(text: str) -> float:
 def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
     """Tune spec after spec on the GPU here, and yield what came of each."""
     from minrnn_gen.build.builder import builder_of
+    from minrnn_gen.build.embedded import builder_of_kernels
     from minrnn_gen.tune.lookup import remembered
     from minrnn_gen.tune.pool import tuned_of
     from minrnn_gen.tune.session import tune_here
@@ -139,7 +140,9 @@ def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limit
                 # A race ends when all are measured and one is ahead, or when its time is over.
                 show(f"{path}: {at.kernel_pass}, {at.measured} of {at.at_most}", at.spent, f"best {_time(at.best_us)}")
 
-            tuned = tuned_of(tuple(tune_here(builder_of(request.spec, request.target, remembered), limits, watch)))
+            tuned = tuned_of(
+                tuple(tune_here(builder_of_kernels(builder_of(request.spec, request.target, remembered)), limits, watch))
+            )
         yield number, tuned
         if tuned.is_interrupted:
             return

@@ -43,7 +43,7 @@ def verify(
 
     started = time.perf_counter()
     request = read_request(spec, gpu, assignments)
-    verification = Verification(request.spec, request.target, seeds, candidates, yes_really)
+    verification = Verification(request.builder_of_kernels.spec, request.target, seeds, candidates, yes_really)
     with progress_bar("verifying", quiet=as_json) as show:
         verdicts = sorted(
             verification.run(lambda doing, share: show(f"verified {doing}", share, "")), key=lambda verdict: verdict.candidate

@@ -187,7 +187,10 @@ class StepsText(_StepsNames):
 
     @property
     def late_statements(self) -> Places:
-        return statements_of(self._behind_sums.rest)
+        """The rest of a step; a result that is a product as it is has the name that it has as an input of the whole step."""
+        names, late = result_names(self.lowered.step), result_names(self._behind_sums.rest)
+        renamed = {name: late[label] for label, name in names.items() if name != late[label]}
+        return (*statements_of(self._behind_sums.rest), *renamed.items())
 
     @cached_property
     def _behind_sums(self) -> CutProgram:

@@ -29,7 +29,7 @@ SIZE_LIMIT = 2**20
 HINT_LIMIT = 2**40
 # What vectors of a channel may have: those of a thread, or of the lanes of a warp with 8 each, lie in registers.
 STATE_SIZE_LIMIT = 256
-_OF_VECTORS = ("state_size", "groups")
+_OF_AXES = ("state_size", "groups", "projection_size")
 
 # Arguments of layers that are no keys of a spec, and what to do instead.
 ARGUMENTS_OF_LAYERS = {
@@ -39,7 +39,7 @@ ARGUMENTS_OF_LAYERS = {
     "batch_first": "write layout: BTD, or TBD for time first",
     "bias": "give it in the call",
     "forget_bias": "give a bias of gate f in the call",
-    "proj_size": "multiply the output after the call",
+    "proj_size": "write projection_size, for a cell with projected units such as lstm_projected",
     "dtype": "write precision",
     "device": "arrays of a call are where it runs",
 }
@@ -78,6 +78,13 @@ class Spec(BaseModel):
     groups: _Size | None = Field(
         default=None,
         description="Groups of channels that share inputs S.*; must divide hidden_size; null means 1, or that there are none.",
+    )
+    projection_size: _Size | None = Field(
+        default=None,
+        description=(
+            "P, the projected units of states, parameters and products that have the axis p; the heads must divide it; null "
+            "without any."
+        ),
     )
     input_size: _Size | None = Field(
         default=None,
@@ -214,9 +221,9 @@ class Spec(BaseModel):
     def canonical(self) -> str:
         """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine.
 
-        Those of cells with n values per channel are there where they are given.
+        Those of cells with the axes n and p are there where they are given.
         """
-        named = {key: value for key, value in self.model_dump().items() if key not in _OF_VECTORS or value is not None}
+        named = {key: value for key, value in self.model_dump().items() if key not in _OF_AXES or value is not None}
         return json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     def __eq__(self, other: object) -> bool:
@@ -243,6 +250,7 @@ class SpecKeys(TypedDict, total=False):
     heads: int
     state_size: int | None
     groups: int | None
+    projection_size: int | None
     input_size: int | None
     layout: Literal["BTD", "TBD", "BDT"]
     direction: Literal["forward", "reverse", "bidirectional"]

@@ -119,7 +119,8 @@ def _schema_at(schema: _JsonSchema, root: _JsonSchema, path: _Path) -> _JsonSche
         if isinstance(path[0], int):
             inner = dict(enumerate(branch.get("prefixItems", ()))).get(path[0], branch.get("items"))
         else:
-            inner = branch.get("properties", {}).get(path[0], branch.get("additionalProperties"))
+            of_any_name = next(iter(branch.get("patternProperties", {}).values()), branch.get("additionalProperties"))
+            inner = branch.get("properties", {}).get(path[0], of_any_name)
         if isinstance(inner, Mapping) and (branch_schema := _schema_at(inner, root, path[1:])):
             return branch_schema
     return {}

@@ -1,9 +1,10 @@
-"""The recurrent product of a dense cell in NumPy: by BLAS, head by head, and its gradients."""
+"""The recurrent products of a dense cell in NumPy: by BLAS, head by head, and their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy
@@ -11,91 +12,170 @@ import numpy
 from minrnn_gen.cell.rounds import places_by_round
 from minrnn_gen.cpu.recurrence import Cuts, Values
 
+Shape = tuple[int, int, int]
+"""Heads, units that a product has of each, units that it multiplies of each."""
+
 
 @dataclass(frozen=True)
 class StepProducts:
     """The products of one step of a dense cell by rounds: `of_output`, of the previous output, and `rounds`, of arguments.
 
-    `gates` are R's, and `places` where among them those of each product are, of the previous output first.
+    `gates` are R's, `shapes` those of their products, and `places` where among them those of each round are, of the previous
+    output first. `R_shape` is that of R.
     """
 
     gates: tuple[str, ...]
+    shapes: tuple[Shape, ...]
     places: tuple[tuple[int, ...], ...]
-    of_output: RecurrentProduct
-    rounds: tuple[RecurrentProduct, ...]
+    of_output: RoundProducts
+    rounds: tuple[RoundProducts, ...]
+    R_shape: tuple[int, ...]
 
     @classmethod
     def prepared(
-        cls, gates: tuple[str, ...], rounds: Sequence[tuple[str, ...]], R: Values, bias: Values | None, arithmetic: Any
+        cls,
+        gates: tuple[str, ...],
+        rounds: Sequence[tuple[str, ...]],
+        shapes: Sequence[Shape],
+        R: Values,
+        bias: Values | None,
+        arithmetic: Any,
     ) -> StepProducts:
-        """Pack R and its bias, as `RecurrentProduct` takes them, for the previous output and for the gates of each round."""
-        places = places_by_round(gates, rounds)
-        packed = [
-            RecurrentProduct.prepared(R[list(place)], None if bias is None else bias[list(place)], arithmetic)
-            for place in places
-        ]
-        return cls(gates, places, packed[0], tuple(packed[1:]))
+        """Pack R and its bias for the previous output and for the gates of each round.
 
-    def named(self, number: int, products: Values) -> dict[str, Values]:
-        """Return the products [gates, ...] of a round, or of the previous output at 0, by their names in a program."""
+        R is [Gr, N, Dout, Din], or the matrices one after the other in one axis, and the bias [Gr, N, Dout], or one axis.
+        """
+        places = places_by_round(gates, rounds)
+        matrices = matrices_of(R, shapes)
+        ends = pairwise(accumulate((heads * out for heads, out, _ in shapes), initial=0))
+        biases = [None if bias is None else bias.reshape(-1)[begin:end].astype(arithmetic) for begin, end in ends]
+        packed = [
+            RoundProducts.prepared([matrices[place] for place in of_round], [biases[place] for place in of_round], arithmetic)
+            for of_round in places
+        ]
+        return cls(gates, tuple(shapes), places, packed[0], tuple(packed[1:]), R.shape)
+
+    def named(self, number: int, products: Sequence[Values]) -> dict[str, Values]:
+        """Return the products of a round, or of the previous output at 0, by their names in a program."""
         return {f"R_{self.gates[place]}": product for place, product in zip(self.places[number], products, strict=True)}
+
+    def units(self, place: int) -> int:
+        """Return how many units a gate's product has."""
+        heads, out, _ = self.shapes[place]
+        return heads * out
+
+    def operand_units(self, number: int) -> int:
+        """Return how many units the products of a round multiply, at 0 those of the previous output."""
+        heads, _, of = self.shapes[self.places[number][0]]
+        return heads * of
+
+
+def matrices_of(R: Values, shapes: Sequence[Shape]) -> list[Values]:
+    """View R, or its gradient, as the matrix [N, Dout, Din] of each gate."""
+    ends = pairwise(accumulate((heads * out * of for heads, out, of in shapes), initial=0))
+    flat = R.reshape(-1)
+    return [flat[begin:end].reshape(shape) for (begin, end), shape in zip(ends, shapes, strict=True)]
+
+
+@dataclass(frozen=True)
+class RoundProducts:
+    """The products of one round: of each shape `packed` matrices, with the places of their gates in the round."""
+
+    packed: tuple[tuple[tuple[int, ...], RecurrentProduct], ...]
+    count: int
+
+    @classmethod
+    def prepared(cls, matrices: Sequence[Values], biases: Sequence[Values | None], arithmetic: Any) -> RoundProducts:
+        """Pack the matrices [N, Dout, Din] of a round's gates, with the bias [N * Dout] of each, or None."""
+        together: dict[tuple[int, ...], list[int]] = {}
+        for place, matrix in enumerate(matrices):
+            together.setdefault(matrix.shape, []).append(place)
+        packed = [
+            (
+                tuple(places),
+                RecurrentProduct.prepared(
+                    [matrices[place] for place in places], [biases[place] for place in places], arithmetic
+                ),
+            )
+            for places in together.values()
+        ]
+        return cls(tuple(packed), len(matrices))
+
+    def of(self, operand: Values, cuts: Cuts) -> list[Values]:
+        """Return each gate's product [rows, units] of operands [rows, units]; at `cuts` [rows, 1] the bias, whatever R has."""
+        results: dict[int, Values] = {}
+        for places, product in self.packed:
+            results |= zip(places, product.of(operand, cuts), strict=True)
+        return [results[place] for place in range(self.count)]
+
+    def to_operand(self, gradients: Sequence[Values]) -> Values:
+        """Return the gradient of the operands [rows, units], given each gate's, of its products [rows, units]."""
+        shares = [product.to_operand(numpy.stack([gradients[place] for place in places])) for places, product in self.packed]
+        total = shares[0]
+        for share in shares[1:]:
+            total = total + share
+        return total
+
+    def to_matrices(self, gradients: Sequence[Values], operand: Values) -> list[Values]:
+        """Return the gradient of each gate's matrix, given that of its products [rows, units]; summed in float64."""
+        results: dict[int, Values] = {}
+        for places, product in self.packed:
+            of_places = product.to_matrices(numpy.stack([gradients[place] for place in places]), operand)
+            results |= zip(places, of_places, strict=True)
+        return [results[place] for place in range(self.count)]
 
 
 @dataclass(frozen=True)
 class RecurrentProduct:
-    """What R makes of a previous output h: R.g of head n, unit o is the sum over i of R[g, n, o, i] h[n * D + i], plus a bias.
+    """Products of one shape: R.g of head n, unit o is the sum over i of R[g, n, o, i] e[n * Din + i], plus a bias.
 
-    `packed` [N, D, Gr * D] is R as one matrix a head, from the units of the previous output to those of all gates, and `bias`
-    [Gr, H] or None; both in the arithmetic dtype.
+    `packed` [N, Din, Gr * Dout] is R as one matrix a head, from the units of an operand to those of all `gates`, and `bias`
+    [Gr, N * Dout] or None; both in the arithmetic dtype.
     """
 
     packed: Values
+    gates: int
     bias: Values | None
 
     @classmethod
-    def prepared(cls, R: Values, bias: Values | None, arithmetic: Any) -> RecurrentProduct:
-        """Pack R [Gr, N, D, D] (gate, head, out, in) for all steps of a call; bias [Gr, N, D] or None."""
-        gates, heads, head_dim, _ = R.shape
-        packed = R.astype(arithmetic).transpose(1, 3, 0, 2).reshape(heads, head_dim, gates * head_dim)
-        offsets = None if bias is None else bias.astype(arithmetic).reshape(gates, heads * head_dim)
-        return cls(numpy.ascontiguousarray(packed), offsets)
+    def prepared(cls, matrices: Sequence[Values], biases: Sequence[Values | None], arithmetic: Any) -> RecurrentProduct:
+        """Pack matrices [N, Dout, Din] for all steps of a call; of biases [N * Dout] all are there, or none."""
+        R = numpy.stack(matrices).astype(arithmetic)
+        gates, heads, out, of = R.shape
+        packed = R.transpose(1, 3, 0, 2).reshape(heads, of, gates * out)
+        present = [bias for bias in biases if bias is not None]
+        return cls(numpy.ascontiguousarray(packed), gates, numpy.stack(present) if present else None)
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """The shape of R."""
-        heads, head_dim, columns = self.packed.shape
-        return columns // head_dim, heads, head_dim, head_dim
-
-    def of(self, output: Values, cuts: Cuts) -> Values:
-        """Return the products [Gr, rows, H] of previous outputs [rows, H]; at `cuts` [rows, 1] the bias, whatever R has."""
-        gates, heads, head_dim, _ = self.shape
-        if not gates:
-            return numpy.empty((0, *output.shape), output.dtype)
-        by_head = self._outputs_by_head(output) @ self.packed
-        by_gate = by_head.reshape(heads, len(output), gates, head_dim).transpose(2, 1, 0, 3)
-        products: Values = by_gate.reshape(gates, *output.shape)
+    def of(self, operand: Values, cuts: Cuts) -> Values:
+        """Return the products [Gr, rows, N * Dout] of operands [rows, N * Din]; at `cuts` [rows, 1] the bias."""
+        heads, _, columns = self.packed.shape
+        by_head = self._operands_by_head(operand) @ self.packed
+        by_gate = by_head.reshape(heads, len(operand), self.gates, columns // self.gates).transpose(2, 1, 0, 3)
+        products: Values = by_gate.reshape(self.gates, len(operand), heads * columns // self.gates)
         if cuts is not None:
             products = numpy.where(cuts, products.dtype.type(0), products)
         return products if self.bias is None else products + self.bias[:, None]
 
-    def to_output(self, gradients: Values) -> Values:
-        """Return the gradient of the previous outputs [rows, H], given that of the products [Gr, rows, H]."""
+    def to_operand(self, gradients: Values) -> Values:
+        """Return the gradient of the operands [rows, N * Din], given that of the products [Gr, rows, N * Dout]."""
+        heads, of, _ = self.packed.shape
         by_head = self._gates_by_head(gradients) @ self.packed.swapaxes(1, 2)
-        return by_head.transpose(1, 0, 2).reshape(gradients.shape[1:])
+        return by_head.transpose(1, 0, 2).reshape(gradients.shape[1], heads * of)
 
-    def to_matrix(self, gradients: Values, output: Values) -> Values:
-        """Return the gradient of R, given that of the products [Gr, rows, H] of outputs [rows, H]; summed in float64."""
-        gates, heads, head_dim, _ = self.shape
+    def to_matrices(self, gradients: Values, operand: Values) -> Values:
+        """Return the gradient of R [Gr, N, Dout, Din], given that of the products [Gr, rows, N * Dout]; summed in float64."""
+        heads, of, columns = self.packed.shape
         by_gate = self._gates_by_head(gradients).astype(numpy.float64).swapaxes(1, 2)
-        by_head: Values = by_gate @ self._outputs_by_head(output).astype(numpy.float64)
-        return by_head.reshape(heads, gates, head_dim, head_dim).swapaxes(0, 1)
+        by_head: Values = by_gate @ self._operands_by_head(operand).astype(numpy.float64)
+        return by_head.reshape(heads, self.gates, columns // self.gates, of).swapaxes(0, 1)
 
-    def _outputs_by_head(self, output: Values) -> Values:
-        _, heads, head_dim, _ = self.shape
-        return output.reshape(len(output), heads, head_dim).transpose(1, 0, 2)
+    def _operands_by_head(self, operand: Values) -> Values:
+        heads, of, _ = self.packed.shape
+        return operand.reshape(len(operand), heads, of).transpose(1, 0, 2)
 
     def _gates_by_head(self, gradients: Values) -> Values:
-        """Return [Gr, rows, H] as [N, rows, Gr * D]."""
-        gates, heads, head_dim, _ = self.shape
+        """Return [Gr, rows, N * Dout] as [N, rows, Gr * Dout]."""
+        heads, _, columns = self.packed.shape
         rows = gradients.shape[1]
-        return gradients.reshape(gates, rows, heads, head_dim).transpose(2, 1, 0, 3).reshape(heads, rows, gates * head_dim)
+        by_head = gradients.reshape(self.gates, rows, heads, columns // self.gates).transpose(2, 1, 0, 3)
+        return by_head.reshape(heads, rows, columns)

@@ -10,7 +10,9 @@ import numpy
 
 from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
-from minrnn_gen.cpu.matmul import StepProducts
+from minrnn_gen.cell.program import Program
+from minrnn_gen.cell.projection import by_units
+from minrnn_gen.cpu.matmul import StepProducts, matrices_of
 from minrnn_gen.cpu.recurrence import Values
 from minrnn_gen.cpu.scan import (
     EVERY_STEP,
@@ -61,9 +63,12 @@ def run_steps(
                     inputs |= products.named(0, products.of_output.of(output, marked.cuts))
                     for number, product in enumerate(products.rounds):
                         of_round = cell.rounds[number]
-                        argument = of_round.program.evaluate(with_means(inputs, of_round.levels, heads))["argument"]
-                        inputs |= products.named(number + 1, product.of(spread(argument, output), None))
-                results = cell.step.evaluate(with_means(inputs, cell.levels, heads))
+                        argument = evaluated(
+                            of_round.program, cell, with_means(inputs, of_round.levels, heads), of_round.of_projected
+                        )["argument"]
+                        shape = (*output.shape[:-1], products.operand_units(number + 1))
+                        inputs |= products.named(number + 1, product.of(in_shape(argument, shape, arithmetic), None))
+                results = evaluated(cell.step, cell, with_means(inputs, cell.levels, heads))
                 for name, before in states.items():
                     after = spread(results[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
@@ -73,33 +78,47 @@ def run_steps(
     return states
 
 
-def with_means(inputs: dict[str, Values], levels: Sequence[Level], heads: int) -> dict[str, Values]:
+def with_means(inputs: Mapping[str, Values], levels: Sequence[Level], heads: int) -> Mapping[str, Values]:
     """Return what a program takes with the means over units, each as often as there are units that share it."""
-    if levels:
-        inputs = dict(inputs)
+    if not levels:
+        return inputs
+    known = dict(inputs)
     for level in levels:
-        summands = level.program.evaluate(inputs)
+        summands = level.program.evaluate(known)
         for (name, over), label in zip(level.means, summands, strict=True):
             by_head = summands[label]
             *rows, hidden = by_head.shape
             groups = heads if over == "head" else 1
             means = by_head.reshape(*rows, groups, hidden // groups).mean(-1, keepdims=True)
-            inputs[name] = numpy.broadcast_to(means, (*rows, groups, hidden // groups)).reshape(by_head.shape)
-    return inputs
+            known[name] = numpy.broadcast_to(means, (*rows, groups, hidden // groups)).reshape(by_head.shape)
+    return known
+
+
+def evaluated(
+    program: Program, cell: LoweredSteps | LoweredStepsBackward, inputs: Mapping[str, Values], of_projected: bool = False
+) -> dict[str, Values]:
+    """Return the results of a program, in two parts where some have P units; `of_projected`: so has its argument."""
+    parts = by_units(program, cell.projection, of_projected)
+    return {label: value for _, part in parts for label, value in part.evaluate(inputs).items()}
 
 
 def spread(value: Values, like: Values) -> Values:
     """Return a result of a program, which has no more axes than its inputs, in the shape and dtype of `like`."""
-    return value if value.shape == like.shape else narrowed(value.astype(like.dtype), like.shape)
+    return in_shape(value, like.shape, like.dtype)
+
+
+def in_shape(value: Values, shape: tuple[int, ...], dtype: Any) -> Values:
+    """Return a result of a program in a shape; one that is free of all inputs has another dtype and no axes."""
+    return value if value.shape == shape else narrowed(value.astype(dtype), shape)
 
 
 @dataclass(frozen=True)
 class StepsGradients:
     """Gradients beside that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H] of bias,
-    recurrent bias and parameters, and `R` [Gr, N, D, D] where there is a product.
+    recurrent bias and parameters, and `R`, as a call has it, where there is a product.
 
-    The sums over batch and time, of the latter two, are in float64. Of a cell with the axis n they have one more of 1, and its
-    parameters with it are `vectors` {name: [H, n]}.
+    The sums over batch and time, of the latter two, are in float64, and 0 beyond P units of what has them. Of a cell with the
+    axis n they have one more axis of 1, and its parameters with it are `vectors` {name: [H, n]}.
     """
 
     initial: dict[str, Values]
@@ -137,14 +156,15 @@ def run_steps_backward(
     past it; a cell without a product has no such bound.
     """
     batch, hidden = gates.shape[1], gates.shape[3]
+    units = {False: hidden, True: _projected_units(cell, products, initial, parameters) or hidden}
     arriving = {name: numpy.zeros(initial[name].shape, arithmetic) for name in cell.states}
     arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
     constants = {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}
     bound = None if clip is None or products is None else _Bound(clip, _precede_others(marks, len(gates), batch))
-    walk = _Walk(cell, constants, products, bound, heads)
+    walk = _Walk(cell, constants, products, bound, heads, units, (batch, *gates.shape[3:]))
     sums = numpy.zeros((len(walk.labels), *gates.shape[3:]))
     vectors = {name: numpy.zeros(parameters[name].shape) for name in cell.vectors.parameters}
-    dR = None if products is None else numpy.zeros((len(products.gates), *products.of_output.shape[1:]))
+    dR = None if products is None else numpy.zeros(products.R_shape)
     with numpy.errstate(all="ignore"):
         for part in reversed(list(time_blocks(gates, arriving.values()))):
             marked = marks[part]
@@ -180,6 +200,17 @@ def run_steps_backward(
     return StepsGradients(arriving, sums, dR, vectors)
 
 
+def _projected_units(
+    cell: LoweredStepsBackward, products: StepProducts | None, states: Mapping[str, Values], parameters: Mapping[str, Values]
+) -> int:
+    """Return P; 0 without the axis."""
+    projection = cell.projection
+    sizes = [products.units(products.gates.index(gate)) for gate in projection.to] if products is not None else []
+    sizes += [states[name].shape[-1] for name in projection.states]
+    sizes += [parameters[name].shape[-1] for name in projection.parameters]
+    return sizes[0] if sizes else 0
+
+
 def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
     """Return [T, B]: after which steps another one of the same sequence comes."""
     within = numpy.ones((time, batch), bool) if marks.within is None else marks.within
@@ -189,7 +220,7 @@ def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
 
 
 class _Arguments:
-    """What the products of a block of steps multiply, by rounds as rows [T * B, H]; the products join the `values`."""
+    """What the products of a block of steps multiply, by rounds as rows [T * B, units]; the products join the `values`."""
 
     def __init__(
         self,
@@ -208,26 +239,31 @@ class _Arguments:
         self._cuts = None if marked.cuts is None else marked.cuts.reshape(len(self._rows[0]), 1)
         if not cell.read_products and not cell.rounds:
             return
-        values |= self._named(0, products.of_output.of(self._rows[0], self._cuts), output.shape)
+        steps = output.shape[:-1]
+        values |= self._named(0, products.of_output.of(self._rows[0], self._cuts), steps)
         for number, (of_round, product) in enumerate(zip(cell.arguments, products.rounds, strict=True), start=1):
+            shape = (*steps, products.operand_units(number))
             inputs = with_means({**constants, **values}, of_round.levels, heads)
-            argument = spread(of_round.program.evaluate(inputs)["argument"], output)
-            rows = marked.within_or(zero, argument).reshape(self._rows[0].shape)
-            values |= self._named(number, product.of(rows, None), output.shape)
+            argument = in_shape(
+                evaluated(of_round.program, cell, inputs, of_round.of_projected)["argument"], shape, output.dtype
+            )
+            rows = marked.within_or(zero, argument).reshape(-1, shape[-1])
+            values |= self._named(number, product.of(rows, None), steps)
             self._rows.append(rows)
 
-    def _named(self, number: int, products: Values, shape: tuple[int, ...]) -> dict[str, Values]:
-        return self._products.named(number, products.reshape((len(products), *shape)))
+    def _named(self, number: int, products: Sequence[Values], steps: tuple[int, ...]) -> dict[str, Values]:
+        return self._products.named(number, [product.reshape(*steps, product.shape[-1]) for product in products])
 
     def add_to_matrix(self, dR: Values, gradients: Values) -> None:
-        """Add what the gradients [Gr, T, B, H] of the products give to that of R."""
-        of_products = (self._products.of_output, *self._products.rounds)
-        for number, (place, product, rows) in enumerate(zip(self._products.places, of_products, self._rows, strict=True)):
-            passed = gradients[list(place)].reshape(len(place), *rows.shape)
+        """Add what the gradients [Gr, T, B, units] of the products give to that of R."""
+        of_products, matrices = (self._products.of_output, *self._products.rounds), matrices_of(dR, self._products.shapes)
+        for number, (places, product, rows) in enumerate(zip(self._products.places, of_products, self._rows, strict=True)):
+            units = map(self._products.units, places)
+            passed = [gradients[place][..., :size].reshape(len(rows), size) for place, size in zip(places, units, strict=True)]
             if number == 0 and self._cuts is not None:
-                passed = numpy.where(self._cuts, passed.dtype.type(0), passed)
-            if place:
-                dR[list(place)] += product.to_matrix(passed, rows)
+                passed = [numpy.where(self._cuts, gradient.dtype.type(0), gradient) for gradient in passed]
+            for place, gradient in zip(places, product.to_matrices(passed, rows), strict=True):
+                matrices[place] += gradient
 
 
 @dataclass(frozen=True)
@@ -255,11 +291,15 @@ class _Walk:
         products: StepProducts | None,
         bound: _Bound | None,
         heads: int,
+        units: Mapping[bool, int],
+        shape: tuple[int, ...],
     ) -> None:
-        self._cell, self._constants, self._products, self._bound, self._heads = cell, constants, products, bound, heads
+        self._cell, self._constants, self._products, self._bound = cell, constants, products, bound
+        self._heads, self._shape = heads, shape
         parameters = [name for name in cell.parameters if name not in cell.vectors.parameters]
         names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", parameters)
         self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]
+        self._units = [units[cell.projection.has(label)] for label in self.labels]
         self.of_gates = slice(0, len(cell.gates))
         self.of_products = slice(len(cell.gates), len(cell.gates) + len(cell.recurrent_gates))
 
@@ -271,13 +311,13 @@ class _Walk:
         first_step: int,
         wide: Mapping[str, Values],
     ) -> tuple[Values, dict[str, Values]]:
-        """Return the gradients [labels, T, B, H] of each step, and those of the states before the first, `first_step`.
+        """Return the gradients [labels, T, B, units] of each step, and those of the states before the first, `first_step`.
 
         Those with the axis n, and of inputs X.*, are written into `wide` {label: [T, B, H, n] or [T, B, H]}.
         """
         cell, products = self._cell, self._products
-        steps, *shape = values["gradient_y"].shape
-        label_gradients = numpy.empty((len(self.labels), steps, *shape), values["gradient_y"].dtype)
+        steps, dtype = len(values["gradient_y"]), values["gradient_y"].dtype
+        label_gradients = numpy.zeros((len(self.labels), steps, *self._shape), dtype)
         arriving = dict(arriving)
         for step in reversed(range(steps)):
             marked = marks[step]
@@ -286,22 +326,31 @@ class _Walk:
             if self._bound is not None:
                 output = f"gradient_state_{cell.output_state}"
                 inputs[output] = self._bound.clipped(inputs[output], first_step + step)
-            for number, product in reversed([*enumerate(products.rounds if products else ())]):
-                of_round = cell.rounds[number]
-                of_gates = of_round.program.evaluate(with_means(inputs, of_round.levels, self._heads))
-                passed = numpy.stack([spread(of_gates[f"gradient_R_{gate}"], inputs["gradient_y"]) for gate in of_round.gates])
-                inputs[f"gradient_argument_{number}"] = product.to_output(passed)
-            gradients = cell.backward.evaluate(with_means(inputs, cell.levels, self._heads))
+            for number in reversed(range(len(cell.rounds))):
+                inputs |= self._of_argument(number, inputs, dtype)
+            gradients = evaluated(cell.backward, cell, with_means(inputs, cell.levels, self._heads))
             for index, label in enumerate(self.labels):
-                gradient = narrowed(gradients[label], label_gradients.shape[2:])
-                label_gradients[index, step] = marked.within_or(label_gradients.dtype.type(0), gradient)
+                of_label = label_gradients[index, step][:, : self._units[index]]
+                of_label[...] = marked.within_or(dtype.type(0), narrowed(gradients[label], of_label.shape))
             for label, of_steps in wide.items():
                 gradient = numpy.broadcast_to(gradients[label], of_steps.shape[1:])
                 of_steps[step] = marked.within_or(of_steps.dtype.type(0), gradient)
             for name, after in arriving.items():
                 before = spread(gradients[f"gradient_previous_{name}"], after)
                 if products is not None and products.places[0] and name == cell.output_state:
-                    of_output = label_gradients[self.of_products, step][list(products.places[0])]
-                    before = before + products.of_output.to_output(of_output)
+                    of_products = label_gradients[self.of_products, step]
+                    passed = [of_products[place][:, : products.units(place)] for place in products.places[0]]
+                    before = before + products.of_output.to_operand(passed)
                 arriving[name] = marked.within_or(after, marked.cut_off(before))
         return label_gradients, arriving
+
+    def _of_argument(self, number: int, inputs: Mapping[str, Values], dtype: Any) -> dict[str, Values]:
+        """Return the gradient of a round's argument by its name."""
+        assert self._products is not None
+        of_round, units = self._cell.rounds[number], map(self._products.units, self._products.places[number + 1])
+        of_gates = evaluated(of_round.program, self._cell, with_means(inputs, of_round.levels, self._heads))
+        passed = [
+            in_shape(of_gates[f"gradient_R_{gate}"], (self._shape[0], size), dtype)
+            for gate, size in zip(of_round.gates, units, strict=True)
+        ]
+        return {f"gradient_argument_{number}": self._products.rounds[number].to_operand(passed)}

@@ -73,7 +73,7 @@ class ExportedCalls:
 
         def describe() -> Described:
             call = arrays.call(False, False, is_step=True)
-            shape, strides = self.source.interface.state_shape(call.batch), arrays.strides("y", "bh")
+            shape, strides = self.source.interface.step_shape(call.batch), arrays.strides("y", "bh")
             y = arrays.array("y", shape, arrays.storage, strides)
             self.backend.provided = [y, *arrays.states("final", call.batch), *self._projected(call)]
             self._run.step(call)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from minrnn_gen.build.artifact import BuiltKernel
+from minrnn_gen.build.embedded import builder_of_kernels
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.build.target import Target
@@ -42,7 +43,7 @@ class InterpretedKernel(Kernel):
     """
 
     def __init__(self, builder: EmulatedBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
-        self.backend = EmulatedBackend(builder, built, self._refuse)
+        self.backend = EmulatedBackend(builder_of_kernels(builder), built, self._refuse)
         super().__init__(builder, built, self.backend)
         self._emulated_builder, self._allow_long = builder, allow_long
 
@@ -94,6 +95,7 @@ def interpreted(
     """
     cpp_compiler()
     builder = EmulatedBuilder(spec, target, Store(cache_folder()), other=other, sizes=sizes)
+    compiled = builder_of_kernels(builder)
     specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
-    forward = builder.build(builder.choose("forward", specialization, builder.hinted_sizes))
+    forward = compiled.build(compiled.choose("forward", specialization, builder.hinted_sizes))
     return InterpretedKernel(builder, (forward,), allow_long)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Unpack
 
@@ -12,7 +13,9 @@ import jax.numpy as jnp
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
@@ -26,6 +29,7 @@ from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time
 from minrnn_gen.jax.request import Request
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import has_recurrent_product, kernel_by, known
+from minrnn_gen.run.embedded import EmbeddedExecutor
 
 SpecLike = str | os.PathLike[str] | Mapping[str, Any] | Spec | Kernel
 
@@ -65,6 +69,8 @@ def recurrence(
                 "there by cu_seqlens"
             )
         spec, arguments = altered_call(kernel_by(_recipe(spec)), arguments, reset_states, holds)
+    if (kernel := kernel_by(_recipe(spec))).embedded is not None:
+        return _embedded(kernel, arguments, all_states, axis_name)
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)
     recipe, interface, flat, rows_and_time = _operands(spec, arguments)
@@ -93,15 +99,37 @@ def step(
 ) -> tuple[Any, dict[str, Any]]:
     """Return (y_t, state) of one step, with gradients; x_t is x without its axis of time. Raises what `recurrence` does."""
     arguments = step_arguments(x_t, R, arrays)
+    if (kernel := kernel_by(_recipe(spec))).embedded is not None:
+        embedding, inner = _of_embedded(kernel, arguments)
+        named: Any = {name: getattr(inner, name) for name in StepArrays.__annotations__}
+        y, state = step(kernel.embedded, inner.x, inner.R, **named)
+        return embedding.y_of_step(y), embedding.by_name(state)
     recipe, interface, flat, (rows, _, count) = _operands(spec, arguments, single_step=True)
     if interface.directions:
         raise BadInput("step needs one direction, but the spec is bidirectional; call recurrence on whole sequences")
     if not rows:
         y, state_after = _of_nothing(interface, flat, rows, 0, count, False)
-        return y.reshape(interface.state_shape(0)), state_after
+        return y.reshape(interface.step_shape(0)), state_after
     request = Request("step", tuple(array is not None for array in flat), recipe)
     y, *states = run(request, tuple(array for array in flat if array is not None))
     return y, dict(zip(interface.states, states, strict=True))
+
+
+def _embedded(kernel: Kernel, arguments: CallArguments, all_states: bool, axis_name: str | None) -> tuple[Any, ...]:
+    """Return the results of a kernel with projected units, by the kernel that serves it."""
+    embedding, (x, R, *others) = _of_embedded(kernel, arguments)
+    assert kernel.embedded is not None
+    named: Any = dict(zip(CallArguments._fields[2:], others, strict=True))
+    y, final, *states = recurrence(kernel.embedded, x, R, all_states=all_states, axis_name=axis_name, **named)
+    of_steps = [dict(zip(kernel.states, embedding.over_time(tuple(value.values())), strict=True)) for value in states]
+    return embedding.y(y), embedding.by_name(final), *of_steps
+
+
+def _of_embedded(kernel: Kernel, arguments: CallArguments) -> tuple[Embedding, CallArguments]:
+    """Return what leads to the kernel that serves one with projected units, and the arguments of a call as that takes them."""
+    assert isinstance(kernel.executor, EmbeddedExecutor)
+    embedding = replace(kernel.executor.embedding, library=jnp)
+    return embedding, embedding.arguments(joined(kernel.interface, arguments, jnp))
 
 
 def _operands(

@@ -6,20 +6,23 @@ import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
-from numbers import Real
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from minrnn_gen.call.altered import refuse_projected
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
-from minrnn_gen.jax.arrays import as_array, check_key, check_static
+from minrnn_gen.jax.arrays import as_array, check_key, check_numbers, check_static
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.functional import check_x64, recurrence, step
-from minrnn_gen.layers.architecture import VECTORS_FROM, architecture_of
+from minrnn_gen.layers.architecture import VECTORS_FROM, Names, architecture_of
 from minrnn_gen.layers.initial import Start
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.precision import PRECISION_NAMES, precision_of, why_unsupported
+from minrnn_gen.run.projected_layers import NamedParameters, embedded_parameters
 
 Parameters = Mapping[str, Any]
 
@@ -32,6 +35,7 @@ OPTIONS = (
     "recurrent_gradient_clip",
     "state_size",
     "groups",
+    "projection_size",
     "gpu",
     "batch",
     "time",
@@ -91,7 +95,7 @@ class RNN:
         }
         for name, value in (arguments | options).items():
             check_static(value, name)
-        _check_numbers(num_layers, dropout, forget_bias)
+        check_numbers(num_layers, dropout, forget_bias)
         self.num_layers, self.bidirectional, self.dropout, self.hidden_size = num_layers, bidirectional, dropout, hidden_size
         self.precision, self.forget_bias = precision, forget_bias
         self.dtype = _dtype_of(dtype)
@@ -187,6 +191,8 @@ class RNN:
         [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.
         Raises BadInput for what does not fit.
         """
+        if self._embedding is not None:
+            refuse_projected(self._made.name, reset_states, holds)
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
             check_key(key, "key")
@@ -201,7 +207,7 @@ class RNN:
                 weight=weight,
                 bias=bias,
                 recurrent_bias=recurrent_bias,
-                parameters=dict(zip(self._made.vectors, vectors, strict=True)),
+                parameters=dict(zip(self._made.vectors_of_kernels, vectors, strict=True)),
                 state=self._state(state, layer),
                 shared=shared,
                 inputs=self._inputs(inputs, layer, x.dtype),
@@ -218,7 +224,8 @@ class RNN:
                 key, own_key = jax.random.split(key)
                 is_kept = jax.random.bernoulli(own_key, 1 - self.dropout, x.shape)
                 x = jnp.where(is_kept, x / max(1 - self.dropout, jnp.finfo(x.dtype).tiny), 0).astype(x.dtype)
-        return x, {name: jnp.concatenate(arrays) for name, arrays in final.items()}
+        states, embedding = {name: jnp.concatenate(arrays) for name, arrays in final.items()}, self._embedding
+        return (x, states) if embedding is None else (embedding.y(x), embedding.by_name(states))
 
     def step(
         self,
@@ -244,14 +251,20 @@ class RNN:
                 weight=weight,
                 bias=bias,
                 recurrent_bias=recurrent_bias,
-                parameters=dict(zip(self._made.vectors, vectors, strict=True)),
+                parameters=dict(zip(self._made.vectors_of_kernels, vectors, strict=True)),
                 state=self._state(state, layer),
                 shared=shared,
                 inputs=self._inputs(inputs, layer, x_t.dtype),
             )
             for name, array in after.items():
                 final[name].append(array)
-        return x_t, {name: jnp.stack(arrays) for name, arrays in final.items()}
+        states, embedding = {name: jnp.stack(arrays) for name, arrays in final.items()}, self._embedding
+        return (x_t, states) if embedding is None else (embedding.y_of_step(x_t), embedding.by_name(states))
+
+    @property
+    def _embedding(self) -> Embedding | None:
+        """What leads to arrays of the kernels; None where they take the layer's own."""
+        return replace(made.embedding, library=jnp) if (made := self._made.projected) else None
 
     def _recipes(self, precision: str) -> tuple[str, ...]:
         """Return the recipe of each layer's kernel, in fp32 with the products that JAX is set to unless the layer says."""
@@ -295,10 +308,8 @@ class RNN:
 
     def _parameters(self, params: Parameters, layer: int, dtype: Any) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
-        directed = [
-            [None if name is None else params[name] for name in names.in_call_order] for names in self._made.names[layer]
-        ]
-        # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
+        directed = [self._parameters_in(params, names, layer) for names in self._made.names[layer]]
+        # Vectors of the cell have an axis of directions; of others the rows of both lie behind each other.
         merged: list[Any] = [
             None if arrays[0] is None else _together(arrays, is_vector=place >= VECTORS_FROM)
             for place, arrays in enumerate(zip(*directed, strict=True))
@@ -309,6 +320,15 @@ class RNN:
             weight.astype(dtype),
             *(vector if vector is None or vector.dtype in (dtype, jnp.float32) else vector.astype(dtype) for vector in vectors),
         ]
+
+    def _parameters_in(self, params: Parameters, names: Names, layer: int) -> list[Any]:
+        """Return R, weight, bias, recurrent bias and vectors of one run over time of a layer."""
+        own = [None if name is None else params[name] for name in names.in_call_order]
+        if (embedding := self._embedding) is None:
+            return own
+        matrices, biases = ([params[name] for name in of_kind] for of_kind in (names.products, names.product_biases))
+        of_run = NamedParameters(matrices, biases, own[1], own[2], own[4:])
+        return embedded_parameters(embedding, self._made.vectors, of_run, is_first=layer == 0)
 
     def _shared(self, params: Parameters, layer: int, x: Any) -> dict[str, Any] | None:
         """Return the inputs S.* that a layer makes of x, by one product; None for cells without."""
@@ -341,7 +361,7 @@ class RNN:
             return None
         directions = 2 if self.bidirectional else 1
         runs, values = self.num_layers * directions, self._made.values
-        expected = {name: f"[{', '.join(map(str, (runs, 'batch', self.hidden_size, *values[name])))}]" for name in self.states}
+        expected = {name: f"[{', '.join(map(str, (runs, 'batch', *values[name])))}]" for name in self.states}
         if not isinstance(state, Mapping):
             raise BadInput(
                 f"{what} is {kind_of(state)}; a mapping is expected, as the second result is: {{"
@@ -352,14 +372,14 @@ class RNN:
         if not {*arrays} <= {*expected}:
             return arrays  # which is refused
         for name, array in arrays.items():
-            axes = 3 + len(values[name])
+            axes = 2 + len(values[name])
             if array.ndim not in ((axes,) if what == "state" else (axes - 1, axes)) or array.shape[0] != runs:
                 raise BadInput(
                     f"{what}['{name}'] has shape {list(array.shape)}; {expected[name]} is expected, layers and directions first"
                 )
-        if self.bidirectional:
-            return {name: array[2 * layer : 2 * layer + 2] for name, array in arrays.items()}
-        return {name: array[layer] for name, array in arrays.items()}
+        of_layer = slice(2 * layer, 2 * layer + 2) if self.bidirectional else layer
+        arrays = {name: array[of_layer] for name, array in arrays.items()}
+        return arrays if self._embedding is None else self._embedding.states(arrays)
 
 
 def _together(arrays: Sequence[Any], is_vector: bool) -> Any:
@@ -378,12 +398,3 @@ def _dtype_of(asked: Any) -> Any:
     if dtype is None or dtype.name not in _PRECISIONS:
         raise BadInput(f"dtype is {shown(asked)}; {', '.join(_PRECISIONS)} is expected{why_unsupported(asked)}")
     return dtype
-
-
-def _check_numbers(num_layers: Any, dropout: Any, forget_bias: Any) -> None:
-    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise BadInput(f"num_layers is {shown(num_layers)}; an integer from 1 on is expected")
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-        raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")
-    if forget_bias is not None and (isinstance(forget_bias, bool) or not isinstance(forget_bias, Real)):
-        raise BadInput(f"forget_bias is {shown(forget_bias)}; a number is expected")

@@ -85,7 +85,7 @@ class Request:
         storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
         if self.kind == "step":
             of_step = (Shaped(interface.shape_of_state(name, x.shape[0]), carried) for name in interface.states)
-            return (Shaped(interface.state_shape(x.shape[0]), storage), *of_step)
+            return (Shaped(interface.step_shape(x.shape[0]), storage), *of_step)
         rows, time = (x.shape[interface.x_axes.index(axis)] for axis in "bt")
         count = self.sequences(operands)
         final = (Shaped(interface.shape_of_state(name, count), carried) for name in interface.states)

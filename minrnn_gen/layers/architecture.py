@@ -13,6 +13,7 @@ from minrnn_gen.config.spec import load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.initial import GATE_STARTS, SCALED_INPUTS, VECTOR_STARTS, Start
 from minrnn_gen.precision import PRECISION_NAMES
+from minrnn_gen.run.projected_layers import ProjectedLayers, projected_layers
 
 DIRECTION_SUFFIXES = ("", "_reverse")
 # Where the cell's own vectors begin in `Names.in_call_order`.
@@ -22,7 +23,8 @@ VECTORS_FROM = 4
 class Names(NamedTuple):
     """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own.
 
-    `weight_shared` and `bias_shared` make the inputs S.* of the layer's input.
+    `weight_shared` and `bias_shared` make the inputs S.* of the layer's input. Where products have several shapes, `products`
+    and `product_biases` have their matrices and biases, each of one gate or of several next to each other.
     """
 
     weight_hh: str | None
@@ -32,6 +34,8 @@ class Names(NamedTuple):
     weight_shared: str | None
     bias_shared: str | None
     vectors: tuple[str, ...]
+    products: tuple[str, ...] = ()
+    product_biases: tuple[str, ...] = ()
 
     @property
     def in_call_order(self) -> tuple[str | None, ...]:
@@ -51,8 +55,9 @@ class Architecture:
     `tf32_recipes`: those of fp32 with products in tf32, for where torch's settings ask for them; none where a spec says how.
     `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names
     of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
-    where nothing has this axis. `values`: for each state the shape of what a channel has, () or (n,). `inputs`: the names of
-    the inputs X.*, which a caller gives.
+    where nothing has this axis. `values`: for each state its units with the shape of what each has, (H,), (P,) or (H, n).
+    `inputs`: the names of the inputs X.*, which a caller gives. `projected`: what there is besides for a cell with projected
+    units.
     """
 
     name: str
@@ -68,12 +73,19 @@ class Architecture:
     tf32_recipes: tuple[str, ...]
     names: tuple[tuple[Names, ...], ...]
     shapes: Mapping[str, tuple[int, ...]]
+    projected: ProjectedLayers | None = None
     inputs: tuple[str, ...] = ()
 
     @property
     def has_vectors(self) -> bool:
         """Whether something has the axis n."""
         return self.state_size > 0
+
+    @property
+    def vectors_of_kernels(self) -> tuple[str, ...]:
+        """The names of the vectors that the kernels take."""
+        mask = None if self.projected is None else self.projected.embedding.mask
+        return self.vectors if mask is None else (*self.vectors, mask)
 
     @property
     def directed(self) -> Iterator[Names]:
@@ -137,8 +149,13 @@ def architecture_of(
     has_recurrent_bias = bool(cell.recurrent_gates) and (bias if recurrent_bias is None else recurrent_bias)
     first = load_spec(first, recurrent_bias=has_recurrent_bias)
     hidden = first.hidden_size
-    inputs = (input_size, *(hidden * directions for _ in range(num_layers - 1)))
-    layers = [load_spec(first, input_size=size) for size in inputs]
+    projected = projected_layers(first, source, cell, has_recurrent_bias)
+    outputs = hidden if projected is None else projected.outer.units_of_output
+    inputs = (input_size, *(outputs * directions for _ in range(num_layers - 1)))
+    of_kernels = first if projected is None else projected.spec(first)
+    kernel_inputs = (input_size, *(hidden * directions for _ in range(num_layers - 1)))
+    layers = [load_spec(of_kernels, input_size=size) for size in kernel_inputs]
+    source = cell_source_of(of_kernels)
     recipes = {
         name: tuple(recipe_of(load_spec(layer, precision=name), source) for layer in layers)
         for name in (PRECISION_NAMES if precision is None else (precision,))
@@ -149,14 +166,14 @@ def architecture_of(
         in_tf32 = (load_spec(layer, precision="fp32", fp32_product="tf32") for layer in layers)
         tf32_recipes = tuple(recipe_of(layer, source) for layer in in_tf32)
     present = {
-        "weight_hh": bool(cell.recurrent_gates),
+        "weight_hh": bool(cell.recurrent_gates) and projected is None,
         "bias_ih": bias,
-        "bias_hh": has_recurrent_bias,
+        "bias_hh": has_recurrent_bias and projected is None,
         "weight_shared": bool(shared),
         "bias_shared": bool(shared) and bias,
     }
     names = tuple(
-        tuple(_names(f"_l{layer}{suffix}", present, cell.parameters) for suffix in DIRECTION_SUFFIXES[:directions])
+        tuple(_names(f"_l{layer}{suffix}", present, cell.parameters, projected) for suffix in DIRECTION_SUFFIXES[:directions])
         for layer in range(num_layers)
     )
     n = () if first.state_size is None else (first.state_size,)
@@ -168,16 +185,20 @@ def architecture_of(
             shapes[run_names.weight_ih] = (rows, inputs[layer])
             if run_names.weight_hh:
                 shapes[run_names.weight_hh] = (recurrent_rows, first.head_dim)
+            shapes |= {} if projected is None else projected.shapes_of_products(run_names.products)
             if run_names.bias_ih:
                 shapes[run_names.bias_ih] = (rows,)
             if run_names.bias_hh:
                 shapes[run_names.bias_hh] = (recurrent_rows,)
+            shapes |= {} if projected is None else projected.shapes_of_biases(run_names.product_biases)
             if run_names.weight_shared:
                 shapes[run_names.weight_shared] = (shared_rows, inputs[layer])
             if run_names.bias_shared:
                 shapes[run_names.bias_shared] = (shared_rows,)
             for name, vector in zip(run_names.vectors, cell.parameters, strict=True):
                 shapes[name] = (hidden, *n) if vector in cell.vectors.parameters else (hidden,)
+                if vector in cell.projection.parameters:
+                    shapes[name] = (first.projection_size or 0,)
     return Architecture(
         name=cell.name,
         gates=cell.gates,
@@ -186,16 +207,26 @@ def architecture_of(
         vectors=cell.parameters,
         shared=shared,
         state_size=first.state_size or 0,
-        values={state: n if state in cell.vectors.states else () for state in cell.states},
+        values={
+            state: (hidden if projected is None else projected.outer.units_of_state(state),)
+            + (n if state in cell.vectors.states else ())
+            for state in cell.states
+        },
         shared_shape=shared_shape,
         recipes=recipes,
         tf32_recipes=tf32_recipes,
         names=names,
         shapes=shapes,
+        projected=projected,
         inputs=cell.inputs,
     )
 
 
-def _names(suffix: str, present: Mapping[str, bool], vectors: tuple[str, ...]) -> Names:
-    optional = {kind: f"{kind}{suffix}" if is_there else None for kind, is_there in present.items()}
-    return Names(weight_ih=f"weight_ih{suffix}", vectors=tuple(f"{vector}{suffix}" for vector in vectors), **optional)
+def _names(suffix: str, present: Mapping[str, bool], vectors: tuple[str, ...], projected: ProjectedLayers | None) -> Names:
+    optional: dict[str, Any] = {kind: f"{kind}{suffix}" if is_there else None for kind, is_there in present.items()}
+    names = Names(weight_ih=f"weight_ih{suffix}", vectors=tuple(f"{vector}{suffix}" for vector in vectors), **optional)
+    if projected is None:
+        return names
+    products = tuple(f"weight_hh_{gate}{suffix}" for gate in projected.outer.recurrent_gates)
+    biases = tuple(f"bias_hh_{gate}{suffix}" for gate in projected.biased_gates)
+    return names._replace(products=products, product_biases=biases)

@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.recipe import check_sizes_of_vectors
 from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient, Outputs, flat_gradient
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import AnyGradients, gradients_by_name
@@ -22,8 +21,6 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.ranges import mark_ranges
 from minrnn_gen.plan.kernel_plan import StatesOut
-from minrnn_gen.plan.problem import CellShape
-from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
 from minrnn_gen.run.in_place import InPlace
@@ -35,44 +32,6 @@ if TYPE_CHECKING:  # NumPy is imported only where a host array comes in
 
 Layout = tuple[tuple[int, ...], str]
 """The shape and dtype of an array."""
-
-
-def interface_of(builder: Builder, cell: CellShape) -> Interface:
-    """Return what the kernels of a builder accept, whose cell is of this shape."""
-    spec, precision = builder.spec, precision_of(builder.spec.precision)
-    if cell.recurrent_gates or spec.input_size:  # without a matrix nothing is multiplied
-        precision = precision.with_product(spec.fp32_product)
-    return Interface(
-        layout=spec.layout,
-        precision=precision,
-        hidden_size=spec.hidden_size,
-        input_size=spec.input_size,
-        gates=cell.gates,
-        states=cell.states,
-        parameters=cell.parameters,
-        direction=spec.direction,
-        recurrent_gates=cell.recurrent_gates,
-        heads=spec.heads,
-        takes_recurrent_bias=builder.takes_recurrent_bias,
-        inputs=cell.inputs,
-        **_vectors_of(builder),
-    )
-
-
-def _vectors_of(builder: Builder) -> dict[str, Any]:
-    """Return what an interface has of a cell with the axis n; raises BadInput for a spec whose sizes do not fit the cell."""
-    spec = builder.spec
-    check_sizes_of_vectors(spec, builder.cell_source)
-    if not builder.cell_source.has_vectors:
-        return {}
-    vectors = builder.cell.vectors
-    return {
-        "vector_states": vectors.states,
-        "vector_parameters": vectors.parameters,
-        "shared": vectors.shared,
-        "state_size": spec.state_size,
-        "groups": spec.groups or 1,
-    }
 
 
 class Run(Protocol):

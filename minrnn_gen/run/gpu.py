@@ -132,7 +132,7 @@ class GpuRun:
         """Run one step."""
         interface = self._interface
         recorder = self._backend.begin(call.x, call.keyed, call.flat())
-        y = recorder.new_array(interface.state_shape(call.batch), interface.precision.storage_dtype)
+        y = recorder.new_array(interface.step_shape(call.batch), interface.precision.storage_dtype)
         outputs = Outputs(y, (), _new_states(interface, recorder, call.batch))
         if call.batch:
             self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn, TypedDict, Unpack
 
 import torch
@@ -39,15 +40,23 @@ _OF_CALLS = ("resets", "reset_states", "holds", "lengths", "cu_seqlens", "sequen
 
 @functools.lru_cache(_ARCHITECTURES_KEPT)
 def _architecture(
-    mode: str, input_size: int, hidden_size: int, num_layers: int, bias: bool, batch_first: bool, bidirectional: bool
+    mode: str,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    bias: bool,
+    batch_first: bool,
+    bidirectional: bool,
+    proj_size: int,
 ) -> Architecture:
     asked = {
-        "model": _CELLS[mode],
+        "model": "lstm_projected" if proj_size else _CELLS[mode],
+        "projection_size": proj_size or None,
         "hidden_size": hidden_size,
         "layout": "BTD" if batch_first else "TBD",
         "direction": "bidirectional" if bidirectional else "forward",
     }
-    return architecture_of(
+    made = architecture_of(
         asked,
         mode.partition("_")[0],
         input_size=input_size,
@@ -57,6 +66,23 @@ def _architecture(
         recurrent_bias=None,
         precision=None,
     )
+    return _with_names_of_torch(made, hidden_size, proj_size) if proj_size else made
+
+
+def _with_names_of_torch(made: Architecture, hidden_size: int, proj_size: int) -> Architecture:
+    """Return the architecture of layers with `proj_size`, whose gates of the output torch has in one matrix and one bias."""
+    layers, shapes = [], dict[str, tuple[int, ...]]()
+    for layer in made.names:
+        directed = []
+        for names in layer:
+            suffix = names.weight_ih.removeprefix("weight_ih")
+            products, biases = (f"weight_hh{suffix}", f"weight_hr{suffix}"), names.product_biases and (f"bias_hh{suffix}",)
+            of_run = {name: made.shapes[name] for name in (names.weight_ih, names.bias_ih) if name}
+            of_run |= {products[0]: (4 * hidden_size, proj_size), products[1]: (proj_size, hidden_size)}
+            shapes |= of_run | dict.fromkeys(biases, (4 * hidden_size,))
+            directed.append(names._replace(products=products, product_biases=biases))
+        layers.append(tuple(directed))
+    return replace(made, names=tuple(layers), shapes=shapes)
 
 
 def _check_mode(value: Any, name: str) -> None:
@@ -119,7 +145,7 @@ class ByKernels(Settled, LayerStack):
 
 
 class _Layer(DecodingStack, ByKernels):
-    """One of LSTM, GRU and RNN. With `proj_size` its call is torch's own: kernels multiply R and all units of the output."""
+    """One of LSTM, GRU and RNN."""
 
     _has_narrow_states: ClassVar[bool] = True
     proj_size: int
@@ -127,13 +153,15 @@ class _Layer(DecodingStack, ByKernels):
 
     def use_kernels(self) -> None:
         sizes = self.input_size, self.hidden_size, self.num_layers
-        self._made = _architecture(self.mode, *sizes, self.bias, self.batch_first, bool(self.bidirectional))
+        if self.proj_size and self.mode != "LSTM":
+            raise BadInput(f"proj_size is {self.proj_size}, which only LSTM has; set it to 0")
+        flags = self.bias, self.batch_first, bool(self.bidirectional)
+        self._made = _architecture(self.mode, *sizes, *flags, self.proj_size)
         self.__dict__.pop("_flat_weights", None)
 
     def _settle(self, name: str) -> None:
         self.use_kernels()
-        needed = (*self._made.shapes, *(("weight_hr_l0",) if self.proj_size else ()))
-        for parameter in needed:
+        for parameter in self._made.shapes:
             if not hasattr(self, parameter):
                 raise BadInput(
                     f"{name} is {shown(getattr(self, name))}, but the layer lacks {parameter}; register it "
@@ -155,26 +183,17 @@ class _Layer(DecodingStack, ByKernels):
 
     def flatten_parameters(self) -> None:
         """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
-        if self.proj_size:
-            super().flatten_parameters()  # type: ignore[misc]
 
     def step(self, x_t: Any, state: Any = None, *, resets: Any = None, inputs: Any = None) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, all in the dtype of y_t, as torch.nn has them; otherwise as of `RNN`."""
         y, states = super().step(x_t, state, resets=resets, inputs=inputs)
         return y, tuple(last.to(y.dtype) for last in states) if isinstance(states, tuple) else states.to(y.dtype)
 
-    def _check_steps(self) -> None:
-        super()._check_steps()
-        if self.proj_size:
-            raise BadInput("step has no kernel of a layer with proj_size; call the layer on a sequence of one step")
-
     @_shown_with("input", "hx")
     def forward(self, input: Any, hx: Any = None, **unknown: Any) -> tuple[Any, Any]:
         """Return (output, h_n), of LSTM (output, (h_n, c_n)), all in the dtype in which torch.nn returns them."""
         if unknown:
             _refuse_argument(type(self), next(iter(unknown)))
-        if self.proj_size:
-            return super().forward(input, hx)  # type: ignore[misc, no-any-return]
         output, states = self._call(input, hx)
         is_packed = isinstance(output, PackedSequence)
         y, x = (output.data, input.data) if is_packed else (output, input)
@@ -199,7 +218,7 @@ class _OfLSTM(TypedDict, total=False):
 
 
 class LSTM(_Layer, torch.nn.LSTM):
-    """torch.nn.LSTM, its arguments and all, computed by the kernels of `lstm`."""
+    """torch.nn.LSTM, its arguments and all, computed by the kernels of `lstm`, with proj_size by those of `lstm_projected`."""
 
     torch_class = torch.nn.LSTM
 

@@ -15,7 +15,7 @@ from minrnn_gen.errors import Infeasible
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, KernelKey, KernelPass
 from minrnn_gen.plan.scan.projected import refusal
-from minrnn_gen.run.executor import interface_of
+from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.layers.dropout import plain_dropout
 
 OVER_TIME: tuple[KernelPass, ...] = ("forward", "backward")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.builder import builder_of
+from minrnn_gen.build.embedded import builder_of_kernels
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
@@ -52,7 +53,7 @@ def task_of(spec: Spec, limits: Limits = DEFAULT_LIMITS) -> Task:
 def run_task(task: Task) -> Tuned:
     """Tune a spec on the first GPU that this process sees; raises what `tune_here` does."""
     spec = spec_from(task.recipe)
-    return tuned_of(tuple(tune_here(builder_of(spec, target_of(spec), remembered), task.limits)))
+    return tuned_of(tuple(tune_here(builder_of_kernels(builder_of(spec, target_of(spec), remembered)), task.limits)))
 
 
 def tuned_of(kernels: Sequence[TunedKernel]) -> Tuned:

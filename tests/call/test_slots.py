@@ -14,7 +14,7 @@ import minrnn_gen
 from minrnn_gen.call import slots
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.slots import FIXED, BackwardSlots, CallSlots, StackSlots, has_gradient
-from minrnn_gen.run.executor import interface_of
+from minrnn_gen.run.interface import interface_of
 
 counts = st.integers(0, 3)
 CELLS: dict[str, dict[str, Any]] = {

@@ -160,7 +160,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "h[t] = W.f * h[t-1]",
         {"states": {"h": "m"}},
-        "model.states: 'm' is given for h; allowed: n, for n values per channel, or 1",
+        "model.states: 'm' is given for h; allowed: n, for n values per channel, p, for P projected units, or 1",
     ),
     ("h[t] = W.f * h[t-1]", {"parameters": {"a": 2}}, "model.parameters: 2 is given for a; allowed: n"),
     ("h[t] = W.f * h[t-1]", {"states": {"h h": "n"}}, "model.states: 'h h' is given; allowed: names, a letter"),

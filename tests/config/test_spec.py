@@ -20,8 +20,8 @@ from minrnn_gen.errors import BadInput
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLES = [path for path in sorted((CHECKOUT / "examples").glob("*.yaml")) if "model:" in path.read_text()]  # not the cells
-KEYS = "model, hidden_size, precision, heads, state_size, groups, input_size, layout, direction, training, batch, time, " + (
-    "recurrent_bias, scan_arithmetic, functions, fp32_product, recurrent_gradient_clip, gpu"
+KEYS = "model, hidden_size, precision, heads, state_size, groups, projection_size, input_size, layout, direction, " + (
+    "training, batch, time, recurrent_bias, scan_arithmetic, functions, fp32_product, recurrent_gradient_clip, gpu"
 )
 WHOLE: dict[str, Any] = {"model": "min_gru", "hidden_size": 512}
 
@@ -37,6 +37,7 @@ VALID: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "heads": st.just(1),
         "state_size": st.none() | st.integers(1, 256),
         "groups": st.none() | SIZES,
+        "projection_size": st.none() | SIZES,
         "input_size": st.none() | SIZES,
         "layout": st.sampled_from(["BTD", "TBD", "BDT"]),
         "direction": st.sampled_from(["forward", "reverse", "bidirectional"]),
@@ -67,6 +68,7 @@ def test_three_lines_are_a_whole_spec() -> None:
         "heads": 1,
         "state_size": None,
         "groups": None,
+        "projection_size": None,
         "input_size": None,
         "layout": "BTD",
         "direction": "forward",
@@ -273,7 +275,7 @@ def test_the_canonical_form_holds_the_spec_whatever_the_order_of_its_keys(data: 
     spec = load_spec(data)
     canonical = spec.canonical()
     # Of cells without n values per channel it is what it was before there were others.
-    unset = {key for key in ("state_size", "groups") if data.get(key) is None}
+    unset = {key for key in ("state_size", "groups", "projection_size") if data.get(key) is None}
     assert list(json.loads(canonical)) == sorted({*Spec.model_fields} - unset)
     assert load_spec(json.loads(canonical)) == spec
     assert load_spec(parse_document(canonical, "a.json").data).canonical() == canonical

@@ -145,7 +145,12 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         assert "\n" not in str(refused.value)
     log = minrnn_gen.compile({"model": "min_gru_log", "hidden_size": HIDDEN, "precision": "fp64", "scan_arithmetic": "log"})
     wide = minrnn_gen.compile({"model": "s4d", "hidden_size": HIDDEN, "precision": "fp64", "state_size": 2})
-    for refusing, why in ((log, "scan_arithmetic: log"), (wide, "the cell s4d has the axis n")):
+    narrow = minrnn_gen.compile({"model": "lstm_projected", "hidden_size": HIDDEN, "precision": "fp64", "projection_size": 2})
+    for refusing, why in (
+        (narrow, "the cell lstm_projected has the axis p"),
+        (log, "scan_arithmetic: log"),
+        (wide, "the cell s4d has the axis n"),
+    ):
         with pytest.raises(BadInput, match=f"reset_states was given, but .*{why}.*; give zeros, or split"):
             refusing(call["x"], resets=call["resets"], reset_states=states)
         with pytest.raises(BadInput, match=f"holds was given, but .*{why}.*; take the held steps out of the sequences"):

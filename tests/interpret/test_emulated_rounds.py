@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
-from support.round_cells import DEEP, EVERY_CELL, OF_TWO_STATES, RESET_BEFORE
+from support.round_cells import DEEP, EVERY_CELL, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
 
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.spec import load_spec
@@ -25,6 +25,8 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (OF_TWO_STATES, {"hidden_size": 24, "precision": "fp64"}, "t4"),
     (DEEP, {"hidden_size": 16, "precision": "fp16", "layout": "BDT", "direction": "bidirectional"}, "h100"),
     (RESET_BEFORE, {"hidden_size": 24, "precision": "bf16", "recurrent_gradient_clip": 0.05, "input_size": 8}, "t4"),
+    (PRODUCT_ALONE, {"hidden_size": 24, "precision": "bf16"}, "h100"),
+    (PRODUCT_ALONE, {"hidden_size": 24, "precision": "fp64"}, "t4"),
     (DEEP, {"hidden_size": 320, "precision": "bf16"}, "h100"),
 ]
 

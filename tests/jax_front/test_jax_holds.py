@@ -90,6 +90,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         with pytest.raises(BadInput, match=why) as refused:
             front.recurrence(spec, **{**call, **changed})
         assert "\n" not in str(refused.value)
+    narrow = front.RNN("lstm_projected", 3, HIDDEN, dtype=jnp.float64, projection_size=2)
+    with pytest.raises(BadInput, match="holds was given, but the cell lstm_projected has the axis p"):
+        narrow.apply(narrow.init(jax.random.key(0)), np.zeros((2, 3, 3)), holds=np.zeros((2, 3), bool))
     layer = front.RNN("lstm", 3, HIDDEN, dtype=jnp.float64)
     params = layer.init(jax.random.key(0))
     with pytest.raises(BadInput, match=r"reset_states\['h'\] has shape \[4\]"):

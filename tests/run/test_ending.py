@@ -38,7 +38,8 @@ from minrnn_gen.interpret.library import Memory, emulated_kernel
 from minrnn_gen.program.data import AddUp, At, KernelRef
 from minrnn_gen.program.data import Store as Stored
 from minrnn_gen.run.ending import in_slots
-from minrnn_gen.run.executor import Executor, interface_of
+from minrnn_gen.run.executor import Executor
+from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.recording.describer import Describer
 from minrnn_gen.run.recording.trace import trace_of

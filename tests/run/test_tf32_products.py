@@ -19,7 +19,7 @@ from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.dense.launch import scratch_sizes
 from minrnn_gen.run.dense.products import GateRounds, recurrent_gradient, row_products, step_products
-from minrnn_gen.run.executor import interface_of
+from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 
 # cublasComputeType_t (cublas_api.h).

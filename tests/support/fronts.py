@@ -59,10 +59,16 @@ class Row:
         return inputs_of(self.kernel.interface, Case(*SIZES))
 
     @property
+    def served(self) -> Row:
+        """The row of the kernel that serves its calls: its own, but where products have several shapes."""
+        return self if self.kernel.embedded is None else Row(self.kernel.embedded)
+
+    @property
     def options(self) -> dict[str, Any]:
         """What a layer is given, besides model and sizes."""
         spec = self.kernel.spec
         vectors = {"state_size": spec.state_size} if spec.state_size else {}
+        vectors |= {"projection_size": spec.projection_size} if spec.projection_size else {}
         both = {"bidirectional": True} if spec.direction == "bidirectional" else {}
         return {"scan_arithmetic": spec.scan_arithmetic, **vectors, **both}
 
@@ -83,6 +89,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "dense, norms within a step": {"model": "layer_norm_lstm"},
     "a scan with inputs X.*": {"model": HIGHWAY},
     "dense, with inputs X.*": {"model": GAPS},
+    "dense, products of several shapes": {"model": "lstm_projected", "projection_size": 4},
     "n values per channel, a scan": {"model": "selective", "state_size": 4},
     "n values per channel, diagonal": {"model": N_DIAGONAL, "state_size": 4},
     "both directions": {"model": "min_gru", "direction": "bidirectional"},
@@ -144,7 +151,7 @@ def native(row: Row) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MINRNN_CPU", raising=False)
         patch.setattr("minrnn_gen.run.cpu.native.why_no_native_code", lambda: "")
-        return NativeKernels(row.kernel.interface, row.kernel.builder)._refusal
+        return NativeKernels(row.served.kernel.interface, row.served.kernel.builder)._refusal
 
 
 def in_native_code(row: Row, _: Path) -> None:
@@ -153,7 +160,7 @@ def in_native_code(row: Row, _: Path) -> None:
 
 
 def on_a_gpu(row: Row, _: Path) -> None:
-    builder = row.kernel.builder
+    builder = row.served.kernel.builder
     passes: tuple[KernelPass, ...] = ("forward", "backward", "step")
     for kernel_pass in passes[: 2 if row.kernel.interface.directions else 3]:
         next(builder.solutions(builder.key_of(kernel_pass, builder.hinted_specialization))).plan()
@@ -166,7 +173,7 @@ def emulated(row: Row, _: Path) -> None:
 def verified(row: Row) -> None:
     """Every pass of the kernel that a call has, run thread by thread; nobody else verifies a scan of complex numbers."""
     if not row.is_raw:
-        verdicts = list(Verification(row.kernel.spec, row.kernel.builder.target, candidates=0).run())
+        verdicts = list(Verification(row.served.kernel.spec, row.kernel.builder.target, candidates=0).run())
         assert verdicts and all(verdict.is_right for verdict in verdicts)
         return
     kernel: InterpretedKernel = interpreted(row.kernel.spec, row.kernel.builder.target)
@@ -351,7 +358,7 @@ def tuned(row: Row, folder: Path) -> None:
         patch.setattr("minrnn_gen.build.builder.compile_source", Compiler())
         for module in ("build.builder", "tune.candidates", "tune.tuner"):
             patch.setattr(f"minrnn_gen.{module}.toolchain_version", lambda: "nvrtc 13.4")
-        builder = replace(row.kernel.builder, store=store)
+        builder = replace(row.served.kernel.builder, store=store)
         results = list(tune(builder, FakeMeasurer(), History(store), Limits(60.0, 1, 1)))
     assert results and all(result.winner for result in results)
 
@@ -359,7 +366,7 @@ def tuned(row: Row, folder: Path) -> None:
 def captured(row: Row, _: Path) -> None:
     """Record every pass: what is replayed reads nothing back and allocates nothing, so that a graph takes it."""
     torch, _ = library_of("torch")
-    kernel, inputs = row.kernel, row.inputs
+    kernel, inputs = row.served.kernel, row.served.inputs
     executor = executor_on(kernel, PlannedKernels(kernel.builder, SIZES))
 
     def arguments_of(given: dict[str, Any]) -> CallArguments:

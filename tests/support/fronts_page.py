@@ -40,8 +40,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 _COMPLEX, _LOG, _DIAGONAL, _DENSE = "a scan of complex numbers", "a scan with `scan_arithmetic: log`", "diagonal", "dense"
-_ROUNDS, _INPUTS, _DENSE_INPUTS = "dense, rounds of products", "a scan with inputs X.*", "dense, with inputs X.*"
-_NORMS = "dense, norms within a step"
+_ROUNDS, _SHAPES = "dense, rounds of products", "dense, products of several shapes"
+_NORMS, _INPUTS, _DENSE_INPUTS = "dense, norms within a step", "a scan with inputs X.*", "dense, with inputs X.*"
 _N_SCAN, _N_DIAGONAL, _BOTH = "n values per channel, a scan", "n values per channel, diagonal", "both directions"
 
 
@@ -79,13 +79,19 @@ REASONS = (
     Reason(
         "`SelectiveScan` is one cell, the selective scan of n values per channel, and causal.",
         ("`SelectiveScan`",),
-        ("a scan", _LOG, _COMPLEX, _DIAGONAL, _DENSE, _ROUNDS, _NORMS, _INPUTS, _DENSE_INPUTS, _N_DIAGONAL, _BOTH),
+        ("a scan", _LOG, _COMPLEX, _DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _INPUTS, _DENSE_INPUTS, _N_DIAGONAL, _BOTH),
     ),
     Reason(
         "Both need one map of fixed size from the state before a piece of time to the state after it. Affine steps compose to "
         "such a map, others do not.",
         ("`correct`", "`summary`"),
-        (_DIAGONAL, _DENSE, _ROUNDS, _NORMS, _DENSE_INPUTS, _N_DIAGONAL),
+        (_DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _DENSE_INPUTS, _N_DIAGONAL),
+    ),
+    Reason(
+        "A kernel in C has R as one array, and its products have one shape. Operators of a model have the zeros beyond P units "
+        "in their graph.",
+        ("C for CPUs", "C for GPUs"),
+        (_SHAPES,),
     ),
 )
 OF_STRATEGIES = (

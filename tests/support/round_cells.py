@@ -40,4 +40,13 @@ OF_TWO_STATES: dict[str, Any] = {
         c[t] = 0.9 * c[t-1] + 0.1 * h[t]
     """,
 }
-EVERY_CELL = (RESET_BEFORE, DEEP, OF_TWO_STATES)
+# A product is a state as it is, and the output.
+PRODUCT_ALONE: dict[str, Any] = {
+    "name": "product_alone",
+    "equations": """
+        c[t] = sigmoid(W.f + R.f) * c[t-1] + tanh(W.z + R.z)
+        h[t] = R.p(tanh(c[t]))
+    """,
+    "output": "h",
+}
+EVERY_CELL = (RESET_BEFORE, DEEP, OF_TWO_STATES, PRODUCT_ALONE)

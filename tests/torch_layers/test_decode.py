@@ -93,7 +93,6 @@ def test_a_step_without_a_batch_and_under_autocast() -> None:
         (lambda: wing.LSTM(INPUTS, HIDDEN).step(torch.rand(2, INPUTS + 1)), "input_size is 4"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).step(torch.rand(2, INPUTS), torch.rand(1, 2, HIDDEN)), "hx has 1 states"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).step([1.0]), "x_t"),
-        (lambda: wing.nn.LSTM(INPUTS, HIDDEN, proj_size=2).step(torch.rand(2, INPUTS)), "proj_size"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).explain("sideways"), "forward, backward, step"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).explain(batch=0), "positive integers"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).explain(dtype=torch.int8), "dtype is torch.int8"),

@@ -178,6 +178,14 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([x[0]])
     with pytest.raises(BadInput, match="a PackedSequence was given with reset_states or holds"):
         layer(packed, holds=resets)
+    narrow = RNN("lstm_projected", 3, HIDDEN, dtype=torch.float64, projection_size=2)
+    projected = minrnn_gen.compile(
+        {"model": "lstm_projected", "hidden_size": HIDDEN, "precision": "fp64", "projection_size": 2}
+    )
+    for keywords, why in (({"holds": resets}, "holds"), ({"resets": resets, "reset_states": (state, state)}, "reset_states")):
+        for refusing in (lambda: narrow(x, **keywords), lambda: recurrence(projected, x, **keywords)):  # noqa: B023
+            with pytest.raises(BadInput, match=f"{why} was given, but the cell lstm_projected has the axis p"):
+                refusing()
     call = as_tensors(drawn(kernel.interface, "plain", True, 3).call)
     of_function: list[tuple[dict[str, Any], str]] = [
         ({"resets": None}, "reset_states was given without resets; give resets"),

@@ -341,7 +341,7 @@ SPEC_KEYS: dict[str, Callable[[Any], bool]] = {
     "batch": lambda value: value is None or POSITIVE(value),
     "time": lambda value: value is None or POSITIVE(value),
     # Of cells with n values per channel, which an LSTM is not.
-    **dict.fromkeys(("state_size", "groups"), lambda value: value is None),
+    **dict.fromkeys(("state_size", "groups", "projection_size"), lambda value: value is None),
 }
 KEYWORDS: dict[str, Callable[[Any], bool]] = {
     "model": lambda _: False,

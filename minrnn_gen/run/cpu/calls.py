@@ -117,7 +117,7 @@ class CpuRun:
             return self.native.step(kernel, call)
         interface, precision = self.interface, self.interface.precision
         outputs = Outputs(
-            y=memory.new_array(call.x, interface.state_shape(call.batch), precision.storage_dtype),
+            y=memory.new_array(call.x, interface.step_shape(call.batch), precision.storage_dtype),
             kept=(),
             final=self._new_states(call.x, call.batch, precision.arithmetic_dtype),
         )
@@ -151,7 +151,7 @@ class CpuRun:
                 gradients_of_run(interface, projected.x_axes, gradients, run),
                 sums[run],
                 {name: total[run] for name, total in vectors.items()},
-                None if dR is None else dR.reshape(-1, *interface.R_shape[-4:])[run],
+                None if dR is None else dR.reshape(runs, *interface.R_shape_of_run)[run],
             )
         written = gradients.dinitial, gradients.dshared, gradients.dinputs
         initial, dshared, dinputs = ([array.owner for array in arrays] for arrays in written)
@@ -252,7 +252,8 @@ class CpuRun:
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
         else:
-            run = partial(run_steps, lowered, products=_products_of(lowered, call, arithmetic), heads=interface.heads)
+            products = _products_of(interface, lowered, call, arithmetic)
+            run = partial(run_steps, lowered, products=products, heads=interface.heads)
         for stretch in stretches_of(call):
             carried = run(
                 stretch.of(gates),
@@ -298,7 +299,7 @@ class CpuRun:
             if lowered.output_state is not None:
                 states[lowered.output_state] = views.y(interface, outputs.y)
         else:
-            products, clip = _products_of(lowered, call, carried), self.builder.spec.recurrent_gradient_clip
+            products, clip = _products_of(interface, lowered, call, carried), self.builder.spec.recurrent_gradient_clip
             if not outputs.kept and lowered.output_state is not None:
                 states[lowered.output_state] = views.y(interface, outputs.y)
             run = partial(run_steps_backward, lowered, products=products, clip=clip, heads=interface.heads)
@@ -328,13 +329,16 @@ class CpuRun:
                 dR += partial_gradients.R
 
 
-def _products_of(lowered: LoweredSteps | LoweredStepsBackward, call: Call, arithmetic: str) -> StepProducts | None:
+def _products_of(
+    interface: Interface, lowered: LoweredSteps | LoweredStepsBackward, call: Call, arithmetic: str
+) -> StepProducts | None:
     """Return the recurrent products of a call of one direction, if it has any."""
     if call.R is None:
         return None
     bias = None if call.recurrent_bias is None else as_numpy(call.recurrent_bias)
     rounds = [of_round.gates for of_round in lowered.rounds]
-    return StepProducts.prepared(lowered.recurrent_gates, rounds, as_numpy(call.R), bias, numpy_dtype(arithmetic))
+    gates, shapes = lowered.recurrent_gates, interface.product_shapes
+    return StepProducts.prepared(gates, rounds, shapes, as_numpy(call.R), bias, numpy_dtype(arithmetic))
 
 
 def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:

@@ -87,7 +87,7 @@ class NativeKernels:
     @cached_property
     def _refusal(self) -> str:
         """Why no native code is generated; nothing where it is."""
-        return why_no_native_code()
+        return "products have several shapes" if self.interface.products else why_no_native_code()
 
     @cached_property
     def _forward(self) -> CpuKernel | str:

@@ -127,7 +127,7 @@ class NativeRun:
         """Run one step, as a sequence of one."""
         interface, precision = self._interface, self._interface.precision
         recorder = NativeRecorder(self._store, call.x, call.keyed)
-        y = recorder.new_array(interface.state_shape(call.batch), precision.storage_dtype)
+        y = recorder.new_array(interface.step_shape(call.batch), precision.storage_dtype)
         final = self._new_states(recorder, call.batch)
         y_shape = interface.y_shape(call.batch, 1)
         sequence = replace(y, shape=y_shape, strides=contiguous_strides(y_shape))

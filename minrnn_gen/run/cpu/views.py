@@ -53,9 +53,10 @@ def of_names(interface: Interface, arrays: Sequence[Array | None]) -> dict[str, 
 def initial(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
     """Return the initial states {name: [B, H]}, zeros where none were given."""
     present = of_names(interface, call.initial)
-    dtype, shape = numpy_dtype(arithmetic), (call.batch, interface.hidden_size)
+    dtype = numpy_dtype(arithmetic)
     for name in interface.states:
         if name not in present:
+            shape = (call.batch, interface.units_of_state(name))
             wide = name in interface.vector_states
             present[name] = _state(interface, name, numpy.zeros((*shape, interface.state_size) if wide else shape, dtype))
     return present

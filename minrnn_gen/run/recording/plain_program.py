@@ -22,8 +22,8 @@ from minrnn_gen.program import data
 from minrnn_gen.program.data import At, Gap, Program
 from minrnn_gen.program.number import text
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
-from minrnn_gen.run.executor import interface_of
 from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.recording.describer import Describer
 from minrnn_gen.run.recording.replay import Finished
 

@@ -25,18 +25,14 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 @dataclass(frozen=True)
 class ReplacedLayer:
-    """A recurrent layer of a model. `names`: those of the places where it is, of the model itself the empty one.
-
-    `note` says what the kernels leave to torch in it, if anything.
-    """
+    """A recurrent layer of a model. `names`: those of the places where it is, of the model itself the empty one."""
 
     names: tuple[str, ...]
     before: str
     after: str
-    note: str = ""
 
     def __str__(self) -> str:
-        return f"{_places(self.names)}: {self.before} is now {self.after}{self.note and f'; {self.note}'}"
+        return f"{_places(self.names)}: {self.before} is now {self.after}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def replace(model: Any, *, leave: Iterable[str] = (), subclasses: bool = False, 
         elif reason is None:
             reason = _take_over(module)
         if reason is None:
-            replaced.append(ReplacedLayer(names, before, name_of(type(module)), "" if back else _note(module)))
+            replaced.append(ReplacedLayer(names, before, name_of(type(module))))
         else:
             left.append(LeftLayer(names, before, reason))
     return Replacement(tuple(replaced), tuple(left))
@@ -164,11 +160,6 @@ def _take_over(module: Any) -> str | None:
         module.__class__ = before
         return str(error)
     return None
-
-
-def _note(module: Any) -> str:
-    proj_size = getattr(module, "proj_size", 0)
-    return f"torch computes it as long as proj_size is {proj_size}" if proj_size else ""
 
 
 def _scripted(module: Any) -> bool:

@@ -13,7 +13,7 @@ from minrnn_gen.layers.architecture import Architecture
 from minrnn_gen.precision import why_unsupported
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.layers.options import OPTIONS, keywords_of
-from minrnn_gen.torch.tensors import autocasts, check_tensor
+from minrnn_gen.torch.tensors import autocasts, check_tensor, marks_in
 
 # Far more than anybody trains; each has kernels and parameters to be named.
 LAYERS_LIMIT = 4096
@@ -46,8 +46,8 @@ def check_layer_arguments(
         raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")
     if isinstance(proj_size, bool) or not isinstance(proj_size, int) or proj_size:
         raise BadInput(
-            f"proj_size is {shown(proj_size)}; only 0 is supported, since R multiplies the output of hidden_size itself; put a "
-            f"torch.nn.Linear behind the layer"
+            f"proj_size is {shown(proj_size)}; only 0 is supported: give projection_size to a cell with projected units, "
+            f"such as lstm_projected, or take minrnn_gen.torch.nn.LSTM"
         )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
@@ -180,3 +180,19 @@ def check_device_beside(parameter: Any, name: str, x: Any, argument: str) -> Non
     """Refuse an argument on another device than the parameters."""
     if parameter.device != x.device:
         raise BadInput(f"{argument} is on {x.device}, but parameter {name} is on {parameter.device}; move one of them")
+
+
+def marks_beside(input: Any, marks: Any, name: str, batch_first: bool) -> Any:
+    """Return resets or holds, of the shape of an input without its features, as [batch, time]; None stays None."""
+    if marks is None:
+        return None
+    check_tensor(marks, name)
+    marks = marks_in(marks, name)
+    wanted = input.shape[:-1]
+    if marks.shape != wanted:
+        raise BadInput(
+            f"{name} has shape {list(marks.shape)}; {list(wanted)} is expected, the shape of input without its features"
+        )
+    if marks.dim() == 1:
+        return marks.unsqueeze(0)
+    return marks if batch_first else marks.t()

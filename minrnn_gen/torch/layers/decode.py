@@ -16,6 +16,7 @@ from minrnn_gen.torch.dtypes import STATES
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
+from minrnn_gen.torch.layers.projected import embedding_of
 from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import refuse_others
@@ -56,7 +57,10 @@ class DecodingStack(LayerStack):
             of_layers = tuple(tuple(values.unsqueeze(0) for values in of_layer) for of_layer in of_layers)
         with torch.no_grad():
             initial = () if state is None else self._states(state, x.shape[0], batched)
-            y, final = self._steps(x.detach(), initial, of_layers)
+            embedding = embedding_of(self._made)
+            y, final = self._steps(x.detach(), initial if embedding is None else embedding.of_states(initial), of_layers)
+            if embedding is not None:
+                y, final = embedding.y_of_step(y), [*embedding.final(final)]
         states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
         return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
 

@@ -105,6 +105,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         self.heads, self.bias, self.batch_first, self.dropout = heads, bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size, self.precision = bidirectional, proj_size, precision
         self.forget_bias, self.state_size, self.groups = forget_bias, options.get("state_size"), options.get("groups")
+        self.projection_size = options.get("projection_size")
         checks.check_forget_bias(made, forget_bias, bias, dtype)
         for name, shape in made.shapes.items():
             self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
@@ -159,6 +160,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
             "forget_bias": None,
             "state_size": None,
             "groups": None,
+            "projection_size": None,
         }
         said += [f"{name}={getattr(self, name)!r}" for name, usual in defaults.items() if getattr(self, name) != usual]
         return ", ".join(said)

@@ -23,6 +23,7 @@ class SpecOptions(TypedDict, total=False):
     recurrent_gradient_clip: float | None
     state_size: int | None
     groups: int | None
+    projection_size: int | None
     gpu: str | None
     batch: int | None
     time: int | None

@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.build.at_once import Watch, unwatched
+from minrnn_gen.call.altered import refuse_projected
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.architecture import VECTORS_FROM, Architecture
 from minrnn_gen.layers.kernels import kernel_by
@@ -20,13 +21,14 @@ from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
+from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels
 from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.altered import altered, by_layer, check_no_group, checked_holds, inputs_of
 from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
-from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 # What autocast casts, and what initial states may therefore be under it.
 _CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -100,8 +102,7 @@ class LayerStack:
 
     def _slow_forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Refuse what traces, before it hands over arguments of its own; torch calls this in no other case."""
-        if not getattr(self, "proj_size", 0):  # which torch computes
-            refuse_tracing()
+        refuse_tracing()
         return super()._slow_forward(*arguments, **keywords)  # type: ignore[misc]
 
     def _call(
@@ -120,6 +121,8 @@ class LayerStack:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_others()
         sequences = (resets, lengths, cu_seqlens)
+        if self._made.projected is not None:
+            refuse_projected(self._made.name, reset_states, holds)
         if sequence_group is None and head_group is None:
             return self._call_of(input, hx, sequences, None, inputs, (reset_states, holds))
         check_no_group(reset_states, holds)
@@ -183,27 +186,13 @@ class LayerStack:
         if reset_states is not None:
             runs = self.num_layers * (2 if self.bidirectional else 1)
             beginnings = by_layer(reset_states, resets, self.states, runs, count, self.hidden_size, batched=batched)
-        sequences = (self._marks_beside(input, resets, "resets"), lengths, cu_seqlens)
-        held = None if holds is None else self._marks_beside(input, checked_holds(holds), "holds")
+        sequences = (checks.marks_beside(input, resets, "resets", self.batch_first), lengths, cu_seqlens)
+        holds = None if holds is None else checked_holds(holds)
+        held = checks.marks_beside(input, holds, "holds", self.batch_first)
         y, final = self._run(x, states, sequences, ranks, of_layers, (beginnings, held))
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
-
-    def _marks_beside(self, input: Any, marks: Any, name: str) -> Any:
-        """Return resets or holds, of the shape of an input without its features, as [batch, time]."""
-        if marks is None:
-            return None
-        check_tensor(marks, name)
-        marks = marks_in(marks, name)
-        wanted = input.shape[:-1]
-        if marks.shape != wanted:
-            raise BadInput(
-                f"{name} has shape {list(marks.shape)}; {list(wanted)} is expected, the shape of input without its features"
-            )
-        if marks.dim() == 1:
-            return marks.unsqueeze(0)
-        return marks if self.batch_first else marks.t()
 
     def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run sequences of several lengths side by side, in the order in which they are packed."""
@@ -226,7 +215,7 @@ class LayerStack:
         if not states:
             return ()
         runs = self.num_layers * (2 if self.bidirectional else 1)
-        axes = (runs, sequences, self.hidden_size) if batched else (runs, self.hidden_size)
+        axes = (runs, sequences) if batched else (runs,)
         checks.check_states(states, {name: (*axes, *values) for name, values in self._made.values.items()}, batched)
         return states if batched else [state.unsqueeze(1) for state in states]
 
@@ -240,6 +229,22 @@ class LayerStack:
         altering: tuple[Sequence[Any], Any] = ((), None),
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
+        embedding = embedding_of(self._made)
+        if embedding is None:
+            return self._run_layers(x, states, sequences, ranks, inputs, altering)
+        y, final = self._run_layers(x, embedding.of_states(states), sequences, ranks, inputs, altering)
+        return embedding.y(y), embedding.final(final)
+
+    def _run_layers(
+        self,
+        x: Any,
+        states: Sequence[Any],
+        sequences: tuple[Any, Any, Any],
+        ranks: Ranks | None,
+        inputs: Sequence[Sequence[Any]] | None,
+        altering: tuple[Sequence[Any], Any],
+    ) -> tuple[Any, Sequence[Any]]:
+        """Run all layers by kernels, on arrays as these take them."""
         given_dtype = x.dtype
         x, precision, casts = self._in_precision(x)
         made = self._made
@@ -279,7 +284,7 @@ class LayerStack:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
                 if is_alone and (results := run_unrecorded(recipe, tensors)):
                     return results[0], results[1:]
-                x, *last = run(recipe, len(made.states), len(made.vectors), tensors)
+                x, *last = run(recipe, len(made.states), len(own), tensors)
             else:
                 x, *last = ranks.run(kernel_by(recipe), tensors)
             final.append(last)
@@ -342,7 +347,7 @@ class LayerStack:
 
     def _parameters_of(self, layer: int) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
-        directed = [self._named(names.in_call_order) for names in self._made.names[layer]]
+        directed = [parameters_of_kernels(self._made, names, layer, self._named) for names in self._made.names[layer]]
         if len(directed) == 1:
             return directed[0]
         # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.

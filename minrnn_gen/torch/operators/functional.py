@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 
+from minrnn_gen.call.altered import refuse_projected
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
 from minrnn_gen.call.validate import known_names
@@ -15,6 +17,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, known
 from minrnn_gen.torch.operators.altered import added_inputs, altered, check_no_group
 from minrnn_gen.torch.operators.calls import storage_dtype
+from minrnn_gen.torch.operators.embedded import embedded_recurrence
 from minrnn_gen.torch.operators.kernel_operator import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
@@ -43,6 +46,13 @@ def recurrence(
     """
     reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
+    if isinstance(kernel, Kernel) and kernel.embedded is not None:
+        refuse_projected(kernel.builder.cell_source.name, reset_states, holds)
+        check_tensor(x, "x")
+        if head_group is not None and not getattr(head_group, "gathers", True):
+            raise BadInput("head_group has gathers=False, but each rank's units are no whole heads of P; leave it out")
+        call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group)
+        return embedded_recurrence(call, kernel, arguments)
     if sequence_group is not None or head_group is not None:
         check_no_group(reset_states, holds)
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]

@@ -1,0 +1,37 @@
+"""The builder of a spec's kernels: of cells with products of several shapes, that of a cell whose products have one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.recipe import check_projection_size
+from minrnn_gen.config.spec import load_spec
+
+BuilderT = TypeVar("BuilderT", bound=Builder)
+
+
+def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
+    """Return what builds the kernels that serve a cell with products of its own, and the parameter `Embedding.mask`.
+
+    None for any other cell, whose kernels are its own.
+    """
+    if not builder.cell_source.has_products or builder.cell.projection.is_plain:
+        return None
+    from minrnn_gen.cell.embedding import embedded_cell
+
+    check_projection_size(builder.spec, builder.cell_source, builder.cell.projection)
+    spec, cell = builder.spec, builder.cell
+    file, mask = embedded_cell(cell)
+    biases = dict(cell.projection.biases)
+    has_bias = any(biases.get(gate, builder.takes_recurrent_bias) for gate in cell.recurrent_gates)
+    keys = {**spec.model_dump(), "model": file, "projection_size": None, "recurrent_bias": has_bias}
+    keys |= {"gpu": spec.gpu_asked, "heads": 1 if cell.projection.across else spec.heads}
+    return replace(builder, spec=load_spec(keys)), mask
+
+
+def builder_of_kernels(builder: BuilderT) -> BuilderT:
+    """Return what builds the kernels of a builder's calls: itself, but for cells with products of their own."""
+    embedded = embedded_builder(builder)
+    return builder if embedded is None else embedded[0]

@@ -1,0 +1,225 @@
+"""Arrays of a cell with projected units as those of the cell without that computes the same, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.joined import library_of, zeros_like
+from minrnn_gen.call.product_shapes import ProductShape, equal_neighbours
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What leads from calls of `outer`, with P units, to those of `inner`, all of whose units are H, and from results back.
+
+    Of each head the P units are the first. `mask`: the parameter of the inner cell that says which they are. All functions
+    take arrays of NumPy, CuPy, torch or JAX, those of the `library` alone where it is given, and are differentiable where these
+    are.
+    """
+
+    outer: Interface
+    inner: Interface
+    mask: str | None = None
+    library: Any = None
+
+    def arguments(self, arguments: CallArguments) -> CallArguments:
+        """Return the arguments of a call, checked, of the inner kernel."""
+        x, parameters, state = arguments.x, arguments.parameters, arguments.state
+        bias = arguments.recurrent_bias
+        named = dict(parameters or {})
+        for name in self.outer.projected_parameters:
+            named[name] = self.widened(named[name])
+        if self.mask is not None:
+            named[self.mask] = self.within(x if arguments.R is None else arguments.R)
+        return arguments._replace(
+            x=x,
+            R=None if arguments.R is None else self.matrices(arguments.R),
+            recurrent_bias=None if bias is None else self.biases(bias),
+            parameters=named or None,
+            state=None if not state else self.states(state),
+        )
+
+    def matrices(self, R: Any) -> Any:
+        """Return R [Gr, N, D, D] of the inner kernel."""
+        outer, at = self.outer, len(self.outer.directions)
+        flat = R if outer.has_unequal_products else R.reshape((*outer.directions, -1))
+        squares, first = [], 0
+        for shape, count in equal_neighbours(outer.product_shapes):
+            last = first + count * shape.elements
+            matrices = flat[..., first:last].reshape((*outer.directions, count, *shape))
+            squares.append(self._squares(matrices, shape))
+            first = last
+        return squares[0] if len(squares) == 1 else self._library(R).concatenate(squares, axis=at)
+
+    def biases(self, bias: Any) -> Any:
+        """Return the recurrent bias [Gr, N, D] of the inner kernel."""
+        outer, at = self.outer, len(self.outer.directions)
+        flat = bias if outer.has_unequal_biases else bias.reshape((*outer.directions, -1))
+        rows, first = [], 0
+        for shape, count in equal_neighbours(outer.product_shapes):
+            last = first + count * shape.rows
+            of_run = flat[..., first:last].reshape((*outer.directions, count, self.inner.heads, shape.rows // self.inner.heads))
+            rows.append(self._padded(of_run, -1, self.inner.head_dim))
+            first = last
+        return rows[0] if len(rows) == 1 else self._library(bias).concatenate(rows, axis=at)
+
+    def states(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Return states, or their gradients, of the inner kernel."""
+        projected = self.outer.projected_states
+        return {
+            name: self.widened(value) if value is not None and name in projected else value for name, value in states.items()
+        }
+
+    def of_states(self, states: Sequence[Any]) -> list[Any]:
+        """Return states in the cell's order of the inner kernel; of none, none."""
+        pairs = zip(self.outer.states, states, strict=False)
+        return [self.widened(value) if name in self.outer.projected_states else value for name, value in pairs]
+
+    def final(self, states: Sequence[Any]) -> tuple[Any, ...]:
+        """Return states of sequences, or their gradients, of those of the inner kernel."""
+        return tuple(
+            self._narrowed(value, -1) if value is not None and name in self.outer.projected_states else value
+            for name, value in zip(self.outer.states, states, strict=True)
+        )
+
+    def by_name(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Return states by name of those of the inner kernel."""
+        return dict(zip(states, self.final([*states.values()]), strict=True))
+
+    def over_time(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return states after every step of those of the inner kernel; of none, none."""
+        pairs = zip(self.outer.states, states, strict=False)
+        return tuple(self._channels(value, name in self.outer.projected_states) for name, value in pairs)
+
+    def y(self, y: Any) -> Any:
+        """Return y of the inner kernel's y."""
+        return self._channels(y, bool(self.outer.output_size))
+
+    def y_of_step(self, y: Any) -> Any:
+        """Return y of a single step of the inner kernel's."""
+        return self._narrowed(y, -1) if self.outer.output_size else y
+
+    def dy(self, dy: Any) -> Any:
+        """Return the gradient of the inner kernel's y."""
+        return self.widened(dy, self._channel_axis(dy)) if self.outer.output_size else dy
+
+    def gradients(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Return gradients by name of those of the inner kernel."""
+        outer, named = self.outer, dict(gradients)
+        named["state"] = dict(zip(outer.states, self.final(tuple(named["state"].values())), strict=True))
+        if "R" in named:
+            named["R"] = self._matrices_of(named["R"])
+        if "recurrent_bias" in named:
+            named["recurrent_bias"] = self._biases_of(named["recurrent_bias"])
+        if "parameters" in named:
+            of_names = {name: value for name, value in named["parameters"].items() if name != self.mask}
+            for name in outer.projected_parameters:
+                of_names[name] = self._narrowed(of_names[name], -1)
+            named["parameters"] = of_names
+            if not of_names:
+                del named["parameters"]
+        return named
+
+    def _matrices_of(self, R: Any) -> Any:
+        matrices = {
+            gate: self._rectangle(R[..., place, :, :, :], shape)
+            for place, (gate, shape) in enumerate(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True))
+        }
+        if self.outer.has_unequal_products:
+            return matrices
+        return self._library(R).concatenate([matrix[..., None, :, :, :] for matrix in matrices.values()], axis=-4)
+
+    def _biases_of(self, bias: Any) -> Any:
+        biases = {}
+        for place, (gate, shape) in enumerate(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True)):
+            row = bias[..., place, :, : shape.rows // self.inner.heads]
+            biases[gate] = _contiguous(row.reshape((*self.outer.directions, shape.heads, shape.out)))
+        if not self.outer.has_unequal_biases:
+            return self._library(bias).concatenate([row[..., None, :, :] for row in biases.values()], axis=-3)
+        return {gate: row for gate, row in biases.items() if gate not in self.outer.unbiased}
+
+    def _squares(self, matrices: Any, shape: ProductShape) -> Any:
+        """Return matrices [.., N, Dout, Din] of a shape as the inner kernel's [.., N, D, D], with zeros."""
+        if shape.heads != self.inner.heads:
+            matrices = self._across(matrices, shape)
+        return self._padded(self._padded(matrices, -1, self.inner.head_dim), -2, self.inner.head_dim)
+
+    def _across(self, matrices: Any, shape: ProductShape) -> Any:
+        """Return block-diagonal matrices as those of all heads."""
+        blocks, library = [], self._library(matrices)
+        for head in range(shape.heads):
+            block, lead = matrices[..., head, :, :], tuple(matrices.shape[:-3])
+            before, behind = head * shape.of, (shape.heads - 1 - head) * shape.of
+            zeros = [zeros_like(matrices, (*lead, shape.out, count)) for count in (before, behind)]
+            blocks.append(library.concatenate([zeros[0], block, zeros[1]], axis=-1))
+        return library.concatenate(blocks, axis=-2)[..., None, :, :]
+
+    def _rectangle(self, matrix: Any, shape: ProductShape) -> Any:
+        """Return the matrix of a shape that the inner kernel's one is with zeros."""
+        if shape.heads == self.inner.heads:
+            return _contiguous(matrix[..., : shape.out, : shape.of])
+        blocks = [
+            matrix[..., head * shape.out : (head + 1) * shape.out, head * shape.of : (head + 1) * shape.of]
+            for head in range(shape.heads)
+        ]
+        return self._library(matrix).concatenate(blocks, axis=-3)
+
+    def within(self, like: Any) -> Any:
+        """Return the parameter `mask`, in the dtype and on the device of another array."""
+        heads, units = self.inner.heads, self.outer.projection_size // self.inner.heads
+        ones = zeros_like(like, (*self.outer.directions, heads, units)) + 1
+        return self._padded(ones, -1, self.inner.head_dim).reshape((*self.outer.directions, self.inner.hidden_size))
+
+    def _channel_axis(self, array: Any) -> int:
+        """Return the axis of channels of y, counted from behind; of a single step it is the last."""
+        axes = Y_AXES[self.outer.layout]
+        return axes.index("h") - len(axes) if len(array.shape) == len(axes) else -1
+
+    def _channels(self, array: Any, is_projected: bool) -> Any:
+        return self._narrowed(array, self._channel_axis(array)) if is_projected else array
+
+    def widened(self, array: Any, axis: int = -1) -> Any:
+        """Return P units of each head, and of each direction in the channels of y, as D, with zeros."""
+        units, size = self.outer.projection_size // self.inner.heads, self.inner.head_dim
+        by_head = _split(array, axis, units)
+        return _merged(self._padded(by_head, axis, size), axis)
+
+    def _narrowed(self, array: Any, axis: int) -> Any:
+        units, size = self.outer.projection_size // self.inner.heads, self.inner.head_dim
+        by_head = _split(array, axis, size)
+        cut = (..., slice(0, units), *(slice(None),) * (-1 - axis))
+        return _contiguous(_merged(by_head[cut], axis))
+
+    def _padded(self, array: Any, axis: int, size: int) -> Any:
+        """Return an array with zeros behind along an axis, counted from behind, up to a size."""
+        shape = list(array.shape)
+        if shape[axis] == size:
+            return array
+        shape[axis] = size - shape[axis]
+        return self._library(array).concatenate([array, zeros_like(array, tuple(shape))], axis=axis)
+
+    def _library(self, array: Any) -> Any:
+        return library_of(array) if self.library is None else self.library
+
+
+def _split(array: Any, axis: int, size: int) -> Any:
+    """View an axis, counted from behind, as two, the second of a size."""
+    shape = tuple(array.shape)
+    at = len(shape) + axis
+    return array.reshape((*shape[:at], shape[at] // size, size, *shape[at + 1 :]))
+
+
+def _merged(array: Any, axis: int) -> Any:
+    shape = tuple(array.shape)
+    at = len(shape) + axis
+    return array.reshape((*shape[: at - 1], shape[at - 1] * shape[at], *shape[at + 1 :]))
+
+
+def _contiguous(array: Any) -> Any:
+    if hasattr(array, "contiguous"):
+        return array.contiguous()
+    return library_of(array).ascontiguousarray(array) if hasattr(library_of(array), "ascontiguousarray") else array

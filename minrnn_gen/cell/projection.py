@@ -1,0 +1,73 @@
+"""The axis p of a cell: which of its names have P projected units, and from which units to which each product leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # NumPy is imported only where a program is computed
+    from minrnn_gen.cell.program import Program
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The names of a cell with P units instead of H, and the products that are not of a head's D units with D units.
+
+    Products of the gates `to` have P units, those of the gates `of` multiply P units, and those of the gates `across` mix the
+    units of all heads. `output`: the output has P units. `biases` says of a gate whether its product has a recurrent bias,
+    where that is not left to the spec.
+    """
+
+    states: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    to: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
+    across: tuple[str, ...] = ()
+    output: bool = False
+    biases: tuple[tuple[str, bool], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.states or self.parameters or self.to)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all products have one shape and the same bias, as those of cells that list no products."""
+        return not (self or self.across or self.biases)
+
+    def has(self, label: str) -> bool:
+        """Whether an input or a result of a program, but for an argument, has P units."""
+        kind, _, name = label.removeprefix("gradient_").partition("_")
+        if label.removeprefix("gradient_") == "y":
+            return self.output
+        names = {"R": self.to, "state": self.states, "previous": self.states, "parameter": self.parameters}
+        return name in names.get(kind, ())
+
+
+NO_PROJECTION = Projection()
+
+
+@lru_cache(maxsize=256)
+def by_units(program: Program, projection: Projection, argument: bool = False) -> tuple[tuple[bool, Program], ...]:
+    """Return the parts of `program` with whether they have P units: no statement of one is computed from another's.
+
+    `argument`: the result "argument" has P units. One part alone where the cell has no axis p.
+    """
+    if not projection:
+        return ((False, program),)
+    of_p = [label for label, _ in program.results if (argument if label == "argument" else projection.has(label))]
+    others = [label for label, _ in program.results if label not in of_p]
+    return tuple((is_p, program.restricted(labels)) for is_p, labels in ((False, others), (True, of_p)) if labels)
+
+
+def shown_products(projection: Projection, gates: tuple[str, ...]) -> str:
+    """Return from which units to which each product leads, for people, where they differ."""
+    words = {
+        gate: f"{'P' if gate in projection.to else 'H'} from {'P' if gate in projection.of else 'H'}"
+        + (" over all heads" if gate in projection.across else "")
+        for gate in gates
+    }
+    together: dict[str, list[str]] = {}
+    for gate, leads in words.items():
+        together.setdefault(leads, []).append(f"R.{gate}")
+    return "; ".join(f"{', '.join(named)}: {leads}" for leads, named in together.items())

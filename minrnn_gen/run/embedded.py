@@ -1,0 +1,80 @@
+"""Calls of kernels with projected units, by a kernel that has none; in NumPy as they are, where that runs on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.arguments import Call, CallArguments
+from minrnn_gen.call.array import contiguous_strides
+from minrnn_gen.call.embedding import Embedding
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.results import ForwardResult, StepResult
+from minrnn_gen.call.validate import check_gradient
+from minrnn_gen.gpu import memory
+from minrnn_gen.run.executor import Executor
+from minrnn_gen.run.saved import Forward, ForwardReplay
+
+
+class EmbeddedExecutor(Executor):
+    """What executes the calls of a kernel with projected units: `inner`, where it has kernels for them, else NumPy."""
+
+    def __init__(self, interface: Interface, builder: Builder, inner: Executor, mask: str | None) -> None:
+        super().__init__(interface, builder, inner.backend)
+        self.inner, self.embedding = inner, Embedding(interface, inner.interface, mask)
+
+    def forward(
+        self, arguments: CallArguments, all_states: bool, saves: bool, of_layer: bool = False
+    ) -> tuple[ForwardResult, Forward | ForwardReplay]:
+        """Run over time."""
+        call = self.checked(arguments)
+        if not self._serves(call):
+            return super().forward(arguments, all_states, saves, of_layer)
+        embedding = self.embedding
+        result, forward = self.inner.forward(
+            embedding.arguments(_owned(self.interface, arguments, call)), all_states, saves, of_layer
+        )
+        states = embedding.over_time(result.states) if all_states else result.states
+        return result._replace(y=embedding.y(result.y), states=states, final=embedding.final(result.final)), forward
+
+    def step(self, arguments: CallArguments) -> StepResult:
+        """Run one step."""
+        call = self.checked(arguments, single_step=True)
+        if not self._serves(call):
+            return super().step(arguments)
+        result = self.inner.step(self.embedding.arguments(_owned(self.interface, arguments, call)))
+        return StepResult(self.embedding.y_of_step(result.y), self.embedding.final(result.final))
+
+    def backward(
+        self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None, given_only: bool = False
+    ) -> dict[str, Any]:
+        """Return the gradients of a forward by the names of its arguments."""
+        checked, embedding = forward if isinstance(forward, Forward) else forward.metadata(), self.embedding
+        if not self._serves(checked.call):
+            return super().backward(forward, dy, dstate, given_only)
+        call, shape = checked.call, self.interface.y_shape(checked.call.rows, checked.call.time)
+        y = replace(checked.outputs.y, shape=shape, strides=contiguous_strides(shape))
+        incoming = check_gradient(self.interface, memory.inspect, y, dy, dstate, call.batch)
+        states = dict(zip(self.interface.states, (array and array.owner for array in incoming.dfinal), strict=True))
+        present = {name: state for name, state in embedding.states(states).items() if state is not None}
+        gradients = self.inner.backward(forward, embedding.dy(incoming.dy.owner), present or None, given_only)
+        return embedding.gradients(gradients)
+
+    def _serves(self, call: Call) -> bool:
+        """Say whether the inner kernel has kernels for a call."""
+        return self.backend.takes(call) or self.inner.cpu.native.kernels.forward is not None
+
+
+def _owned(interface: Interface, arguments: CallArguments, call: Call) -> CallArguments:
+    """Return the arguments of a call with arrays of their libraries, whatever protocol they were given by."""
+    parameters = dict(zip(interface.parameters, (array.owner for array in call.parameters), strict=True))
+    pairs = zip(interface.states, call.initial, strict=True)
+    state = {name: array.owner for name, array in pairs if array is not None}
+    return arguments._replace(
+        R=None if call.R is None else call.R.owner,
+        recurrent_bias=None if call.recurrent_bias is None else call.recurrent_bias.owner,
+        parameters=parameters or None,
+        state=state or None,
+    )

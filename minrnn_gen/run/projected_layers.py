@@ -1,0 +1,123 @@
+"""Layers with projected units: their parameters by gate, and what leads from these to those of the kernels that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from minrnn_gen.build.recipe import check_projection_size
+from minrnn_gen.call.embedding import Embedding
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import zeros_like
+from minrnn_gen.cell.embedding import embedded_cell
+from minrnn_gen.cell.files import CellSource
+from minrnn_gen.cell.language import Cell
+from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.precision import precision_of
+from minrnn_gen.run.interface import projection_of
+
+
+@dataclass(frozen=True)
+class ProjectedLayers:
+    """What a layer has for a cell with projected units.
+
+    `cell` is the file of the cell that the kernels have, `embedding` leads to their arrays, of one direction.
+    """
+
+    cell: dict[str, Any]
+    embedding: Embedding
+
+    @property
+    def outer(self) -> Interface:
+        """The interface of the cell as it is."""
+        return self.embedding.outer
+
+    def spec(self, spec: Spec) -> Spec:
+        """Return the spec of the kernels."""
+        return load_spec(spec, model=self.cell, projection_size=None, heads=self.embedding.inner.heads)
+
+    @property
+    def biased_gates(self) -> tuple[str, ...]:
+        """The gates of R whose products have a bias."""
+        return tuple(gate for gate in self.outer.recurrent_gates if gate not in self.outer.unbiased)
+
+    def shapes_of_products(self, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the matrices of all gates, by these names."""
+        return {name: (shape.rows, shape.of) for name, shape in zip(names, self.outer.product_shapes, strict=True)}
+
+    def shapes_of_biases(self, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the biases of all gates that have one, by these names; of no names, none."""
+        by_gate = dict(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True))
+        return {name: (by_gate[gate].rows,) for name, gate in zip(names, self.biased_gates, strict=True)}
+
+
+def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_bias: bool) -> ProjectedLayers | None:
+    """Return what layers of a cell have besides; None where all products have one shape and bias.
+
+    Raises BadInput for a size that does not fit the cell.
+    """
+    check_projection_size(spec, source, cell.projection)
+    fields = projection_of(spec, source, cell, has_recurrent_bias) if source.has_products else {}
+    if not fields:
+        return None
+    file, mask = embedded_cell(cell)
+    plain = Interface(
+        layout=spec.layout,
+        precision=precision_of(spec.precision),
+        hidden_size=spec.hidden_size,
+        input_size=None,
+        gates=cell.gates,
+        states=cell.states,
+        parameters=cell.parameters,
+        recurrent_gates=cell.recurrent_gates,
+        heads=spec.heads,
+        takes_recurrent_bias=fields["takes_recurrent_bias"],
+    )
+    inner = replace(plain, heads=1 if cell.projection.across else spec.heads)
+    return ProjectedLayers(file, Embedding(replace(plain, **fields), inner, mask))
+
+
+class NamedParameters(NamedTuple):
+    """The parameters of one run over time: R's matrices and biases, each of one gate or of neighbours, and what a call takes.
+
+    That is weight and bias, None where there is none, and the cell's own vectors.
+    """
+
+    products: Sequence[Any]
+    product_biases: Sequence[Any]
+    weight: Any
+    bias: Any
+    vectors: Sequence[Any]
+
+
+def embedded_parameters(embedding: Embedding, vectors: Sequence[str], named: NamedParameters, is_first: bool) -> list[Any]:
+    """Return R, weight, bias, recurrent bias and vectors as the kernels take them; `is_first`: the layer has the input.
+
+    `embedding` has the library of all arrays, and `vectors` are the names of the cell's own.
+    """
+    outer, library = embedding.outer, embedding.library
+    joined = library.concatenate([matrix.reshape(-1) for matrix in named.products])
+    R = embedding.matrices(joined if outer.has_unequal_products else joined.reshape(outer.R_shape))
+    recurrent_bias = None
+    if named.product_biases:
+        rows = _bias_rows(embedding, library.concatenate([*named.product_biases]))
+        rows = rows if outer.has_unequal_biases else rows.reshape(outer.recurrent_bias_shape)
+        recurrent_bias = embedding.biases(rows).reshape(-1)
+    weight = named.weight if is_first or not outer.output_size else embedding.widened(named.weight)
+    own = [
+        embedding.widened(vector) if name in outer.projected_parameters else vector
+        for name, vector in zip(vectors, named.vectors, strict=True)
+    ]
+    own += [] if embedding.mask is None else [embedding.within(joined)]
+    return [R.reshape((-1, embedding.inner.head_dim)), weight, named.bias, recurrent_bias, *own]
+
+
+def _bias_rows(embedding: Embedding, biases: Any) -> Any:
+    """Return the bias of all gates in one array, 0 for those without one."""
+    parts, first = [], 0
+    for gate, shape in zip(embedding.outer.recurrent_gates, embedding.outer.product_shapes, strict=True):
+        has_bias = gate not in embedding.outer.unbiased
+        parts.append(biases[first : first + shape.rows] if has_bias else zeros_like(biases, (shape.rows,)))
+        first += shape.rows if has_bias else 0
+    return embedding.library.concatenate(parts)

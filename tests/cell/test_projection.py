@@ -1,0 +1,228 @@
+"""Cells with projected units: what the language takes and refuses, and their gradients in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from support.projected_cells import OVER_ALL, TWO_ROUNDS, call_of
+
+import minrnn_gen
+from minrnn_gen.cell.files import find_cell
+from minrnn_gen.cell.language import Cell, parse_cell
+from minrnn_gen.errors import BadInput
+
+PROJECTED = """\
+name: projected
+gates: [i, f, z, o]
+states: {h: p, c: 1}
+products: {p: {to: p}}
+equations: |
+  i    = sigmoid(W.i + R.i)
+  f    = sigmoid(W.f + R.f)
+  z    = tanh(W.z + R.z)
+  o    = sigmoid(W.o + R.o)
+  c[t] = f * c[t-1] + i * z
+  h[t] = R.p(o * tanh(c[t]))
+output: h
+"""
+CELLS = {"lstm_projected": "lstm_projected", "two_rounds": TWO_ROUNDS, "over_all": OVER_ALL}
+# Outputs, sums of squares of first derivatives of a prototype in float64, for B = 2, T = 5, H = 4, N = 1, P = 2.
+Y = [
+    [[0.08891915712835521, -0.04728850722561439], [0.18659738463943917, -0.19177667839034462]],
+    [[0.12488299588648097, -0.0452090782846362], [0.15645452022827389, -0.14462806643157647]],
+]
+LAST = {
+    "h": [0.06700565330334492, -0.00016331940282904647],
+    "c": [0.47808840105682715, 0.5752827387569844, 0.40001669991890343, 0.09958813974923408],
+}
+SQUARES = {
+    "x": 0.6976222186406522,
+    "i": 0.0012021505138714544,
+    "f": 0.00040601977366662326,
+    "z": 0.011210750673059103,
+    "o": 0.00101666015802031,
+    "p": 2.0135717390114207,
+    "h": 0.011215674176654164,
+    "c": 0.006140854924315771,
+}
+
+
+def cell_of(text: str, tmp_path: Path) -> Cell:
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    return parse_cell(find_cell("a.yaml", tmp_path, "spec"))
+
+
+def fill(shape: tuple[int, ...], first: float) -> Any:
+    return numpy.sin(first + 0.7 * numpy.arange(numpy.prod(shape))).reshape(shape)
+
+
+def test_a_file_says_which_names_have_projected_units(tmp_path: Path) -> None:
+    projection = cell_of(PROJECTED, tmp_path).projection
+    assert (projection.states, projection.to, projection.of) == (("h",), ("p",), ("i", "f", "z", "o"))
+    assert projection.output and not projection.across
+
+
+WRONG = [
+    (("R.p(o * tanh(c[t]))", "o * tanh(c[t])"), ":11:3: h[t] has P projected units, but its expression has H; "),
+    (("W.i + R.i", "W.i + R.i + h[t-1]"), "a.yaml:6:18: h has P projected units and W.i has H; only a product R.g(…) leads "),
+    (
+        ("i * z", "where(h[t-1] > W.i, i, z)"),
+        "a.yaml:10:29: h has P projected units and W.i has H; only a product R.g(…) leads ",
+    ),
+    (("states: {h: p, c: 1}", "states: {h: 1, c: 1}"), ":11:3: h[t] has H units, but its expression has P projected units; "),
+    (("{p: {to: p}}", "{p: {to: p}, q: {to: p}}"), "products.q: 'q' is never used as R.q; remove it or use it"),
+    (("{to: p}", "{to: n}"), "products.p.to: 'n' is given; allowed: h, p"),
+    (("{to: p}", "{too: p}"), "products.p.too: unknown key (did you mean 'to'?); allowed: to, over, bias"),
+    (("{to: p}", "{to: p, over: heads}"), "products.p.over: 'heads' is given (did you mean 'head'?); allowed: head, all"),
+    (
+        ("{h: p, c: 1}", "{h: q, c: 1}"),
+        "'q' is given for h; allowed: n, for n values per channel, p, for P projected units, or 1",
+    ),
+    (("{h: p, c: 1}", "{h: p}"), "'c' is used here but not listed under states; list it with its axis, `c: p` or `c: 1`"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), WRONG)
+def test_what_is_refused_is_one_sentence_with_its_place(changed: tuple[str, str], said: str, tmp_path: Path) -> None:
+    assert changed[0] in PROJECTED
+    with pytest.raises(BadInput) as caught:
+        cell_of(PROJECTED.replace(*changed, 1), tmp_path)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_both_axes_exclude_each_other() -> None:
+    equations = "c[t] = W.a * c[t-1]\nm[t] = w * m[t-1]\nh[t] = sum(c[t])"
+    cell = {
+        "name": "a",
+        "states": {"h": 1, "c": "n", "m": "p"},
+        "parameters": {"w": "p"},
+        "output": "h",
+        "equations": equations,
+    }
+    with pytest.raises(BadInput, match="m has the axis p in a cell with the axis n, which exclude each other; leave one out"):
+        parse_cell(find_cell(cell, Path(), "spec"))
+
+
+SIZES = [
+    ({}, "lstm_projected.yaml: products: p leads to the axis p; give the spec's projection_size"),
+    (
+        {"projection_size": 6, "heads": 4},
+        "projection_size: 6 is given, which the 4 heads do not divide; give a multiple of them",
+    ),
+    ({"projection_size": 6, "model": "lstm"}, "6 is given, but nothing of the cell lstm has the axis p; leave it out"),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), SIZES)
+def test_a_spec_gives_the_size_that_the_cell_needs(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        minrnn_gen.compile({"model": "lstm_projected", "hidden_size": 8, **keys})
+    assert said in str(caught.value)
+
+
+SHAPES = [("lstm_projected", 2, 6), ("lstm_projected", 1, 3), ("two_rounds", 2, 2), ("two_rounds", 1, 8), ("over_all", 2, 4)]
+
+
+def test_outputs_and_gradients_are_those_of_the_prototype() -> None:
+    kernel = minrnn_gen.compile({"model": "lstm_projected", "hidden_size": 4, "projection_size": 2, "precision": "fp64"})
+    shapes = dict(zip(kernel.interface.recurrent_gates, kernel.interface.product_shapes, strict=True))
+    R = {gate: fill(tuple(shapes[gate]), 2 + place) / 2 for place, gate in enumerate("ifzop")}
+    state = {"h": fill((2, 2), 60) / 2, "c": fill((2, 4), 61) / 2}
+    y, final, saved = kernel.forward(fill((2, 5, 4, 4), 1), R, state=state)
+    numpy.testing.assert_allclose(y[:, :2], Y, atol=1e-14)
+    for name, last in LAST.items():
+        numpy.testing.assert_allclose(final[name][1], last, atol=1e-14)
+    gradients = kernel.backward(saved, fill((2, 5, 2), 80), {"h": fill((2, 2), 100), "c": fill((2, 4), 101)})
+    named = {"x": gradients["x"], **gradients["R"], **gradients["state"]}
+    for name, square in SQUARES.items():
+        numpy.testing.assert_allclose((named[name] ** 2).sum(), square, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("model", "heads", "size"), SHAPES)
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_gradients_are_differences_of_outputs(model: str, heads: int, size: int, direction: str) -> None:
+    spec = {"model": CELLS[model], "hidden_size": 8, "heads": heads, "projection_size": size, "precision": "fp64"}
+    kernel = minrnn_gen.compile({**spec, "direction": direction})
+    arguments = call_of(kernel.interface, 2, 4, "float64")
+    arguments["lengths"] = numpy.array([4, 3])
+    random = numpy.random.default_rng(1)
+    y, final, saved = kernel.forward(**arguments)
+    dy = random.normal(size=y.shape)
+    dstate = {name: random.normal(size=value.shape) for name, value in final.items()}
+    gradients = kernel.backward(saved, dy, dstate)
+
+    def loss() -> float:
+        y, final = kernel(**arguments)
+        return float((y * dy).sum() + sum((final[name] * dstate[name]).sum() for name in final))
+
+    for name, gradient in gradients.items():
+        for key, of_key in gradient.items() if isinstance(gradient, dict) else ((None, gradient),):
+            array = arguments[name] if key is None else arguments[name][key]
+            assert of_key.shape == array.shape
+            direction_of = random.normal(size=array.shape)
+            kept, step = array.copy(), 1e-6
+            losses = []
+            for sign in (1, -1):
+                array[...] = kept + sign * step * direction_of
+                losses.append(loss())
+            array[...] = kept
+            numpy.testing.assert_allclose(
+                (of_key * direction_of).sum(), (losses[0] - losses[1]) / (2 * step), rtol=1e-6, atol=1e-8
+            )
+
+
+def test_a_wrong_R_is_refused_in_one_sentence() -> None:
+    kernel = minrnn_gen.compile({"model": "lstm_projected", "hidden_size": 4, "projection_size": 2})
+    arguments = call_of(kernel.interface, 1, 2, "float32")
+    x, R = arguments["x"], arguments["R"]
+    wrong = {
+        'R is one array, but the products of lstm_projected have two shapes; give {"i": …, "p": …}': numpy.zeros(
+            (5, 1, 4, 4), "f4"
+        ),
+        "R is without 'p'; pass R = {'i': [1, 4, 2], ": {gate: matrix for gate, matrix in R.items() if gate != "p"},
+        "R has an unknown gate 'q'; allowed are i, f, z, o, p": {**R, "q": R["p"]},
+        "R['p'] has shape [1, 4, 2]; [1, 2, 4] is expected": {**R, "p": R["i"]},
+        "R is missing; products multiply by it": None,
+    }
+    for said, given in wrong.items():
+        with pytest.raises(BadInput) as caught:
+            kernel(x, given)
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["native", "interpret"])
+@pytest.mark.parametrize(("model", "heads", "size"), SHAPES)
+def test_kernels_compute_what_numpy_does(model: str, heads: int, size: int, where: str) -> None:
+    keys = {"model": CELLS[model], "hidden_size": 8, "heads": heads, "projection_size": size, "precision": "fp32"}
+    kernel = minrnn_gen.compile(keys, device="interpret" if where == "interpret" else None)
+    arguments = call_of(kernel.interface, 2, 3, "float32")
+    arguments["resets"] = numpy.array([[False, True, False], [False, False, False]])
+    dy = numpy.random.default_rng(2).normal(size=kernel.interface.y_shape(2, 3)).astype("float32")
+    found, expected = (_results(kernel, arguments, dy) for kernel in (kernel, _in_numpy(keys)))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        numpy.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
+
+
+def _in_numpy(keys: dict[str, Any]) -> minrnn_gen.Kernel:
+    """Return a kernel whose calls are computed in NumPy, by programs of both units."""
+    kernel = minrnn_gen.compile({**keys, "precision": "fp32"})
+    kernel.executor._serves = lambda _: False  # type: ignore[attr-defined]
+    return kernel
+
+
+def _results(kernel: minrnn_gen.Kernel, arguments: dict[str, Any], dy: Any) -> dict[str, Any]:
+    y, final, saved = kernel.forward(**arguments)
+    states = kernel(**arguments, all_states=True)[1]
+    gradients = kernel.backward(saved, dy, {name: numpy.ones_like(value) for name, value in final.items()})
+    named = {"y": y, **{f"final {name}": value for name, value in final.items()}, "x": gradients.pop("x")}
+    named |= {f"all {name}": value for name, value in states.items()}
+    for name, gradient in gradients.items():
+        of_names = gradient if isinstance(gradient, dict) else {"": gradient}
+        named |= {f"{name} {key}": value for key, value in of_names.items()}
+    first = {name: arguments[name] for name in arguments if name not in ("x", "resets")}
+    step, after = kernel.step(arguments["x"][:, 0], **first)
+    return named | {"step": step, **{f"after {name}": value for name, value in after.items()}}
