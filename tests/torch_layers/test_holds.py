@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,9 +184,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         {"model": "lstm_projected", "hidden_size": HIDDEN, "precision": "fp64", "projection_size": 2}
     )
     for keywords, why in (({"holds": resets}, "holds"), ({"resets": resets, "reset_states": (state, state)}, "reset_states")):
-        for refusing in (lambda: narrow(x, **keywords), lambda: recurrence(projected, x, **keywords)):  # noqa: B023
+        for refusing in (narrow, partial(recurrence, projected)):
             with pytest.raises(BadInput, match=f"{why} was given, but the cell lstm_projected has the axis p"):
-                refusing()
+                refusing(x, **keywords)
     call = as_tensors(drawn(kernel.interface, "plain", True, 3).call)
     of_function: list[tuple[dict[str, Any], str]] = [
         ({"resets": None}, "reset_states was given without resets; give resets"),
