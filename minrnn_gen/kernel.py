@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from minrnn_gen.build.altered_cells import AlteredRecipe, altered_recipe
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder, builder_of
@@ -26,6 +27,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.summary import html_table
 from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
+from minrnn_gen.run.altered import Alteration, AlteredSaved
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.embedded import EmbeddedExecutor
@@ -81,6 +83,7 @@ class Kernel:
         else:
             self.executor = EmbeddedExecutor(self._interface, builder, self.embedded.executor, embedded[1])
         self.recipe = recipe_of(builder.spec, builder.cell_source)
+        self._altered: dict[tuple[bool, bool], tuple[Kernel, AlteredRecipe]] = {}
 
     @property
     def builder(self) -> Builder:
@@ -261,20 +264,23 @@ class Kernel:
         BDT: [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
+        reset_states {name: [B, H] or [H]}, of all states: set there instead of 0; float32 (float64 for fp64) or the storage
+        dtype, to which they are rounded. holds: bool [B, T], or numbers 0 and 1; such a step leaves all states as they are,
+        after a reset. The first call with either compiles a kernel of its own.
         lengths: int32 or int64 [B]; y is 0 beyond them. cu_seqlens: int32 or int64 [S + 1], in layout BTD without lengths;
         sequence s is steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, ...], and states are [S, H]. all_states: instead
         of the final state, the states after every step, each shaped like y, with n after the channels where it has the axis.
 
         direction reverse: time runs from the last step of each sequence to its first, and y stays at its own step.
         bidirectional: x [B, T, 2, G, H] (BDT: [B, 2, G, H, T]), weight [2 * G * H, I], bias [2, G, H], R [2, Gr, N, D, D],
-        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], shared [B, T, 2, groups, n],
-        inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
+        recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], reset_states [2, B, H] or [2, H],
+        shared [B, T, 2, groups, n], inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = self._arguments(x, R, arrays)
-        result, _ = self.executor.forward(arguments, returns_all, saves=False)
+        kernel, arguments, _ = self._of_call(x, R, arrays)
+        result, _ = kernel.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 
     @shows_step
@@ -302,7 +308,7 @@ class Kernel:
         *,
         all_states: bool = False,
         **arrays: Unpack[CallArrays],
-    ) -> tuple[AnyArray, State, Saved]:
+    ) -> tuple[AnyArray, State, Saved | AlteredSaved]:
         """Run over time like a call and return (y, final state, saved), what `backward` needs.
 
         `saved` holds the arrays themselves, no copies: they must not change before the last backward. Raises what a call does,
@@ -311,20 +317,26 @@ class Kernel:
         if not self.spec.training:
             raise BadInput("the spec says training: false; compile with training: true for gradients, or call the kernel")
         returns_all = _flag(all_states, "all_states")
-        arguments = self._arguments(x, R, arrays)
-        result, forward = self.executor.forward(arguments, returns_all, saves=True)
+        kernel, arguments, altered = self._of_call(x, R, arrays)
+        result, forward = kernel.executor.forward(arguments, returns_all, saves=True)
         final = self._named(result.states if returns_all else result.final)
-        return result.y, final, Saved(self.executor, result, forward)
+        saved = Saved(kernel.executor, result, forward)
+        return result.y, final, saved if altered is None else AlteredSaved(saved, altered)
 
-    def backward(self, saved: Saved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def backward(self, saved: Saved | AlteredSaved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
 
         dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
         absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared" and "inputs", each of the shape (of R and
-        recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in float32 (float64 for
-        fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another kernel's.
+        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the
+        shape (of R and recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in
+        float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or
+        another kernel's.
         """
+        if isinstance(saved, AlteredSaved):
+            alteration = saved.alteration
+            executor = self.altered(bool(alteration.states), alteration.recipe.hold is not None)[0].executor
+            return alteration.gradients(executor.backward(saved.saved.open_for(executor), dy, dstate))
         return self.executor.backward(saved.open_for(self.executor), dy, dstate)
 
     @shows_call
@@ -342,14 +354,35 @@ class Kernel:
         Raises BadInput for arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
-        arguments = self._arguments(x, R, arrays)
-        result = self.executor.reference(arguments, returns_all)
+        kernel, arguments, _ = self._of_call(x, R, arrays)
+        result = kernel.executor.reference(arguments, returns_all)
         return result.y, self._named(result.states if returns_all else result.final)
 
-    def _arguments(self, x: Any, R: Any, arrays: CallArrays) -> CallArguments:
+    def altered(self, begins: bool, holds: bool) -> tuple[Kernel, AlteredRecipe]:
+        """Return the kernel of calls with reset states where it `begins` from them, or holds, or both, and its recipe.
+
+        Raises BadInput for a spec that has none.
+        """
+        if (begins, holds) not in self._altered:
+            recipe = altered_recipe(self.recipe, begins, holds)
+            self._altered.setdefault((begins, holds), (self._like(spec_from(recipe.recipe)), recipe))
+        return self._altered[begins, holds]
+
+    def _like(self, spec: Spec) -> Kernel:
+        """Return the kernel of another spec, which runs where this one does."""
+        return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
+
+    def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
+        """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""
+        reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
         if "resets" in arrays:
             arrays["resets"] = as_marks(arrays["resets"])
-        return joined(self._interface, call_arguments(x, R, arrays))
+        arguments = joined(self._interface, call_arguments(x, R, arrays))
+        if reset_states is None and holds is None:
+            return self, arguments, None
+        kernel, recipe = self.altered(reset_states is not None, holds is not None)
+        alteration = Alteration.of(self._interface, recipe, arguments, reset_states, holds)
+        return kernel, arguments._replace(inputs=alteration.added_to(arguments.inputs)), alteration
 
     def _named(self, states: tuple[Any, ...]) -> State:
         return dict(zip(self._interface.states, states, strict=True))

@@ -28,6 +28,8 @@ class CallArrays(StepArrays, total=False):
     """What a call over time takes by keyword."""
 
     resets: Any
+    reset_states: Mapping[str, Any] | None
+    holds: Any
     lengths: Any
     cu_seqlens: Any
 
@@ -37,7 +39,10 @@ _CALL_TYPES = get_type_hints(CallArrays)
 
 
 def call_arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
-    """Return the arguments of a call over time; raises TypeError for a keyword that it does not take."""
+    """Return the arguments of a call over time, whose reset states and holds are taken out before.
+
+    Raises TypeError for a keyword that it does not take.
+    """
     return _arguments(x, R, arrays, _CALL_TYPES)
 
 
@@ -51,7 +56,7 @@ def _arguments(x: Any, R: Any, arrays: CallArrays, allowed: Mapping[str, Any]) -
         if name not in allowed:
             known, nearest = ", ".join(allowed), nearest_name(name, allowed)
             raise TypeError(f"a call got an unexpected keyword argument {name!r}{nearest}; it takes {known}")
-    return CallArguments(x, R, **arrays)
+    return CallArguments(x, R, **cast("dict[str, Any]", arrays))
 
 
 def shows_call(function: Function) -> Function:

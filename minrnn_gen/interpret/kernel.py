@@ -52,6 +52,10 @@ class InterpretedKernel(Kernel):
         settings = (self._allow_long, builder.other, builder.sizes and tuple(builder.sizes))
         return _from_recipe, (self.recipe, profile_named_by(builder.target), *settings)
 
+    def _like(self, spec: Spec) -> InterpretedKernel:
+        builder = self._emulated_builder
+        return interpreted(spec, builder.target, allow_long=self._allow_long, other=builder.other, sizes=builder.sizes)
+
     @property
     def builder(self) -> EmulatedBuilder:
         """What builds its kernels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy
 
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.sequences import listed_integers
-from minrnn_gen.errors import BadInput, kind_of
+from minrnn_gen.errors import BadInput, kind_of, shown
 from minrnn_gen.precision import why_unsupported
 from minrnn_gen.raw_scan.map_arguments import CARRIED
 
@@ -100,3 +101,13 @@ def check_static(value: Any, name: str) -> None:
     """Refuse a tracer where a value decides what is computed."""
     if is_traced(value):
         raise BadInput(f"{name} is a tracer, but decides what is computed; make it static, for jax.jit by static_argnames")
+
+
+def check_numbers(num_layers: Any, dropout: Any, forget_bias: Any) -> None:
+    """Refuse what is no count of layers, no probability, or no bias."""
+    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
+        raise BadInput(f"num_layers is {shown(num_layers)}; an integer from 1 on is expected")
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")
+    if forget_bias is not None and (isinstance(forget_bias, bool) or not isinstance(forget_bias, Real)):
+        raise BadInput(f"forget_bias is {shown(forget_bias)}; a number is expected")

@@ -21,6 +21,7 @@ from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, kind_of
+from minrnn_gen.jax.altered import altered_call
 from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
 from minrnn_gen.jax.differentiable import run
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
@@ -55,9 +56,19 @@ def recurrence(
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is {kind_of(all_states)}; True or False is expected")
-    if (resets := arrays.get("resets")) is not None:
-        arrays["resets"] = as_array(resets if is_traced(resets) else as_marks(resets), "resets")
+    for name in ("resets", "holds"):
+        if (marks := arrays.get(name)) is not None:
+            arrays[name] = as_array(marks if is_traced(marks) else as_marks(marks, name), name)
+    reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
+    if reset_states is not None or holds is not None:
+        if axis_name is not None:
+            what = "holds" if reset_states is None else "reset_states"
+            raise BadInput(
+                f"{what} was given with axis_name, over which kernels take none; leave axis_name out, or cut the sequences "
+                "there by cu_seqlens"
+            )
+        spec, arguments = altered_call(kernel_by(_recipe(spec)), arguments, reset_states, holds)
     if (kernel := kernel_by(_recipe(spec))).embedded is not None:
         return _embedded(kernel, arguments, all_states, axis_name)
     if axis_name is not None:

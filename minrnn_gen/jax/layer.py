@@ -7,15 +7,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from minrnn_gen.call.altered import refuse_projected
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
-from minrnn_gen.jax.arrays import as_array, check_key, check_static
+from minrnn_gen.jax.arrays import as_array, check_key, check_numbers, check_static
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.functional import check_x64, recurrence, step
 from minrnn_gen.layers.architecture import VECTORS_FROM, Names, architecture_of
@@ -95,7 +95,7 @@ class RNN:
         }
         for name, value in (arguments | options).items():
             check_static(value, name)
-        _check_numbers(num_layers, dropout, forget_bias)
+        check_numbers(num_layers, dropout, forget_bias)
         self.num_layers, self.bidirectional, self.dropout, self.hidden_size = num_layers, bidirectional, dropout, hidden_size
         self.precision, self.forget_bias = precision, forget_bias
         self.dtype = _dtype_of(dtype)
@@ -174,6 +174,8 @@ class RNN:
         state: Mapping[str, Any] | None = None,
         *,
         resets: Any = None,
+        reset_states: Mapping[str, Any] | None = None,
+        holds: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
         key: Any = None,
@@ -183,11 +185,14 @@ class RNN:
         """Return (y [B, T, directions * H], {name: [num_layers * directions, B, H]}) of x [B, T, I].
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
-        None. resets, lengths and cu_seqlens are those of a kernel's call. `key` draws what dropout drops; without it nothing is
-        dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, [B, T, H] each
-        (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer. Raises BadInput for
-        what does not fit.
+        None. resets, holds, lengths and cu_seqlens are those of a kernel's call. `reset_states`, with which resets begin, are
+        like `state`, or each [num_layers * directions, H] for all sequences. `key` draws what dropout drops; without it nothing
+        is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each
+        [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.
+        Raises BadInput for what does not fit.
         """
+        if self._embedding is not None:
+            refuse_projected(self._made.name, reset_states, holds)
         x, params, precision = self._checked(params, x, "x")
         if key is not None:
             check_key(key, "key")
@@ -207,6 +212,8 @@ class RNN:
                 shared=shared,
                 inputs=self._inputs(inputs, layer, x.dtype),
                 resets=resets,
+                reset_states=self._state(reset_states, layer, "reset_states"),
+                holds=holds,
                 lengths=lengths,
                 cu_seqlens=cu_seqlens,
                 axis_name=axis_name,
@@ -348,7 +355,8 @@ class RNN:
             return inputs
         return {name: as_array(array, f"inputs['{name}']").astype(dtype) for name, array in inputs.items()}
 
-    def _state(self, state: Mapping[str, Any] | None, layer: int) -> dict[str, Any] | None:
+    def _state(self, state: Mapping[str, Any] | None, layer: int, what: str = "state") -> dict[str, Any] | None:
+        """Return the states of a layer; reset states may be without the axis of sequences."""
         if state is None:
             return None
         directions = 2 if self.bidirectional else 1
@@ -356,17 +364,18 @@ class RNN:
         expected = {name: f"[{', '.join(map(str, (runs, 'batch', *values[name])))}]" for name in self.states}
         if not isinstance(state, Mapping):
             raise BadInput(
-                f"state is {kind_of(state)}; a mapping is expected, as the second result is: {{"
+                f"{what} is {kind_of(state)}; a mapping is expected, as the second result is: {{"
                 + ", ".join(f"'{name}': {shape}" for name, shape in expected.items())
                 + "}"
             )
-        arrays = {name: as_array(array, f"state['{name}']") for name, array in state.items()}
+        arrays = {name: as_array(array, f"{what}['{name}']") for name, array in state.items()}
         if not {*arrays} <= {*expected}:
             return arrays  # which is refused
         for name, array in arrays.items():
-            if array.ndim != 2 + len(values[name]) or array.shape[0] != runs:
+            axes = 2 + len(values[name])
+            if array.ndim not in ((axes,) if what == "state" else (axes - 1, axes)) or array.shape[0] != runs:
                 raise BadInput(
-                    f"state['{name}'] has shape {list(array.shape)}; {expected[name]} is expected, layers and directions first"
+                    f"{what}['{name}'] has shape {list(array.shape)}; {expected[name]} is expected, layers and directions first"
                 )
         of_layer = slice(2 * layer, 2 * layer + 2) if self.bidirectional else layer
         arrays = {name: array[of_layer] for name, array in arrays.items()}
@@ -389,12 +398,3 @@ def _dtype_of(asked: Any) -> Any:
     if dtype is None or dtype.name not in _PRECISIONS:
         raise BadInput(f"dtype is {shown(asked)}; {', '.join(_PRECISIONS)} is expected{why_unsupported(asked)}")
     return dtype
-
-
-def _check_numbers(num_layers: Any, dropout: Any, forget_bias: Any) -> None:
-    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
-        raise BadInput(f"num_layers is {shown(num_layers)}; an integer from 1 on is expected")
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-        raise BadInput(f"dropout is {shown(dropout)}; a probability, 0 to 1, is expected")
-    if forget_bias is not None and (isinstance(forget_bias, bool) or not isinstance(forget_bias, Real)):
-        raise BadInput(f"forget_bias is {shown(forget_bias)}; a number is expected")

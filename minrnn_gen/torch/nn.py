@@ -35,7 +35,7 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 _CELLS: dict[str, Any] = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "elman", "RNN_RELU": ELMAN_RELU}
 _ARCHITECTURES_KEPT = 1024
 # What calls of the layers of `minrnn_gen.torch` take, and those of torch.nn do not.
-_OF_CALLS = ("resets", "lengths", "cu_seqlens", "sequence_group", "head_group")
+_OF_CALLS = ("resets", "reset_states", "holds", "lengths", "cu_seqlens", "sequence_group", "head_group")
 
 
 @functools.lru_cache(_ARCHITECTURES_KEPT)

@@ -13,7 +13,7 @@ from minrnn_gen.layers.architecture import Architecture
 from minrnn_gen.precision import why_unsupported
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.layers.options import OPTIONS, keywords_of
-from minrnn_gen.torch.tensors import autocasts, check_tensor
+from minrnn_gen.torch.tensors import autocasts, check_tensor, marks_in
 
 # Far more than anybody trains; each has kernels and parameters to be named.
 LAYERS_LIMIT = 4096
@@ -141,12 +141,12 @@ def check_states(states: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], b
             raise BadInput(f"hx of state {name} has shape {list(state.shape)}; {list(shape)} is expected, [{', '.join(axes)}]")
 
 
-def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: Sequence[torch.dtype]) -> None:
-    """Refuse initial states that would lose what they are when they are cast."""
+def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: Sequence[torch.dtype], what: str = "hx") -> None:
+    """Refuse initial states, or those of another argument, that would lose what they are when they are cast."""
     for name, state in zip(names, states, strict=True):
         if state.dtype not in allowed:
             expected = " or ".join(map(str, dict.fromkeys(allowed)))
-            raise BadInput(f"hx of state {name} has dtype {state.dtype}; {expected} is expected")
+            raise BadInput(f"{what} of state {name} has dtype {state.dtype}; {expected} is expected")
 
 
 def check_beside(parameter: Any, name: str, x: Any) -> None:
@@ -180,3 +180,19 @@ def check_device_beside(parameter: Any, name: str, x: Any, argument: str) -> Non
     """Refuse an argument on another device than the parameters."""
     if parameter.device != x.device:
         raise BadInput(f"{argument} is on {x.device}, but parameter {name} is on {parameter.device}; move one of them")
+
+
+def marks_beside(input: Any, marks: Any, name: str, batch_first: bool) -> Any:
+    """Return resets or holds, of the shape of an input without its features, as [batch, time]; None stays None."""
+    if marks is None:
+        return None
+    check_tensor(marks, name)
+    marks = marks_in(marks, name)
+    wanted = input.shape[:-1]
+    if marks.shape != wanted:
+        raise BadInput(
+            f"{name} has shape {list(marks.shape)}; {list(wanted)} is expected, the shape of input without its features"
+        )
+    if marks.dim() == 1:
+        return marks.unsqueeze(0)
+    return marks if batch_first else marks.t()

@@ -171,6 +171,8 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         hx: Any = None,
         *,
         resets: Any = None,
+        reset_states: Any = None,
+        holds: Any = None,
         lengths: Any = None,
         cu_seqlens: Any = None,
         sequence_group: Any = None,
@@ -183,12 +185,16 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], with n values
         per channel [num_layers * directions, B, H, n], float32 (float64 of float64) whatever the input; hx may have the input's
         dtype too, and is zeros where None, or a tuple of None. resets: bool, or numbers 0 and 1, of the shape of input without
-        I; lengths and cu_seqlens are those of a kernel's call. inputs: of a cell with inputs X.*, each by name in the shape of
-        input with hidden_size instead of I (in both directions [B, T, 2, hidden_size]), the same for all layers, or a list with
-        a mapping for each layer. Tensors on the meta device give results there.
+        I; reset_states: from which all states begin there instead of zeros, like hx, or each [num_layers * directions, H] for
+        all sequences; holds: like resets, steps that leave all states as they are; lengths and cu_seqlens are those of a
+        kernel's call. inputs: of a cell with inputs X.*, each by name in the shape of input with hidden_size instead of I (in
+        both directions [B, T, 2, hidden_size]), the same for all layers, or a list with a mapping for each layer. Tensors on
+        the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).
         Raises BadInput for what does not fit.
         """
-        output, states = self._call(input, hx, resets, lengths, cu_seqlens, sequence_group, head_group, inputs)
+        output, states = self._call(
+            input, hx, resets, lengths, cu_seqlens, sequence_group, head_group, inputs, reset_states, holds
+        )
         return output, states[0] if len(states) == 1 else states

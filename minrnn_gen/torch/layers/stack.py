@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from minrnn_gen.build.at_once import Watch, unwatched
+from minrnn_gen.call.altered import refuse_projected
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.architecture import VECTORS_FROM, Architecture
 from minrnn_gen.layers.kernels import kernel_by
@@ -22,11 +23,12 @@ from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels
 from minrnn_gen.torch.layers.shared_inputs import project_shared
+from minrnn_gen.torch.operators.altered import altered, by_layer, check_no_group, checked_holds, inputs_of
 from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
-from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
 
 # What autocast casts, and what initial states may therefore be under it.
 _CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -113,12 +115,17 @@ class LayerStack:
         sequence_group: Any = None,
         head_group: Any = None,
         inputs: Any = None,
+        reset_states: Any = None,
+        holds: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
         refuse_others()
         sequences = (resets, lengths, cu_seqlens)
+        if self._made.projected is not None:
+            refuse_projected(self._made.name, reset_states, holds)
         if sequence_group is None and head_group is None:
-            return self._call_of(input, hx, sequences, None, inputs)
+            return self._call_of(input, hx, sequences, None, inputs, (reset_states, holds))
+        check_no_group(reset_states, holds)
         return self._call_over_ranks(input, hx, sequences, sequence_group, head_group, inputs)  # type: ignore[no-any-return]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -135,10 +142,21 @@ class LayerStack:
             return self._call_of(input, hx, sequences, ranks, inputs)
 
     def _call_of(
-        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], ranks: Ranks | None, inputs: Any
+        self,
+        input: Any,
+        hx: Any,
+        sequences: tuple[Any, Any, Any],
+        ranks: Ranks | None,
+        inputs: Any,
+        altering: tuple[Any, Any] = (None, None),
     ) -> tuple[Any, tuple[Any, ...]]:
-        resets, lengths, cu_seqlens = sequences
+        (resets, lengths, cu_seqlens), (reset_states, holds) = sequences, altering
         if isinstance(input, PackedSequence):
+            if reset_states is not None or holds is not None:
+                raise BadInput(
+                    "a PackedSequence was given with reset_states or holds; give padded sequences and their lengths, or joined "
+                    "ones and cu_seqlens"
+                )
             if ranks is not None:
                 raise BadInput(
                     "a PackedSequence was given with a group of ranks; give padded sequences and their lengths, or joined "
@@ -162,29 +180,19 @@ class LayerStack:
         of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*input.shape[:-1], *per_step))
         if not batched:
             of_layers = tuple(tuple(values.unsqueeze(batch_axis) for values in of_layer) for of_layer in of_layers)
-        states: Sequence[Any] = ()
-        if hx is not None:
-            count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
-            states = self._states(hx, count, batched)
-        y, final = self._run(x, states, (self._resets_beside(input, resets), lengths, cu_seqlens), ranks, of_layers)
+        count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
+        states = () if hx is None else self._states(hx, count, batched)
+        beginnings: Sequence[Any] = ()
+        if reset_states is not None:
+            runs = self.num_layers * (2 if self.bidirectional else 1)
+            beginnings = by_layer(reset_states, resets, self.states, runs, count, self.hidden_size, batched=batched)
+        sequences = (checks.marks_beside(input, resets, "resets", self.batch_first), lengths, cu_seqlens)
+        holds = None if holds is None else checked_holds(holds)
+        held = checks.marks_beside(input, holds, "holds", self.batch_first)
+        y, final = self._run(x, states, sequences, ranks, of_layers, (beginnings, held))
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
-
-    def _resets_beside(self, input: Any, resets: Any) -> Any:
-        """Return resets, of the shape of an input without its features, as [batch, time]."""
-        if resets is None:
-            return None
-        check_tensor(resets, "resets")
-        resets = marks_in(resets)
-        wanted = input.shape[:-1]
-        if resets.shape != wanted:
-            raise BadInput(
-                f"resets has shape {list(resets.shape)}; {list(wanted)} is expected, the shape of input without its features"
-            )
-        if resets.dim() == 1:
-            return resets.unsqueeze(0)
-        return resets if self.batch_first else resets.t()
 
     def _forward_packed(self, input: Any, hx: Any, resets: Any, lengths: Any, cu_seqlens: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run sequences of several lengths side by side, in the order in which they are packed."""
@@ -218,12 +226,13 @@ class LayerStack:
         sequences: tuple[Any, Any, Any],
         ranks: Ranks | None = None,
         inputs: Sequence[Sequence[Any]] | None = None,
+        altering: tuple[Sequence[Any], Any] = ((), None),
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
         embedding = embedding_of(self._made)
         if embedding is None:
-            return self._run_layers(x, states, sequences, ranks, inputs)
-        y, final = self._run_layers(x, embedding.of_states(states), sequences, ranks, inputs)
+            return self._run_layers(x, states, sequences, ranks, inputs, altering)
+        y, final = self._run_layers(x, embedding.of_states(states), sequences, ranks, inputs, altering)
         return embedding.y(y), embedding.final(final)
 
     def _run_layers(
@@ -233,6 +242,7 @@ class LayerStack:
         sequences: tuple[Any, Any, Any],
         ranks: Ranks | None,
         inputs: Sequence[Sequence[Any]] | None,
+        altering: tuple[Sequence[Any], Any],
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers by kernels, on arrays as these take them."""
         given_dtype = x.dtype
@@ -242,12 +252,16 @@ class LayerStack:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
+        (beginnings, holds), is_altered = altering, bool(altering[0]) or altering[1] is not None
+        if beginnings:
+            taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
+            checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
         parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
         recipes = self._recipes(precision)
         dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
         # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
-        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs
+        is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs and not is_altered
         is_one_node = is_one_node and not (masks and torch.compiler.is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
@@ -260,6 +274,11 @@ class LayerStack:
             initial = tuple(of_states) or (None,) * len(made.states)
             shared = self._shared_of(x, layer, casts, ranks)
             beside = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
+            if is_altered:
+                recipe, begins = altered(recipe, bool(beginnings), holds is not None)
+                begun = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in begins]
+                width = (*((2,) if self.bidirectional else ()), self.hidden_size)
+                beside += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *beside)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts
@@ -274,6 +293,11 @@ class LayerStack:
         if self.num_layers == 1:
             return x, last if self.bidirectional else [state.unsqueeze(0) for state in last]
         return x, [together(layers, self.bidirectional) for layers in zip(*final, strict=True)]
+
+    @property
+    def _input_axes(self) -> str:
+        """The axes of an input X.* of a layer."""
+        return ("bt" if self.batch_first else "tb") + ("dh" if self.bidirectional else "h")
 
     def _recipes(self, precision: str) -> tuple[str, ...]:
         """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""

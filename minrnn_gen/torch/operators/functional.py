@@ -8,12 +8,14 @@ from typing import Any, Unpack
 
 import torch
 
+from minrnn_gen.call.altered import refuse_projected
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
 from minrnn_gen.call.validate import known_names
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import known
+from minrnn_gen.layers.kernels import kernel_by, known
+from minrnn_gen.torch.operators.altered import added_inputs, altered, check_no_group
 from minrnn_gen.torch.operators.calls import storage_dtype
 from minrnn_gen.torch.operators.embedded import embedded_recurrence
 from minrnn_gen.torch.operators.kernel_operator import run
@@ -42,19 +44,27 @@ def recurrence(
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.
     """
+    reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
     if isinstance(kernel, Kernel) and kernel.embedded is not None:
+        refuse_projected(kernel.builder.cell_source.name, reset_states, holds)
         check_tensor(x, "x")
         if head_group is not None and not getattr(head_group, "gathers", True):
             raise BadInput("head_group has gathers=False, but each rank's units are no whole heads of P; leave it out")
         call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group)
         return embedded_recurrence(call, kernel, arguments)
     if sequence_group is not None or head_group is not None:
+        check_no_group(reset_states, holds)
         return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
     count = len(kernel.states)
-    return _named(run(recipe, count, len(kernel.parameters), tensors, kernel, all_states), kernel.states, all_states)
+    own: Kernel | None = kernel
+    if reset_states is not None or holds is not None:
+        recipe, begins = altered(recipe, reset_states is not None, holds is not None)
+        tensors = (*tensors, *added_inputs(kernel.interface, begins, tensors, reset_states, holds))
+        own = None if torch.compiler.is_compiling() else kernel_by(recipe)
+    return _named(run(recipe, count, len(kernel.parameters), tensors, own, all_states), kernel.states, all_states)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -1,0 +1,119 @@
+"""Reset states and holds of a call: checked, and laid out as inputs X.* of the kernel that takes them.
+
+The functions compute with a library's own namespace, `xp`: that of NumPy, CuPy, torch or JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.validate import known_names
+from minrnn_gen.errors import BadInput
+
+ROWS_AXES = 2  # of resets: batch and time
+
+
+def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> dict[str, Any]:
+    """Return the reset states by name, those of all states; raises BadInput where some are absent, or resets are."""
+    if resets is None:
+        raise BadInput("reset_states was given without resets; give resets, which mark the steps that begin from them")
+    named = known_names(reset_states, interface.states, "reset_states")
+    for name in interface.states:
+        if named.get(name) is None:
+            raise BadInput(
+                f"reset_states is without '{name}'; give all of {', '.join(interface.states)}, or leave it out for zeros"
+            )
+    return named
+
+
+def refuse_projected(cell: str, reset_states: Any, holds: Any) -> None:
+    """Refuse reset states and holds of a cell with the axis p."""
+    if reset_states is not None:
+        instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
+        raise BadInput(f"reset_states was given, but the cell {cell} has the axis p, whose resets are to zeros; {instead}")
+    if holds is not None:
+        raise BadInput(
+            f"holds was given, but the cell {cell} has the axis p, whose states no step holds; take the held steps out of the "
+            "sequences"
+        )
+
+
+def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
+    """Refuse marks of steps that are of other rows than x, whose axes are `axes`."""
+    if len(x.shape) != len(axes):
+        return  # which is refused with all the others
+    shape = [x.shape[axes.index(axis)] for axis in "bt"]
+    if list(marks.shape) != shape:
+        raise BadInput(f"{name} has shape {list(marks.shape)}; {shape} is expected, [batch, time]")
+
+
+def check_shape(array: Any, name: str, directions: Sequence[int], hidden: int, sequences: int) -> None:
+    """Refuse reset states that are neither of each sequence nor the same for all."""
+    shape, of_each, of_all = tuple(array.shape), (*directions, sequences, hidden), (*directions, hidden)
+    if shape not in (of_each, of_all):
+        raise BadInput(
+            f"reset_states['{name}'] has shape {list(shape)}; {list(of_each)} is expected, or {list(of_all)} for all sequences"
+        )
+
+
+def sequence_of_step(xp: Any, ends: Any, steps: Any) -> Any:
+    """Return the packed sequence that each of `steps` is in; `ends` are the boundaries of all."""
+    later = {"right": True} if xp.__name__ == "torch" else {"side": "right"}
+    sequence = xp.searchsorted(ends[1:], steps, **later)
+    return xp.clip(sequence, 0, max(ends.shape[0] - 2, 0))
+
+
+def spread_holds(xp: Any, axes: str, holds: Any, like: Any) -> Any:
+    """Return 1 at held steps and 0 at all others in the axes of an input X.*; like: [directions, H], of its dtype."""
+    return spread(xp, axes, holds, xp.ones_like(like))
+
+
+def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -> Any:
+    """Return the reset states at the steps with a reset and 0 at all others, in the axes of an input X.*.
+
+    states: [directions, B, H] or [directions, H], without directions where `axes` have none; resets: [B, T]. `sequence`: for
+    each step of packed sequences the one that it is in.
+    """
+    is_directed = "d" in axes
+    own = ("d" if is_directed else "") + ("bh" if len(states.shape) == ROWS_AXES + is_directed else "h")
+    if sequence is not None and "b" in own:
+        states, own = states[..., sequence, :], own.replace("b", "t")
+    marks, values = _in_axes(resets, "bt", axes), _in_axes(states, own, axes)
+    return xp.where(marks, values, xp.zeros_like(values))
+
+
+def gathered(xp: Any, axes: str, resets: Any, gradient: Any, rows: int, sequence: Any = None) -> Any:
+    """Return the gradient of reset states from that of what `spread` returned: [directions, B, H], summed over resets.
+
+    `rows`: how many sequences there are.
+    """
+    marks = _in_axes(resets, "bt", axes)
+    kept = xp.where(marks, gradient, xp.zeros_like(gradient))
+    order = ("d" if "d" in axes else "") + "bth"
+    kept = _permuted(kept, [axes.index(axis) for axis in order])
+    if sequence is None:
+        return kept.sum(-2)
+    by_step = _permuted(kept[..., 0, :, :], [len(order) - 3, *range(len(order) - 3), len(order) - 2])
+    of_sequences = xp.zeros((rows, *by_step.shape[1:]), dtype=by_step.dtype, **_beside(by_step))
+    if xp.__name__ == "torch":
+        of_sequences.index_add_(0, sequence, by_step)
+    else:
+        xp.add.at(of_sequences, sequence, by_step)
+    return _permuted(of_sequences, [*range(1, len(order) - 2), 0, len(order) - 2])
+
+
+def _beside(array: Any) -> dict[str, Any]:
+    return {"device": array.device} if type(array).__module__ == "torch" else {}
+
+
+def _in_axes(array: Any, own: str, axes: str) -> Any:
+    """View an array, whose axes are letters of `axes`, in all of these, with sizes of 1 where it has none."""
+    ordered = _permuted(array, [own.index(axis) for axis in axes if axis in own])
+    sizes = iter(ordered.shape)
+    return ordered.reshape(tuple(next(sizes) if axis in own else 1 for axis in axes))
+
+
+def _permuted(array: Any, order: Sequence[int]) -> Any:
+    return array.permute(*order) if hasattr(array, "permute") else array.transpose(*order)

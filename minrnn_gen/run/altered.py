@@ -1,0 +1,138 @@
+"""Calls of a kernel with reset states or holds: the arrays of the kernel that runs them, and gradients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.build.altered_cells import AlteredRecipe
+from minrnn_gen.call.altered import (
+    check_marks,
+    check_shape,
+    gathered,
+    named_reset_states,
+    sequence_of_step,
+    spread,
+    spread_holds,
+)
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.array import Array
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.sequences import as_array, as_marks
+from minrnn_gen.call.validate import check_dtype, check_place, known_names
+from minrnn_gen.gpu import memory
+from minrnn_gen.run.saved import Saved
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """The reset states and holds of one call, as arrays of the library of x; None where it has none."""
+
+    interface: Interface
+    recipe: AlteredRecipe
+    xp: Any
+    resets: Any
+    holds: Any
+    states: Mapping[str, Any]
+    sequence: Any
+    count: int
+    like: Any
+
+    @classmethod
+    def of(
+        cls, interface: Interface, recipe: AlteredRecipe, arguments: CallArguments, reset_states: Any, holds: Any
+    ) -> Alteration:
+        """Return those of a call of a kernel with this interface, which the kernel of `recipe` runs.
+
+        Raises BadInput for what does not fit.
+        """
+        x = memory.inspect(arguments.x, "x")
+        xp, place = sys.modules[x.library], {"device": x.owner.device} if x.library == "torch" else {}
+        ones = memory.cast(xp.ones((*interface.directions, interface.hidden_size), **place), interface.precision.storage_dtype)
+        marks = None if holds is None else _marks(interface, holds, "holds", x)
+        if reset_states is None:
+            return cls(interface, recipe, xp, None, marks, {}, None, 0, ones)
+        named = named_reset_states(interface, reset_states, arguments.resets)
+        resets = _marks(interface, arguments.resets, "resets", x)
+        count, sequence = resets.shape[0], None
+        if arguments.cu_seqlens is not None:
+            ends = xp.asarray(memory.inspect(as_array(arguments.cu_seqlens, "cu_seqlens"), "cu_seqlens").owner)
+            ends = ends.to(**place) if place else ends
+            count = max(ends.shape[0] - 1, 0)
+            sequence = sequence_of_step(xp, ends, xp.arange(resets.shape[1], **place))
+        states = {}
+        dtypes = tuple(dict.fromkeys((interface.precision.arithmetic_dtype, interface.precision.storage_dtype)))
+        for name in interface.states:
+            array = memory.inspect(named[name], f"reset_states['{name}']")
+            check_dtype(array, dtypes)
+            check_shape(array, name, interface.directions, interface.hidden_size, count)
+            check_place(array, x)
+            states[name] = xp.asarray(array.owner)
+        return cls(interface, recipe, xp, resets, marks, states, sequence, count, ones)
+
+    def added_to(self, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the inputs X.* of the call, the caller's and what the kernel takes beside them."""
+        axes, dtype = self.interface.channel_axes, self.interface.precision.storage_dtype
+        added = {
+            added_input: spread(self.xp, axes, self.resets, memory.cast(self.states[name], dtype), self.sequence)
+            for name, added_input in self.recipe.begins
+        }
+        if self.recipe.hold is not None:
+            added[self.recipe.hold] = spread_holds(self.xp, axes, self.holds, self.like)
+        contiguous = {name: _contiguous(array) for name, array in added.items()}
+        return {**known_names(inputs, self.interface.inputs, "inputs"), **contiguous}
+
+    def gradients(self, gradients: dict[str, Any]) -> dict[str, Any]:
+        """Return the gradients of the call from those of the kernel that ran it."""
+        of_inputs = dict(gradients["inputs"])
+        of_inputs.pop(self.recipe.hold, None)
+        begins, carried = dict(self.recipe.begins), self.interface.precision.arithmetic_dtype
+        by_state = {name: memory.cast(of_inputs.pop(added_input), carried) for name, added_input in begins.items()}
+        named = {name: value for name, value in gradients.items() if name != "inputs"}
+        named |= {"inputs": of_inputs} if of_inputs else {}
+        if self.states:
+            named["reset_states"] = {name: self._of_state(name, by_state.get(name)) for name in self.states}
+        return named
+
+    def _of_state(self, name: str, gradient: Any) -> Any:
+        state = self.states[name]
+        if gradient is None:
+            return self.xp.zeros_like(state)
+        summed = gathered(self.xp, self.interface.channel_axes, self.resets, gradient, self.count, self.sequence)
+        summed = summed if summed.ndim == state.ndim else summed.sum(-2)
+        return memory.cast(summed, str(state.dtype).removeprefix("torch."))
+
+
+@dataclass(frozen=True)
+class AlteredSaved:
+    """What a forward with reset states or holds saves: that of the kernel that ran it, and these."""
+
+    saved: Saved
+    alteration: Alteration
+
+    def release(self) -> None:
+        """Let go of the arrays; a backward with this object is an error from now on."""
+        self.saved.release()
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Return what is held beside the arrays of the call and y, as `Saved.arrays` does."""
+        return self.saved.arrays()
+
+    def final(self) -> tuple[Any, ...]:
+        """Return the final states, as `Saved.final` does."""
+        return self.saved.final()
+
+
+def _marks(interface: Interface, marks: Any, name: str, x: Array) -> Any:
+    """Return resets or holds as an array of the library of x."""
+    array = memory.inspect(as_marks(marks, name), name)
+    check_dtype(array, ("bool",))
+    check_marks(array, name, interface.x_axes, x)
+    check_place(array, x)
+    return sys.modules[x.library].asarray(array.owner)
+
+
+def _contiguous(array: Any) -> Any:
+    return array.contiguous() if hasattr(array, "contiguous") else array if array.flags.c_contiguous else array.copy(order="C")
