@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from support.everyday import one_in
 from support.norm_cells import EVERY_CELL, GATES_TOGETHER, OF_BOTH, OF_ROUNDS
+from support.round_cells import RESET_BEFORE
 
 from minrnn_gen.build.target import Target
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import STEP, STEP_SIGNATURE
 from minrnn_gen.config.spec import load_spec
+from minrnn_gen.interpret.kernel import interpreted
+from minrnn_gen.interpret.library import Memory
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.interpret.verify import Verification
+from minrnn_gen.plan.dense import persistent
+from minrnn_gen.plan.problem import KernelPass, Sizes
+from minrnn_gen.run.dense.launch import CALL_BYTES
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 
@@ -38,3 +47,20 @@ def test_kernels_with_norms_are_right(cell: dict[str, Any] | str, options: dict[
 
 def test_every_cell_with_norms_is_tried() -> None:
     assert {cell["name"] for cell, _, _ in WAYS if not isinstance(cell, str)} == {cell["name"] for cell in EVERY_CELL}
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+@pytest.mark.parametrize("cell", [OF_ROUNDS, RESET_BEFORE], ids=lambda cell: cell["name"])
+def test_a_step_of_a_call_of_zeros_touches_nothing(
+    cell: dict[str, Any], kernel_pass: KernelPass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As steps are enqueued before their graph is captured, on memory that is zero."""
+    monkeypatch.setattr(persistent, "refusal", lambda _: "too large")
+    kernel = interpreted(load_spec({"model": cell, "hidden_size": 24, "precision": "fp32"}), Target.named("h100"))
+    builder = kernel.builder
+    step = kernel.backend.load(builder.choose(kernel_pass, builder.hinted_specialization, Sizes(2, 40)))
+    assert step.plan.strategy == "stepwise"
+    call = np.zeros(CALL_BYTES, np.uint8)
+    for index in range(4):
+        arguments = pack(STEP_SIGNATURE, {"call": call.ctypes.data, "step_in_chunk": index})
+        assert step.launch(2, arguments, 1, [Memory("call", call.ctypes.data, call.nbytes, is_given=True)], STEP) == ()
