@@ -106,6 +106,7 @@ def agree(cell: DrawnCell, heads: int, size: int, seed: int, code: str) -> None:
         "R": random.standard_normal((len(interface.recurrent_gates), heads, size, size)) / np.sqrt(size),
         **{f"parameter {name}": random.standard_normal(hidden) for name in interface.parameters},
         **{f"state {name}": random.standard_normal((BATCH, hidden)) for name in interface.states},
+        **{f"input {name}": random.standard_normal((BATCH, TIME, hidden)) for name in interface.inputs},
     }
     dy = random.standard_normal((BATCH, TIME, hidden))
     at = {name: torch.tensor(array, requires_grad=True) for name, array in arrays.items()}
@@ -114,6 +115,7 @@ def agree(cell: DrawnCell, heads: int, size: int, seed: int, code: str) -> None:
         names = {name: at[f"parameter {name}"] + torch.zeros(BATCH, hidden) for name in interface.parameters}
         names |= {f"{name}[t-1]": state for name, state in states.items()}
         names |= {f"W.{gate}": at["x"][:, t, place] for place, gate in enumerate(interface.gates)}
+        names |= {f"X.{name}": at[f"input {name}"][:, t] for name in interface.inputs}
 
         def product(gate: str, value: Any) -> Any:
             R = at["R"][interface.recurrent_gates.index(gate)]
@@ -138,7 +140,7 @@ def agree(cell: DrawnCell, heads: int, size: int, seed: int, code: str) -> None:
     assume(
         np.isfinite(y.detach().numpy()).all() and max(np.abs(gradient).max(initial=0) for gradient in gradients.values()) < 1e4
     )
-    groups = {"parameters": "parameter", "state": "state"}
+    groups = {"parameters": "parameter", "state": "state", "inputs": "input"}
     given_arrays = {
         group: {name.partition(" ")[2]: array for name, array in arrays.items() if name.startswith(f"{word} ")}
         for group, word in groups.items()

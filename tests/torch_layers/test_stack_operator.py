@@ -34,7 +34,7 @@ def states_of(layer: Any) -> tuple[Any, ...]:
     runs = layer.num_layers * (2 if layer.bidirectional else 1)
     batch = BATCH if layer.batch_first else TIME
     values = layer._made.values
-    return tuple(torch.randn(runs, batch, HIDDEN, *values[name], requires_grad=True) for name in layer.states)
+    return tuple(torch.randn(runs, batch, *values[name], requires_grad=True) for name in layer.states)
 
 
 def results(layer: Any, x: Any, states: tuple[Any, ...], of: slice = slice(None)) -> list[Any]:

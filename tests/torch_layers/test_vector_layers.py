@@ -81,7 +81,7 @@ def as_tuple(states: Any) -> tuple[Any, ...]:
 
 def initial_of(layer: Any, sequences: int) -> tuple[Any, ...]:
     runs = layer.num_layers * (2 if layer.bidirectional else 1)
-    shapes = [(runs, sequences, HIDDEN, *layer._made.values[one]) for one in layer.states]
+    shapes = [(runs, sequences, *layer._made.values[one]) for one in layer.states]
     return tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
 
 
@@ -157,7 +157,7 @@ def test_gradients_beside_finite_differences(name: str, options: dict[str, Any])
     names = [key for key, _ in layer.named_parameters()]
     x = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
     runs = layer.num_layers * (2 if layer.bidirectional else 1)
-    states = [torch.randn(runs, 1, 2, *layer._made.values[one], dtype=torch.float64) for one in layer.states]
+    states = [torch.randn(runs, 1, *layer._made.values[one], dtype=torch.float64) for one in layer.states]
 
     def run(x: Any, *others: Any) -> Any:
         states, parameters = others[: len(layer.states)], others[len(layer.states) :]
