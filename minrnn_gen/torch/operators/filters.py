@@ -28,7 +28,7 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
     There are no gradients of gradients and there is no vmap. Raises BadInput for what does not fit, and where a[0] is 0.
     Source: Oppenheim & Schafer, Discrete-Time Signal Processing, section 6.3.
     """
-    for name, tensor in {"x": x, "a": a, "b": b}.items():
+    for name, tensor in {"x": x, "a": a, "b": b, **({} if zi is None else {"zi": zi})}.items():
         check_real(tensor, name)
     channels = channels_of(x.shape, {"a": a.shape, "b": b.shape})
     check_devices({"x": x, "a": a, "b": b, "zi": zi})
@@ -55,6 +55,7 @@ def sosfilt(sos: Any, x: Any, zi: Any = None) -> Any:
     check_real(x, "x")
     check_real(sos, "sos")
     count = check_sections(sos.shape)
+    channels_of(x.shape, {})  # x is named where it is wrong
     if zi is not None:
         check_shape(zi, "zi", (count, *x.shape[:-1], 2))
     return filtered_by_sections(lfilter, torch.stack, sos, x, zi)
