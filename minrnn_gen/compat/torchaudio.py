@@ -6,7 +6,7 @@ from typing import Any
 
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.torch.operators.filters import lfilter as filtered
-from minrnn_gen.torch.tensors import check_real
+from minrnn_gen.torch.tensors import check_devices, check_real
 
 
 def lfilter(waveform: Any, a_coeffs: Any, b_coeffs: Any, clamp: bool = True, batching: bool = True) -> Any:
@@ -19,6 +19,9 @@ def lfilter(waveform: Any, a_coeffs: Any, b_coeffs: Any, clamp: bool = True, bat
     check_real(waveform, "waveform")
     check_real(a_coeffs, "a_coeffs")
     check_real(b_coeffs, "b_coeffs")
+    check_devices({"waveform": waveform, "a_coeffs": a_coeffs, "b_coeffs": b_coeffs})
+    if not waveform.dim():
+        raise BadInput("waveform has no axes; [..., T] is expected, with time as its last axis")
     for name, flag in (("clamp", clamp), ("batching", batching)):
         if not isinstance(flag, bool):
             raise BadInput(f"{name} is {shown(flag)}; True or False is expected")
