@@ -15,6 +15,9 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 # A level loads what a step reads, reduces over a block by shuffles, and passes two barriers and a division: assumed, about
 # two latencies of L2 and as much again, not measured.
 LEVEL_US = 1.0
+# In fp64 a backward keeps the addresses and intermediate values of units that its threads take in turn; fitted to what NVRTC 13
+# takes for sm_90, which is up to 24 registers more than fit without this.
+BACKWARD_REGISTERS_OF_FP64 = 48
 
 
 def heads_per_block(problem: Problem) -> int:
@@ -29,7 +32,8 @@ def _registers(problem: Problem) -> int:
     _, means, summands = cell.means
     if problem.kernel_pass == "forward" or problem.kernel_pass == "step":
         return REGISTERS_FIXED + words * (2 * values + 2 * summands)
-    return BACKWARD_REGISTERS_FIXED + words * (2 * values + len(cell.states) + 2 * summands + means // 2)
+    fixed = BACKWARD_REGISTERS_FIXED + (BACKWARD_REGISTERS_OF_FP64 if words > 1 else 0)
+    return fixed + words * (2 * values + len(cell.states) + 2 * summands + means // 2)
 
 
 def _shared_map(problem: Problem, threads: int) -> Mapping[str, int]:
