@@ -6,6 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
+from support.everyday import one_in
+from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_ROUNDS
 from support.rendered_kernels import builder_of
 
 from minrnn_gen.build.nvrtc import toolchain_version
@@ -86,3 +88,10 @@ def test_a_backward_says_what_it_reads_and_what_it_computes_again() -> None:
     scan = builder_of("qrnn")
     assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().problem.saved_values == ("state c",)
     assert scan.solve(scan.key_of("backward", scan.hinted_specialization)).plan().problem.recomputed_values == ("f", "o", "z")
+
+
+@pytest.mark.parametrize("cell", one_in(3, [OF_ROUNDS, OF_BOTH, GATES_TOGETHER]), ids=lambda cell: cell["name"])
+def test_norms_of_more_units_than_threads_keep_their_promise(cell: dict[str, Any]) -> None:
+    builder = builder_of(cell, "h100", precision="fp64", hidden_size=700)
+    built = builder.build(builder.key_of("backward", builder.hinted_specialization))
+    assert built.plan.name == "normed_backward" and built.dropped == ()
