@@ -161,6 +161,7 @@ def test_numpy_is_autograd(cell: DrawnCell, heads: int, size: int, seed: int) ->
     agree(cell, heads, size, seed, "numpy")
 
 
+@pytest.mark.matrix_full
 @pytest.mark.skipif(bool(why_no_native_code()), reason="no C compiler")
 @settings(max_examples=examples(3), suppress_health_check=SLOW, phases=UNSHRUNK, deadline=None)
 @given(normed_cells(), st.integers(1, 3), st.integers(1, 20), st.integers(0, 2**16))

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.everyday import one_in
+from support.examples import examples
 from support.native_store import native_store
 from support.uncompiled_kernels import nothing_compiled
 
@@ -45,7 +47,7 @@ def check(kernel: Kernel, case: Any, kind: str, of_each: bool, seed: int, holds:
 
 
 @given(st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(3), deadline=None)
 @pytest.mark.usefixtures("code")
 def test_a_call_is_that_of_a_loop(data: st.DataObject) -> None:
     """Forward and all gradients, in every direction and layout, with lengths or packed sequences."""
@@ -59,8 +61,8 @@ def test_a_call_is_that_of_a_loop(data: st.DataObject) -> None:
     )
 
 
-@pytest.mark.parametrize("case", loops.CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("kind", ["ragged", "packed"])
+@pytest.mark.parametrize("case", one_in(4, loops.CASES), ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", one_in(2, ["ragged", "packed"]))
 @pytest.mark.usefixtures("code")
 def test_every_class_of_cells_begins_from_them_in_both_directions(case: Any, kind: str) -> None:
     heads = 2 if case.name in ("lstm", "gru") else 1
@@ -69,7 +71,9 @@ def test_every_class_of_cells_begins_from_them_in_both_directions(case: Any, kin
         check(minrnn_gen.compile(spec), case, kind, of_each, 6 + of_each, holds=of_each)
 
 
-@pytest.mark.parametrize(("model", "clip"), [("lstm", 0.05), ("min_gru", None), ("gru_reset_before", 0.05), ("ind_rnn", None)])
+@pytest.mark.parametrize(
+    ("model", "clip"), one_in(2, [("lstm", 0.05), ("min_gru", None), ("gru_reset_before", 0.05), ("ind_rnn", None)])
+)
 def test_states_of_zeros_are_what_resets_alone_begin_from(model: str, clip: float | None) -> None:
     """All gradients too, also where those of later steps are clipped; and the states after every step."""
     spec = {"model": model, "hidden_size": HIDDEN, "precision": "fp64", "recurrent_gradient_clip": clip}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import one_in
 from support.native_store import native_store
 from support.norm_cells import EVERY_CELL, GATES_TOGETHER, OF_BOTH, OF_ROUNDS
 
@@ -118,7 +119,7 @@ def in_torch(document: dict[str, Any], torch: Any) -> Any:
 
 
 @pytest.mark.parametrize(("hidden", "heads"), [(12, 1), (15, 3)])
-@pytest.mark.parametrize("document", EVERY_CELL, ids=lambda document: document["name"])
+@pytest.mark.parametrize("document", one_in(3, EVERY_CELL), ids=lambda document: document["name"])
 def test_gradients_are_those_of_torch(code: str, document: dict[str, Any], hidden: int, heads: int) -> None:
     """In float64, of every array, with resets and lengths; R and parameters drawn."""
     torch = pytest.importorskip("torch")
@@ -169,7 +170,7 @@ def test_gradients_are_those_of_torch(code: str, document: dict[str, Any], hidde
 
 
 @pytest.mark.parametrize("code", ["native"], indirect=True)
-@pytest.mark.parametrize("document", [GATES_TOGETHER, OF_BOTH, OF_ROUNDS], ids=lambda document: document["name"])
+@pytest.mark.parametrize("document", one_in(3, [GATES_TOGETHER, OF_BOTH, OF_ROUNDS]), ids=lambda document: document["name"])
 def test_threads_that_share_units_give_the_bits_of_one(
     code: str, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ WAYS: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "options", "gpu"), one_in(4, WAYS))
+@pytest.mark.parametrize(("name", "kind", "options", "gpu"), one_in(9, WAYS))
 def test_kernels_begin_and_hold_as_loops_do(name: str, kind: str, options: dict[str, Any], gpu: str) -> None:
     case = BY_NAME[name]
     spec = load_spec({"model": case.model, "batch": 3, "time": 6, "precision": "fp32", **options})
