@@ -18,8 +18,7 @@ from minrnn_gen.call.sequences import Sequences, as_array
 from minrnn_gen.errors import BadInput, kind_of, nearest_name
 from minrnn_gen.precision import precision_storing, why_unsupported
 
-AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input"}
-AXIS_NAMES |= {"k": "groups", "n": "n"}
+AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input", "k": "groups", "n": "n"}
 # The axes of x whose sizes the caller chooses, call by call.
 FREE_AXES = "bt"
 INTEGER_DTYPES = ("int64", "int32")
@@ -350,16 +349,21 @@ def _states(
     )
 
 
+def _all_of(what: str, letter: str, mapping: Mapping[str, Any] | None, names: tuple[str, ...], axes: str) -> dict[str, Any]:
+    """Return the inputs of a cell that equations write with a letter; raises BadInput where one of these `names` is absent."""
+    arrays, shown_axes = known_names(mapping, names, what), ", ".join(AXIS_NAMES[axis] for axis in axes)
+    for name in names:
+        if name not in arrays:
+            raise BadInput(f"{what} is without '{name}'; the cell reads {letter}.{name}, so pass it, [{shown_axes}]")
+    return arrays
+
+
 def check_shared(
     interface: Interface, inspect: Inspect, shared: Mapping[str, Any] | None, rows: int, time: int | None
 ) -> tuple[Array, ...]:
     """Return the inputs S.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
-    arrays = known_names(shared, interface.shared, "shared")
     axes = interface.shared_axes if time is not None else interface.shared_axes.replace("t", "")
-    missing = [name for name in interface.shared if name not in arrays]
-    if missing:
-        shown_axes = ", ".join(AXIS_NAMES[axis] for axis in axes)
-        raise BadInput(f"shared is without '{missing[0]}'; the cell reads S.{missing[0]}, so pass it, [{shown_axes}]")
+    arrays = _all_of("shared", "S", shared, interface.shared, axes)
     shape = interface.shape(axes, rows, time or 0)
     checked = tuple(inspect(arrays[name], f"shared['{name}']") for name in interface.shared)
     for array in checked:
@@ -373,12 +377,8 @@ def check_inputs(
     interface: Interface, inspect: Inspect, inputs: Mapping[str, Any] | None, rows: int, time: int | None
 ) -> tuple[Array, ...]:
     """Return the inputs X.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
-    arrays = known_names(inputs, interface.inputs, "inputs")
     axes = interface.channel_axes if time is not None else interface.channel_axes.replace("t", "")
-    missing = [name for name in interface.inputs if name not in arrays]
-    if missing:
-        shown_axes = ", ".join(AXIS_NAMES[axis] for axis in axes)
-        raise BadInput(f"inputs is without '{missing[0]}'; the cell reads X.{missing[0]}, so pass it, [{shown_axes}]")
+    arrays = _all_of("inputs", "X", inputs, interface.inputs, axes)
     shape, dtypes = interface.shape(axes, rows, time or 0), (interface.precision.storage_dtype,)
     return tuple(check_plain(inspect(arrays[name], f"inputs['{name}']"), dtypes, shape) for name in interface.inputs)
 

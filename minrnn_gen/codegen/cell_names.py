@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScanBackward
+from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 from minrnn_gen.codegen.header import comment
 
@@ -54,3 +55,25 @@ class CellNames:
     @property
     def parameters(self) -> tuple[str, ...]:
         return self.lowered.parameters
+
+
+@dataclass(frozen=True)
+class GradientNames(CellNames):
+    """What they read besides of a cell's gradients: which of the known values these depend on."""
+
+    lowered: LoweredScanBackward | LoweredStepsBackward
+
+    @property
+    def read_gates(self) -> tuple[int, ...]:
+        """The places of the gates that the gradients depend on; the others are not read."""
+        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
+
+    @property
+    def read_input_names(self) -> tuple[str, ...]:
+        """The inputs X.* that the gradients depend on; the others are not read."""
+        return self.lowered.read_inputs
+
+    @property
+    def read_inputs(self) -> tuple[int, ...]:
+        """Their places among the inputs."""
+        return tuple(map(self.inputs.index, self.read_input_names))

@@ -9,7 +9,7 @@ from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, LoweredScanBackward, Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
-from minrnn_gen.codegen.cell_names import CellNames
+from minrnn_gen.codegen.cell_names import CellNames, GradientNames
 from minrnn_gen.codegen.rounds_text import result_names, statements_of
 from minrnn_gen.codegen.steps_text import StepsBackwardText, StepsText
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
@@ -78,7 +78,7 @@ class CellText(CellNames):
 
 
 @dataclass(frozen=True)
-class CellBackwardText(CellNames):
+class CellBackwardText(GradientNames):
     """A lowered backward as the templates read it."""
 
     lowered: LoweredScanBackward
@@ -90,21 +90,6 @@ class CellBackwardText(CellNames):
     @property
     def looks_back(self) -> tuple[str, ...]:
         return self.lowered.looks_back
-
-    @property
-    def read_gates(self) -> tuple[int, ...]:
-        """The places of the gates that the gradients depend on; the others are not read."""
-        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
-
-    @property
-    def read_input_names(self) -> tuple[str, ...]:
-        """The inputs X.* that the gradients depend on; the others are not read."""
-        return self.lowered.read_inputs
-
-    @property
-    def read_inputs(self) -> tuple[int, ...]:
-        """Their places among the inputs."""
-        return tuple(map(self.inputs.index, self.read_input_names))
 
     @property
     def saved_states(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering import Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, ProductRound
 from minrnn_gen.cell.preparation import CutProgram, cut
-from minrnn_gen.codegen.cell_names import CellNames
+from minrnn_gen.codegen.cell_names import CellNames, GradientNames
 from minrnn_gen.codegen.levels_text import LevelledText, ProgramText, level_texts, mean_places
 from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of
 
@@ -207,7 +207,7 @@ class StepsText(_StepsNames):
 
 
 @dataclass(frozen=True)
-class StepsBackwardText(_StepsNames):
+class StepsBackwardText(_StepsNames, GradientNames):
     """The vector-Jacobian product of one step as the templates read it."""
 
     lowered: LoweredStepsBackward
@@ -231,21 +231,6 @@ class StepsBackwardText(_StepsNames):
     def round_gradients(self) -> tuple[LevelledText, ...]:
         """The gradients of the products of each round, with the levels before them."""
         return tuple(levelled for levelled in self.levelled if levelled.name.startswith("round_"))
-
-    @property
-    def read_gates(self) -> tuple[int, ...]:
-        """The places of the gates that the gradients depend on; the others are not read."""
-        return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
-
-    @property
-    def read_input_names(self) -> tuple[str, ...]:
-        """The inputs X.* that the gradients depend on; the others are not read."""
-        return self.lowered.read_inputs
-
-    @property
-    def read_inputs(self) -> tuple[int, ...]:
-        """Their places among the inputs."""
-        return tuple(map(self.inputs.index, self.read_input_names))
 
     @property
     def read_products(self) -> tuple[int, ...]:

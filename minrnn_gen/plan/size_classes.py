@@ -48,7 +48,7 @@ class SizedKernel:
     @property
     def is_called_in_any_way(self) -> bool:
         """Whether it reads at run time how it is called, whatever it is specialized for: a kernel for one step of many."""
-        return self.family.startswith("stepwise_")
+        return _FAMILIES[self.family].strategy == "stepwise"
 
 
 @dataclass(frozen=True)

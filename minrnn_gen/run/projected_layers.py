@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from minrnn_gen.build.recipe import check_projection_size
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import zeros_like
@@ -57,8 +56,7 @@ def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_b
 
     Raises BadInput for a size that does not fit the cell.
     """
-    check_projection_size(spec, source, cell.projection)
-    fields = projection_of(spec, source, cell, has_recurrent_bias) if source.has_products else {}
+    fields = projection_of(spec, source, cell, has_recurrent_bias)
     if not fields:
         return None
     file, mask = embedded_cell(cell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.everyday import one_in
 from support.examples import examples
-from support.native_store import native_store
-from support.uncompiled_kernels import nothing_compiled
+from support.host_kernels import CODES, computed_by
 
 import minrnn_gen
-from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 
@@ -23,25 +22,15 @@ loops = pytest.importorskip("support.altered_calls")
 HIDDEN = 6
 
 
-@pytest.fixture(scope="module", params=["numpy", "native"])
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with nothing_compiled(), native_store(tmp_path_factory, MINRNN_CPU=request.param):
-        if request.param == "native" and (why := why_no_native_code()):
-            pytest.skip(why)
-        yield request.param
+@pytest.fixture(scope="module", params=CODES)  # hypothesis takes no fixture of a function
+def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with computed_by(request.param, tmp_path_factory) as name:
+        yield name
 
 
 def check(kernel: Kernel, case: Any, kind: str, of_each: bool, seed: int, holds: bool = False) -> None:
     problem = loops.drawn(kernel.interface, kind, of_each, seed, holds)
-    y, final, gradients = loops.looped(kernel.interface, case, problem)
-    got_y, got_final, saved = kernel.forward(**problem.call)
-    np.testing.assert_allclose(got_y, y, rtol=1e-11, atol=1e-12)
-    for name, last in final.items():
-        np.testing.assert_allclose(got_final[name], last, rtol=1e-11, atol=1e-12)
-    got = loops.flat(kernel.backward(saved, problem.dy, problem.dstate))
-    assert {*got} == {*gradients}
-    for name, gradient in gradients.items():
-        np.testing.assert_allclose(got[name], gradient, rtol=1e-9, atol=1e-10, err_msg=name)
+    y = loops.check(kernel, case, problem, {"rtol": 1e-11, "atol": 1e-12}, {"rtol": 1e-9, "atol": 1e-10})
     again, _ = kernel.reference(**problem.call)
     np.testing.assert_allclose(again, y, rtol=1e-11, atol=1e-12)
 

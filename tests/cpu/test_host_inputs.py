@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.host_kernels import compiled, fill
 from support.input_cells import EVERY_CELL, HIGHWAY
-from support.native_store import native_store
-from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
-from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.errors import BadInput
@@ -20,24 +18,6 @@ from minrnn_gen.kernel import Kernel
 
 ZONEOUT = "zoneout_lstm"
 BATCH, TIME, HIDDEN = 3, 7, 6
-
-
-@pytest.fixture(params=["numpy", "native"])
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with nothing_compiled(), native_store(tmp_path_factory, MINRNN_CPU=request.param):
-        if request.param == "native" and (why := why_no_native_code()):
-            pytest.skip(why)
-        yield request.param
-
-
-def compiled(code: str, **spec: Any) -> Kernel:
-    kernel = minrnn_gen.compile(spec)
-    assert bool(kernel.executor.cpu.native.kernels.why_not) == (code == "numpy")
-    return kernel
-
-
-def fill(shape: tuple[int, ...], phase: float) -> Any:
-    return np.sin(phase + 0.7 * np.arange(np.prod(shape))).reshape(shape)
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])

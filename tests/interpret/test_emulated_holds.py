@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from support.everyday import one_in
 
@@ -41,15 +40,7 @@ def test_kernels_begin_and_hold_as_loops_do(name: str, kind: str, options: dict[
     kernel = interpreted(spec, Target.named(gpu))
     for of_each in (True, False):
         problem = loops.drawn(kernel.interface, kind, of_each, 10 + of_each, holds=of_each)
-        y, final, gradients = loops.looped(kernel.interface, case, problem)
-        got_y, got_final, saved = kernel.forward(**problem.call)
-        np.testing.assert_allclose(got_y, y, rtol=1e-4, atol=1e-5)
-        for state, last in final.items():
-            np.testing.assert_allclose(got_final[state], last, rtol=1e-4, atol=1e-5)
-        got = loops.flat(kernel.backward(saved, problem.dy, problem.dstate))
-        assert {*got} == {*gradients}
-        for array, gradient in gradients.items():
-            np.testing.assert_allclose(got[array], gradient, rtol=1e-3, atol=1e-4, err_msg=array)
+        loops.check(kernel, case, problem, {"rtol": 1e-4, "atol": 1e-5}, {"rtol": 1e-3, "atol": 1e-4})
 
 
 def test_every_cell_is_tried() -> None:

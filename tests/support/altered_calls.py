@@ -229,6 +229,20 @@ def looped(interface: Interface, case: Case, problem: Drawn) -> tuple[Any, dict[
     return in_layout.detach().numpy(), {name: value.detach().numpy() for name, value in finals.items()}, gradients
 
 
+def check(kernel: Any, case: Case, problem: Drawn, of_results: dict[str, float], of_gradients: dict[str, float]) -> Any:
+    """Hold a kernel's forward and gradients against the loops', within tolerances of `assert_allclose`; return y of these."""
+    y, final, gradients = looped(kernel.interface, case, problem)
+    got_y, got_final, saved = kernel.forward(**problem.call)
+    np.testing.assert_allclose(got_y, y, **of_results)
+    for name, last in final.items():
+        np.testing.assert_allclose(got_final[name], last, **of_results)
+    got = flat(kernel.backward(saved, problem.dy, problem.dstate))
+    assert {*got} == {*gradients}
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(got[name], gradient, err_msg=name, **of_gradients)
+    return y
+
+
 def flat(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays of a mapping with mappings in it, by "outer inner"."""
     return {
