@@ -10,13 +10,15 @@ import functools
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from minrnn_gen.build.recipe import cell_source_of, spec_from
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.language import Cell, parse_cell
-from minrnn_gen.cell.printing import equation_text
 from minrnn_gen.errors import BadInput
+
+if TYPE_CHECKING:  # imported only by the first call that needs such a cell
+    from minrnn_gen.cell.language import Cell
 
 # Of a cell's name, with what is put behind it.
 NAME_LENGTH = 64
@@ -41,6 +43,8 @@ def altered_recipe(recipe: str, begins: bool, holds: bool) -> AlteredRecipe:
 
     Raises BadInput for a cell or a spec that has none.
     """
+    from minrnn_gen.cell.language import parse_cell
+
     spec = spec_from(recipe)
     source = cell_source_of(spec)
     cell = parse_cell(source)
@@ -104,6 +108,8 @@ class _Rewriting:
         return f"{name} = where(X.{self.hold} > 0, {before}, {self.text(value)})"
 
     def text(self, expression: Expr) -> str:
+        from minrnn_gen.cell.printing import equation_text
+
         return equation_text(self._rewritten(expression))
 
     def _rewritten(self, expression: Expr) -> Expr:
