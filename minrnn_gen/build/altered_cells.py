@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.recipe import cell_source_of, spec_from
 from minrnn_gen.cell import expressions as ex
@@ -37,6 +37,20 @@ class AlteredRecipe:
     hold: str | None
 
 
+def refuse_projected(cell: str, reset_states: Any, holds: Any) -> None:
+    """Refuse reset states and holds of a cell with the axis p."""
+    if reset_states is not None or holds is not None:
+        raise _refusal(f"the cell {cell} has the axis p", reset_states is not None)
+
+
+def _refusal(why: str, begins: bool) -> BadInput:
+    """Return the error of a cell or a spec that has no reset states, with which a call `begins`, and no holds: `why`."""
+    if begins:
+        instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
+        return BadInput(f"reset_states was given, but {why}, whose resets are to zeros; {instead}")
+    return BadInput(f"holds was given, but {why}, whose states no step holds; take the held steps out of the sequences")
+
+
 @functools.lru_cache(maxsize=256)
 def altered_recipe(recipe: str, begins: bool, holds: bool) -> AlteredRecipe:
     """Return the recipe of the same kernel with reset states where it `begins` from them, or holds, or both.
@@ -51,10 +65,7 @@ def altered_recipe(recipe: str, begins: bool, holds: bool) -> AlteredRecipe:
     why = f"the cell {cell.name} has the axis {'n' if cell.vectors else 'p'}"
     why = why if cell.vectors or cell.projection else "the spec has scan_arithmetic: log"
     if cell.vectors or cell.projection or spec.scan_arithmetic == "log":
-        if begins:
-            instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
-            raise BadInput(f"reset_states was given, but {why}, whose resets are to zeros; {instead}")
-        raise BadInput(f"holds was given, but {why}, whose states no step holds; take the held steps out of the sequences")
+        raise _refusal(why, begins)
     rewriting = _Rewriting(cell, begins, holds)
     equations = [rewriting.equation(symbol.name, value) for symbol, value in cell.definitions]
     output = rewriting.text(cell.output)

@@ -15,10 +15,15 @@ from minrnn_gen.errors import BadInput
 ROWS_AXES = 2  # of resets: batch and time
 
 
-def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> dict[str, Any]:
-    """Return the reset states by name, those of all states; raises BadInput where some are absent, or resets are."""
+def check_given(resets: Any) -> None:
+    """Refuse reset states where there are no resets."""
     if resets is None:
         raise BadInput("reset_states was given without resets; give resets, which mark the steps that begin from them")
+
+
+def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> dict[str, Any]:
+    """Return the reset states by name, those of all states; raises BadInput where some are absent, or resets are."""
+    check_given(resets)
     named = known_names(reset_states, interface.states, "reset_states")
     for name in interface.states:
         if named.get(name) is None:
@@ -26,18 +31,6 @@ def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> 
                 f"reset_states is without '{name}'; give all of {', '.join(interface.states)}, or leave it out for zeros"
             )
     return named
-
-
-def refuse_projected(cell: str, reset_states: Any, holds: Any) -> None:
-    """Refuse reset states and holds of a cell with the axis p."""
-    if reset_states is not None:
-        instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
-        raise BadInput(f"reset_states was given, but the cell {cell} has the axis p, whose resets are to zeros; {instead}")
-    if holds is not None:
-        raise BadInput(
-            f"holds was given, but the cell {cell} has the axis p, whose states no step holds; take the held steps out of the "
-            "sequences"
-        )
 
 
 def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:

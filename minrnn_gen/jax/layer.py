@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from minrnn_gen.call.altered import refuse_projected
+from minrnn_gen.build.altered_cells import refuse_projected
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
 from minrnn_gen.jax.arrays import as_array, check_key, check_numbers, check_static

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from minrnn_gen.build.altered_cells import refuse_projected
 from minrnn_gen.build.at_once import Watch, unwatched
-from minrnn_gen.call.altered import refuse_projected
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.architecture import VECTORS_FROM, Architecture
 from minrnn_gen.layers.kernels import kernel_by

@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from minrnn_gen.build.altered_cells import altered_recipe
-from minrnn_gen.call.altered import check_marks, check_shape, named_reset_states, sequence_of_step, spread, spread_holds
+from minrnn_gen.call.altered import (
+    check_given,
+    check_marks,
+    check_shape,
+    named_reset_states,
+    sequence_of_step,
+    spread,
+    spread_holds,
+)
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import CU_SEQLENS, RESETS
 from minrnn_gen.errors import BadInput
@@ -107,8 +115,7 @@ def by_layer(
 
     Raises BadInput for what does not fit.
     """
-    if resets is None:
-        raise BadInput("reset_states was given without resets; give resets, which mark the steps that begin from them")
+    check_given(resets)
     if isinstance(reset_states, Mapping):
         raise BadInput(f"reset_states is a mapping; {_wanted(names)} is expected, as hx is")
     states = tuple(reset_states) if isinstance(reset_states, tuple | list) else (reset_states,)

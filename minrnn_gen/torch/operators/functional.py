@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
-from minrnn_gen.call.altered import refuse_projected
+from minrnn_gen.build.altered_cells import refuse_projected
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
 from minrnn_gen.call.validate import known_names
