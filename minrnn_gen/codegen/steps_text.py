@@ -50,6 +50,11 @@ class _StepsNames(CellNames):
         return tuple(numbers.get(gate, 0) for gate in self.products)
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether some products of a step follow others of it."""
+        return any(self.round_of_products)
+
+    @property
     def arguments(self) -> tuple[RoundText, ...]:
         """What the products of each round multiply."""
         return tuple(
