@@ -366,8 +366,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         "shared_matrix": matrix_cycles / cycles_per_ns,
         "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
     }
-    # Each round of products is one more exchange and sum; all that a step does for its cells it does once. A round multiplies its own
-    # rows alone, or its own columns where sums travel, and zeros of the other columns where operands do.
+    # Each round of products is one more exchange and sum; all that a step does for its cells it does once. A round multiplies
+    # its own rows alone, or its own columns where sums travel, and zeros of the other columns where operands do.
     rounds = 1 + len(problem.cell.rounds)
     multiplies_zeros = partition.is_backward and not partition.uses_reduce_scatter
     repeated = ("exchange", "reduce_split_k", *(("products", "shared_matrix") if multiplies_zeros else ()))
