@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 from support.halves import take_halves
+from support.input_cells import GAPS
 from support.last_steps import unlike_final_state
 from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_ROUNDS
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
@@ -907,6 +908,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("short ring", ONCE | {"model": "elman", "hidden_size": 256}, LARGE | {"batch_tile": 128}, "long", FORWARD),
         ("heads", FP16 | {"model": "slstm", "hidden_size": 32, "heads": 2}, LARGE, "resets bare", BOTH),
         ("parameter", LEAKY | BF16, LARGE, "long resets bare mixed", BOTH),
+        ("inputs", BF16 | {"model": GAPS, "hidden_size": 40}, LARGE, "long resets", BOTH),
         ("packed", LSTM | {"hidden_size": 24}, LARGE | FOUR_TILES, "packed", BOTH),
         ("all", LSTM | {"hidden_size": 24}, LARGE | FOUR_TILES, "all", FORWARD),
         (
