@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 from support.patience import within
 
 from minrnn_gen.errors import BadInput
@@ -18,7 +19,7 @@ from minrnn_gen.errors import BadInput
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
 export = pytest.importorskip("jax.export")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = {"model": "lstm", "hidden_size": 4}

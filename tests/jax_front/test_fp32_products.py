@@ -8,13 +8,14 @@ import re
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 import minrnn_gen
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
-multiplies_in_tf32 = pytest.importorskip("minrnn_gen.jax.fp32_precision").multiplies_in_tf32
+front = needed("minrnn_gen.jax")
+multiplies_in_tf32 = needed("minrnn_gen.jax.fp32_precision").multiplies_in_tf32
 
 LSTM = {"model": "lstm", "hidden_size": 8}
 X, R = jnp.zeros((2, 3, 4, 8)), jnp.zeros((4, 1, 8, 8))

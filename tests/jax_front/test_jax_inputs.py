@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
 checks = pytest.importorskip("jax.test_util")
-front = pytest.importorskip("minrnn_gen.jax")
-cells = pytest.importorskip("support.input_cells")
+front = needed("minrnn_gen.jax")
+cells = needed("support.input_cells")
 
 BATCH, TIME, HIDDEN = 2, 3, 4
 LEADS = {"BTD": (BATCH, TIME), "TBD": (TIME, BATCH), "BDT": (BATCH,)}

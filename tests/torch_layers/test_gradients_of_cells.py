@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from support.cell_evaluation import built_in
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.cell.files import library_names
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 3, 3, 2
 # A surrogate gradient is no limit of differences; test_plain_equations.py has those cells.

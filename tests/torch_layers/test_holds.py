@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-loops = pytest.importorskip("support.altered_calls")
+wing = needed("minrnn_gen.torch")
+loops = needed("support.altered_calls")
 RNN, recurrence, drawn, flat, looped = wing.RNN, wing.recurrence, loops.drawn, loops.flat, loops.looped
 
 HIDDEN = 4

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-GAPS = pytest.importorskip("support.input_cells").GAPS
+wing = needed("minrnn_gen.torch")
+GAPS = needed("support.input_cells").GAPS
 
 BATCH, TIME, INPUTS, HIDDEN, LAYERS = 2, 4, 3, 5, 2
 NAMES = tuple(GAPS["inputs"])

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy
 import pytest
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 4, 4, 3, 5  # as many steps as sequences: either order would fit
 NUMBERS = (

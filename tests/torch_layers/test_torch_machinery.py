@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.needed import needed
 from support.patience import within
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.layers.kernels")
+wing = needed("minrnn_gen.torch")
+kernels = needed("minrnn_gen.layers.kernels")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 6, 5, 6
 OPERATORS = torch.ops.minrnn_gen

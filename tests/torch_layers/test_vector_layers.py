@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.needed import needed
 
 import minrnn_gen
 from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.layers.kernels")
-CELLS = pytest.importorskip("support.vector_cells").CELLS
+wing = needed("minrnn_gen.torch")
+kernels = needed("minrnn_gen.layers.kernels")
+CELLS = needed("support.vector_cells").CELLS
 linear = torch.nn.functional.linear
 
 BATCH, TIME, INPUTS, HIDDEN, N = 3, 5, 4, 6, 3
