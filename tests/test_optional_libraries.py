@@ -152,7 +152,9 @@ try:
     minrnn_gen.compile({"model": "min_gru", "hidden_size": 8})
 except ToolchainMissing as missing:
     print(missing)
+from minrnn_gen.cli import doctor
 from minrnn_gen.cli.main import main
+doctor._why_not = lambda _: ""  # of other libraries, which take seconds
 main(["doctor"])
 """
 

@@ -59,8 +59,8 @@ BY_PYTHON = {"MINRNN_JAX": "python"}
     ("function", "shapes", "variables"),
     [
         pytest.param(lstm, LSTM_SHAPES, {}, id="lstm"),
-        pytest.param(lstm, LSTM_SHAPES, BY_PYTHON, id="lstm by Python"),
-        pytest.param(gradient, SCAN_SHAPES, {}, id="gradient"),
+        pytest.param(lstm, LSTM_SHAPES, BY_PYTHON, id="lstm by Python", marks=pytest.mark.matrix_full),
+        pytest.param(gradient, SCAN_SHAPES, {}, id="gradient", marks=pytest.mark.matrix_full),
         pytest.param(gradient, SCAN_SHAPES, BY_PYTHON, id="gradient by Python"),
         # On a CPU by Python in any case.
         pytest.param(filtered, ((2, 3, 9), (3,), (3, 2), (2, 3, 2)), {}, id="filter"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import in_turn
 from support.needed import needed
 
 from minrnn_gen.errors import BadInput
@@ -31,9 +32,9 @@ def near(one: Any, other: Any) -> bool:
     return float(np.abs(np.asarray(one) - np.asarray(other)).max()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("direction", ("forward", "bidirectional"))
-@pytest.mark.parametrize("layout", LEADS)
-@pytest.mark.parametrize("cell", (cells.GAPS, cells.HIGHWAY), ids=("dense", "scan"))
+@pytest.mark.parametrize(
+    ("cell", "layout", "direction"), in_turn((cells.GAPS, cells.HIGHWAY), LEADS, ("forward", "bidirectional"))
+)
 def test_transformations(cell: dict[str, Any], layout: str, direction: str) -> None:
     random = np.random.default_rng(3)
     spec = {"model": cell, "hidden_size": HIDDEN, "precision": "fp64", "layout": layout, "direction": direction}
