@@ -38,9 +38,9 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 
 	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 
 # Environments .venv-NAME of declared versions, and the tests that are run in them.
-LOWEST_PYTHON := $(firstword $(foreach python,python3.11 $(PYTHON),\
+LOWEST_PYTHON = $(firstword $(foreach python,python3.11 $(PYTHON),\
 	$(shell $(python) -c 'print("$(python)")' 2>/dev/null)))
-NEWEST_PYTHON := $(firstword $(foreach python,python3.14 python3.13 python3.12 $(PYTHON),\
+NEWEST_PYTHON = $(firstword $(foreach python,python3.14 python3.13 python3.12 $(PYTHON),\
 	$(shell $(python) -c 'print("$(python)")' 2>/dev/null)))
 CORE := tests/config tests/cell tests/call tests/codegen tests/cli tests/raw_scan tests/cpu tests/build/test_keys.py \
 	tests/build/test_overview.py

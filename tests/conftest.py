@@ -25,10 +25,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Before JAX starts: it would take three quarters of the GPU's memory from the other tests.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# No deadline: on two busy cores the time of one example says nothing. In CI a third as many, and the same every time: a failure
-# there is a failure everywhere. Elsewhere new ones, and in the whole matrix seven times as many, which is how new failures are
-# found.
-hypothesis.settings.register_profile("everyday", deadline=None, max_examples=30)
+# No deadline: on two busy cores the time of one example says nothing. In CI the same examples every time: a failure there is a
+# failure everywhere. Elsewhere new ones, and in the whole matrix many more, which is how new failures are found.
+hypothesis.settings.register_profile("everyday", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=10)
 hypothesis.settings.register_profile("whole", deadline=None, print_blob=True, max_examples=200)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "everyday")

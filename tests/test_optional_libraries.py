@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
+from support.needed import OWN, needed
 from support.optional_libraries import USES
 from test_layering import OWNERS
 
@@ -115,6 +116,35 @@ def test_each_alone(library: str, kind: str, tmp_path: Path) -> None:
     check({library: {"absent": ABSENT, **BROKEN}[kind]}, tmp_path)
 
 
+ABSENT_NAME = "absent_library_of_tests"
+
+
+@pytest.mark.parametrize(
+    ("text", "ends_in"),
+    [
+        (f"import {ABSENT_NAME}.part", pytest.skip.Exception),
+        ("import minrnn_gen.absent", ModuleNotFoundError),
+        ("from minrnn_gen.errors import Absent", ImportError),
+        ("import json.absent", ModuleNotFoundError),
+        ("raise ImportError('undefined symbol: _ZN3c10')", ImportError),
+    ],
+)
+def test_only_an_absent_library_skips(
+    text: str, ends_in: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_is_needed.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ends_in):
+        needed("module_that_is_needed")
+
+
+def test_no_test_skips_for_a_module_of_the_project() -> None:
+    """A fault of such a module would skip its own tests: `support.needed.needed` imports it."""
+    call = re.compile(r"importorskip\(\s*f?[\"'](?:" + "|".join(OWN) + r")\b")
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if call.search(path.read_text(encoding="utf-8"))]
+    assert paths == []
+
+
 SOLVER = """
 import minrnn_gen
 from minrnn_gen.errors import ToolchainMissing
@@ -122,7 +152,9 @@ try:
     minrnn_gen.compile({"model": "min_gru", "hidden_size": 8})
 except ToolchainMissing as missing:
     print(missing)
+from minrnn_gen.cli import doctor
 from minrnn_gen.cli.main import main
+doctor._why_not = lambda _: ""  # of other libraries, which take seconds
 main(["doctor"])
 """
 

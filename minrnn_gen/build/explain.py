@@ -43,15 +43,8 @@ def in_one_line(built: BuiltKernel) -> str:
     plan, problem = built.plan, built.plan.problem
     heads = f", {problem.heads} heads" if problem.heads > 1 else ""
     calls = f"{problem.model} {problem.hidden_size}{heads}, {problem.precision}, {problem.layout}: {problem.kernel_pass}"
-    specialization = problem.specialization
-    words = {
-        "reverse": specialization.reverse,
-        "with resets": specialization.resets,
-        "with all states": specialization.states_out != "none",
-        "sequences behind each other": specialization.packed,
-        f"rows aligned to {specialization.alignment_bytes} bytes": specialization.alignment_bytes < WIDEST_COPY_BYTES,
-    }
-    which = "".join(f", {word}" for word, holds in words.items() if holds)
+    aligned = problem.specialization.alignment_bytes < WIDEST_COPY_BYTES
+    which = "".join(f", {word}" for word in (*([_alignment(plan)] if aligned else ()), *_kinds_of_calls(plan)))
     sizes = f"planned for batch {problem.batch}, time {problem.time}"
     most = term_in_words(largest_term(plan.prediction.predicted_us))
     predicted = f"{plan.predicted_total_us:,.1f} us as predicted, most of it {most}"
@@ -125,18 +118,25 @@ def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _specialization(plan: KernelPlan) -> str:
-    specialization = plan.problem.specialization
     copies = plan.launch.copies_are_asynchronous and plan.launch.partition.get("copied_bytes", 1) > 0
+    kind = ("asynchronous copies",) if copies else ("plain copies",) if plan.budget.shared_bytes > 0 else ()
+    return ", ".join((_alignment(plan), *kind, *_kinds_of_calls(plan)))
+
+
+def _alignment(plan: KernelPlan) -> str:
+    return f"rows aligned to {plan.problem.specialization.alignment_bytes} bytes"
+
+
+def _kinds_of_calls(plan: KernelPlan) -> list[str]:
+    """Return in words which calls a kernel serves that a plain one doesn't."""
+    specialization = plan.problem.specialization
     words = {
-        f"rows aligned to {specialization.alignment_bytes} bytes": True,
-        "asynchronous copies": copies,
-        "plain copies": plan.budget.shared_bytes > 0 and not copies,
         "reverse": specialization.reverse,
         "resets": specialization.resets,
         f"states out in {specialization.states_out} dtype": specialization.states_out != "none",
-        "sequences behind each other": specialization.packed,
+        "packed sequences": specialization.packed,
     }
-    return ", ".join(word for word, holds in words.items() if holds)
+    return [word for word, holds in words.items() if holds]
 
 
 def _resources(built: BuiltKernel) -> str:

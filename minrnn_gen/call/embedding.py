@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,27 +46,35 @@ class Embedding:
 
     def matrices(self, R: Any) -> Any:
         """Return R [Gr, N, D, D] of the inner kernel."""
-        outer, at = self.outer, len(self.outer.directions)
-        flat = R if outer.has_unequal_products else R.reshape((*outer.directions, -1))
-        squares, first = [], 0
-        for shape, count in equal_neighbours(outer.product_shapes):
-            last = first + count * shape.elements
-            matrices = flat[..., first:last].reshape((*outer.directions, count, *shape))
-            squares.append(self._squares(matrices, shape))
-            first = last
-        return squares[0] if len(squares) == 1 else self._library(R).concatenate(squares, axis=at)
+        return self._by_shape(R, self.outer.has_unequal_products, tuple, self._squares)
 
     def biases(self, bias: Any) -> Any:
         """Return the recurrent bias [Gr, N, D] of the inner kernel."""
-        outer, at = self.outer, len(self.outer.directions)
-        flat = bias if outer.has_unequal_biases else bias.reshape((*outer.directions, -1))
-        rows, first = [], 0
-        for shape, count in equal_neighbours(outer.product_shapes):
-            last = first + count * shape.rows
-            of_run = flat[..., first:last].reshape((*outer.directions, count, self.inner.heads, shape.rows // self.inner.heads))
-            rows.append(self._padded(of_run, -1, self.inner.head_dim))
+        heads, units = self.inner.heads, self.inner.head_dim
+        return self._by_shape(
+            bias,
+            self.outer.has_unequal_biases,
+            lambda shape: (heads, shape.rows // heads),
+            lambda rows, _: self._padded(rows, -1, units),
+        )
+
+    def _by_shape(
+        self,
+        array: Any,
+        is_flat: bool,
+        sizes_of: Callable[[ProductShape], tuple[int, ...]],
+        embedded: Callable[[Any, ProductShape], Any],
+    ) -> Any:
+        """Return the arrays of all products, embedded by runs of equal shapes, each of which `sizes_of` gives one product."""
+        axes = self.outer.directions
+        flat = array if is_flat else array.reshape((*axes, -1))
+        runs, first = [], 0
+        for shape, count in equal_neighbours(self.outer.product_shapes):
+            sizes = (count, *sizes_of(shape))
+            last = first + math.prod(sizes)
+            runs.append(embedded(flat[..., first:last].reshape((*axes, *sizes)), shape))
             first = last
-        return rows[0] if len(rows) == 1 else self._library(bias).concatenate(rows, axis=at)
+        return runs[0] if len(runs) == 1 else self._library(array).concatenate(runs, axis=len(axes))
 
     def states(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """Return states, or their gradients, of the inner kernel."""

@@ -354,6 +354,7 @@ def test_commands_about_the_cache_say_that_there_is_none(
     for command in ("path", "list", "clear"):
         assert main(["cache", command, "--json"]) == 2
         assert "no home folder is known" in json.loads(capsys.readouterr().out)["error"]
+    monkeypatch.setattr("minrnn_gen.cli.doctor._why_not", lambda _: "")  # of libraries, which take seconds
     main(["doctor", "--json"])
     findings = json.loads(capsys.readouterr().out)["findings"]
     (cache,) = (finding for finding in findings if finding["name"] == "cache")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.cell_evaluation import built_in, source_of
+from support.needed import needed
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import classify
@@ -16,7 +17,7 @@ from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackw
 from minrnn_gen.cell.preparation import is_trivial, names_in
 from minrnn_gen.cell.stages import is_constant_input, is_gate, statements_of
 
-vector_cells = pytest.importorskip("support.vector_cells")
+vector_cells = needed("support.vector_cells")
 WRITTEN = {name: cell.file for name, cell in vector_cells.CELLS.items() if name != "selective"}
 NAMES = (*vector_library_names(), *WRITTEN)
 

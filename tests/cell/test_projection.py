@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
+from support.everyday import in_turn
 from support.projected_cells import OVER_ALL, TWO_ROUNDS, call_of
 
 import minrnn_gen
@@ -141,9 +142,9 @@ def test_outputs_and_gradients_are_those_of_the_prototype() -> None:
         numpy.testing.assert_allclose((named[name] ** 2).sum(), square, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("model", "heads", "size"), SHAPES)
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_gradients_are_differences_of_outputs(model: str, heads: int, size: int, direction: str) -> None:
+@pytest.mark.parametrize(("direction", "shape"), in_turn(["forward", "bidirectional"], SHAPES))
+def test_gradients_are_differences_of_outputs(direction: str, shape: tuple[str, int, int]) -> None:
+    model, heads, size = shape
     spec = {"model": CELLS[model], "hidden_size": 8, "heads": heads, "projection_size": size, "precision": "fp64"}
     kernel = minrnn_gen.compile({**spec, "direction": direction})
     arguments = call_of(kernel.interface, 2, 4, "float64")
@@ -193,9 +194,9 @@ def test_a_wrong_R_is_refused_in_one_sentence() -> None:
         assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("where", ["native", "interpret"])
-@pytest.mark.parametrize(("model", "heads", "size"), SHAPES)
-def test_kernels_compute_what_numpy_does(model: str, heads: int, size: int, where: str) -> None:
+@pytest.mark.parametrize(("where", "shape"), in_turn(["native", "interpret"], SHAPES))
+def test_kernels_compute_what_numpy_does(where: str, shape: tuple[str, int, int]) -> None:
+    model, heads, size = shape
     keys = {"model": CELLS[model], "hidden_size": 8, "heads": heads, "projection_size": size, "precision": "fp32"}
     kernel = minrnn_gen.compile(keys, device="interpret" if where == "interpret" else None)
     arguments = call_of(kernel.interface, 2, 3, "float32")

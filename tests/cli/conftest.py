@@ -19,6 +19,12 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return runner(main, capsys)
 
 
+@pytest.fixture
+def no_libraries_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `doctor` take libraries that are installed for sound: importing torch, JAX and ONNX takes seconds."""
+    monkeypatch.setattr("minrnn_gen.cli.doctor._why_not", lambda _: "")
+
+
 @pytest.fixture(scope="session")
 def nvrtc() -> str:
     """The version of NVRTC; without it there is nothing to compile with."""

@@ -121,6 +121,7 @@ def test_without_nvrtc_only_compile_fails(command: Command, tmp_path: Path, monk
     assert any(line.startswith("missing  NVRTC") and "pip install" in line for line in doctor.out.splitlines())
 
 
+@pytest.mark.usefixtures("no_libraries_imported")
 def test_doctor_compiles_a_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where libnvrtc is here and the library that it compiles by is not."""
 
@@ -135,6 +136,7 @@ def test_doctor_compiles_a_line(command: Command, monkeypatch: pytest.MonkeyPatc
     assert not row["is_well"] and "libnvrtc-builtins" in row["state"] and "pip install 'cupy-cuda13x[ctk]'" in row["mend"]
 
 
+@pytest.mark.usefixtures("no_libraries_imported")
 def test_doctor_has_rows_for_torch_and_a_compiler(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def rows() -> dict[str, Any]:
         return {finding["name"]: finding for finding in command("doctor", "--json").json["findings"]}

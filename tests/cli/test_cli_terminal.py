@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from support.command_runner import Command
+from support.everyday import in_turn
 
 
-@pytest.mark.parametrize("colors", [None, "1"])
-@pytest.mark.parametrize("kind", [None, "dumb", "unknown", "xterm-256color"])
-@pytest.mark.parametrize("columns", [None, "40"])
+@pytest.mark.parametrize(
+    ("colors", "kind", "columns"), in_turn([None, "1"], [None, "dumb", "unknown", "xterm-256color"], [None, "40"])
+)
 def test_a_table_in_a_pipe_is_whole_whatever_the_terminal_is_called(
     command: Command, monkeypatch: pytest.MonkeyPatch, colors: str | None, kind: str | None, columns: str | None
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.everyday import for_each
 from support.odd_names import (
     CUDA_NAMES,
     KEYWORDS,
@@ -179,7 +180,7 @@ def test_nothing_else_has_the_prefix_of_a_cells_names() -> None:
     assert len(template_identifiers()) > 900 and len(of_machine) > 400
 
 
-@pytest.mark.parametrize("template", sorted({*template_texts()} - PROGRAMS))
+@for_each(sorted({*template_texts()} - PROGRAMS))
 def test_a_template_writes_the_cells_names_behind_the_prefix(template: str) -> None:
     text = re.sub(r"\{%.*?%\}", "", without_comments(template_texts()[template]))
     for before in re.findall(r"(\w*)\{\{ (?:name|cell\.output_state) \}\}(?! = )", text):

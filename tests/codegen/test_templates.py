@@ -12,6 +12,7 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 import pytest
+from support.everyday import for_each
 
 from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText, StepsText
 from minrnn_gen.codegen.render import environment
@@ -92,7 +93,7 @@ def test_a_family_says_whether_its_kernel_copies(family: Family) -> None:
     assert family.copies == bool({"ptx/async_copy.cuh.j2", "ptx/tensor_map.cuh.j2"} & reached_from(family.template))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@for_each(TEMPLATES)
 def test_the_context_is_plan_cell_header_and_signature(name: str) -> None:
     assert jinja2.meta.find_undeclared_variables(parsed(name)) <= CONTEXT
 
@@ -101,7 +102,7 @@ def test_the_context_is_plan_cell_header_and_signature(name: str) -> None:
 TEXTS = {False: (CellText, StepsText, VectorsText), True: (CellBackwardText, StepsBackwardText, VectorsBackwardText)}
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@for_each(TEMPLATES)
 def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     """Attributes, filters and tests that exist; calls of macros alone: a template computes nothing."""
     members = {
@@ -130,7 +131,7 @@ def test_the_environment_is_strict() -> None:
         made.from_string("{{ plan.colour }}").render(plan=object())
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@for_each(TEMPLATES)
 def test_structure_is_one_level_deep(name: str) -> None:
     """`if` and `for` do not nest in their own kind: what is rendered can be read off the template."""
 
@@ -146,12 +147,12 @@ def test_structure_is_one_level_deep(name: str) -> None:
         assert deepest - chains <= (2 if name == "parts/functions.cuh.j2" else 1)
 
 
-@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - set(WRAPPERS)))
+@for_each(sorted(set(TEMPLATES) - set(WRAPPERS)))
 def test_assembly_stays_in_its_folder(name: str) -> None:
     assert not re.search(r"\basm\b", TEMPLATES[name])
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@for_each(WRAPPERS)
 def test_every_wrapper_has_a_twin_for_the_host(name: str) -> None:
     """`#ifdef __CUDACC__` assembly `#else` a function of minrnn_host `#endif`, and assembly nowhere else."""
     branch, called_host = None, True
@@ -172,27 +173,27 @@ def test_every_wrapper_has_a_twin_for_the_host(name: str) -> None:
     assert branch is None
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@for_each(TEMPLATES)
 def test_nothing_is_included_from_outside(name: str) -> None:
     text = TEMPLATES[name]
     assert not re.search(r"#\s*include|cooperative_groups|cuda::|cub::|<cuda|__half|nv_bfloat", text)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@for_each(TEMPLATES)
 def test_text_is_plain(name: str) -> None:
     """ASCII, no tabs, no continued lines."""
     text = TEMPLATES[name]
     assert text.isascii() and "\t" not in text and "\\\n" not in text and text.endswith("\n")
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@for_each(TEMPLATES)
 def test_strings_end_on_their_line(name: str) -> None:
     """A wrapped template line must not wrap a string: C++ has none over two lines."""
     wrapped = [f"line {number}: {line.strip()}" for number, line in code_lines(TEMPLATES[name]) if line.count('"') % 2]
     assert wrapped == []
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WRAPPERS])
+@for_each([name for name in TEMPLATES if name not in WRAPPERS])
 def test_numbers_have_names(name: str) -> None:
     """A number stands in a constexpr with its name, or is one of those that need none."""
     text = re.sub("|".join(NUMBERS_IN_PLACE), "", TEMPLATES[name])
@@ -207,7 +208,7 @@ def test_numbers_have_names(name: str) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@for_each(KERNELS)
 def test_the_plan_is_written_down_once(name: str) -> None:
     """Every number of the plan goes into a constant; below them only its name is used."""
     for number, line in enumerate(TEMPLATES[name].splitlines(), 1):
@@ -215,7 +216,7 @@ def test_the_plan_is_written_down_once(name: str) -> None:
             assert line.startswith("constexpr"), f"line {number}: {line.strip()}"
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@for_each(KERNELS)
 def test_entry_points_are_c_and_bounded(name: str) -> None:
     """`extern "C"`, both launch bounds (with one alone ptxas spills), and the parameters of the signature.
 

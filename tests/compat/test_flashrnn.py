@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.needed import needed
 from support.reference_cells import STATES, step_of
 
 from minrnn_gen.compat.flashrnn_request import BACKENDS, FUNCTIONS
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-flashrnn = pytest.importorskip("minrnn_gen.compat.flashrnn").flashrnn
+flashrnn = needed("minrnn_gen.compat.flashrnn").flashrnn
 
 BATCH, TIME, HEADS, SIZE = 2, 5, 2, 3
 # Gates of Wx, of R, of b, as FlashRNN's table of functions has them.

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.everyday import one_in
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-mamba_ssm = pytest.importorskip("minrnn_gen.compat.mamba_ssm")
+mamba_ssm = needed("minrnn_gen.compat.mamba_ssm")
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -6,12 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-accelerated = pytest.importorskip("minrnn_gen.compat.accelerated_scan")
-fla = pytest.importorskip("minrnn_gen.compat.fla")
+accelerated = needed("minrnn_gen.compat.accelerated_scan")
+fla = needed("minrnn_gen.compat.fla")
 
 TOLERANCE = 1e-12
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("minrnn_gen.torch")
 
 from support.differentiable import exchanged  # noqa: E402
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("minrnn_gen.torch")
 
 from support.spiking import arctan, assert_equal, results, spike_above  # noqa: E402
 

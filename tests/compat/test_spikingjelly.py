@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("minrnn_gen.torch")
 
 from support.spiking import arctan, assert_equal, logistic, results, spike_from  # noqa: E402
 

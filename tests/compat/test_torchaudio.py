@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-torchaudio = pytest.importorskip("minrnn_gen.compat.torchaudio")
+torchaudio = needed("minrnn_gen.compat.torchaudio")
 
 
 def definition(waveform: Any, a: Any, b: Any, clamp: bool) -> Any:

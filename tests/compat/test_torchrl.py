@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-front = pytest.importorskip("minrnn_gen.compat.torchrl")
+front = needed("minrnn_gen.compat.torchrl")
 
 from support.differentiable import exchanged  # noqa: E402
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from support.everyday import one_in
 from support.examples import examples
 from support.host_kernels import CODES, computed_by
+from support.needed import needed
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 
 # The loops compute their gradients by torch's autograd.
-loops = pytest.importorskip("support.altered_calls")
+loops = needed("support.altered_calls")
 HIDDEN = 6
 
 

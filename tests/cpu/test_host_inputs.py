@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import in_turn
 from support.host_kernels import compiled, fill
 from support.input_cells import EVERY_CELL, HIGHWAY
 
@@ -135,8 +136,7 @@ def check_highway(kernel: Kernel, kind: str) -> None:
     np.testing.assert_allclose(state["h"], led(final), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("model", EVERY_CELL, ids=lambda model: model["name"])
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize(("model", "direction"), in_turn(EVERY_CELL, ["forward", "bidirectional"]))
 def test_gradients_of_inputs_are_those_of_differences(code: str, model: dict[str, Any], direction: str) -> None:
     """Along one direction through all arrays, with a reset, and a sequence that ends early."""
     kernel = compiled(code, model=model, hidden_size=HIDDEN, precision="fp64", direction=direction)

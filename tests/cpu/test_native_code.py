@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import in_turn
 from support.native_store import native_store
 from support.patience import within
 
@@ -330,9 +331,8 @@ def test_another_cpu_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert c_compiler().key != here
 
 
-@pytest.mark.parametrize(("name", "inputs"), [("LSTM", 20), ("GRU", 64), ("RNN", 5)])
-@pytest.mark.parametrize("has_state", [False, True])
-def test_layers_of_torch_are_replayed(name: str, inputs: int, has_state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layer", "has_state"), in_turn([("LSTM", 20), ("GRU", 64), ("RNN", 5)], [False, True]))
+def test_layers_of_torch_are_replayed(layer: tuple[str, int], has_state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is met again has the values and the gradients of the first, and those of torch, of new tensors."""
     torch = pytest.importorskip("torch")
     from minrnn_gen.torch import nn
@@ -340,6 +340,7 @@ def test_layers_of_torch_are_replayed(name: str, inputs: int, has_state: bool, m
     monkeypatch.setenv("MINRNN_CPU", "native")
     monkeypatch.setattr("minrnn_gen.layers.kernels._KERNELS", {})
     torch.manual_seed(3)
+    name, inputs = layer
     theirs = getattr(torch.nn, name)(inputs, 24, batch_first=True)
     ours = getattr(nn, name)(inputs, 24, batch_first=True)
     ours.load_state_dict(theirs.state_dict())
@@ -349,10 +350,10 @@ def test_layers_of_torch_are_replayed(name: str, inputs: int, has_state: bool, m
         hx = None if not has_state else tuple(states) if name == "LSTM" else states[0]
         wanted = [*([x] if x.requires_grad else []), *(states if has_state else [])]
         results = []
-        for layer in (ours, theirs):
-            y, final = layer(x, hx)
+        for module in (ours, theirs):
+            y, final = module(x, hx)
             last = sum(state.square().sum() for state in (final if name == "LSTM" else (final,)))
-            gradients = torch.autograd.grad(y.square().sum() + last, [*wanted, *layer.parameters()])
+            gradients = torch.autograd.grad(y.square().sum() + last, [*wanted, *module.parameters()])
             results.append([y, *gradients])
         for found, expected in zip(*results, strict=True):
             torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.drawn_vectors import compare, vector_cells
 from support.examples import examples
 from support.native_store import native_store
+from support.needed import needed
 from support.vector_calls import VectorCall, results_of
 
 import minrnn_gen
@@ -171,7 +172,7 @@ def test_steps_are_the_call(model: Any) -> None:
 def test_a_projection_makes_the_gates_and_no_shared_input() -> None:
     """In pieces of time, too, where nobody keeps pre-activations."""
     torch = pytest.importorskip("torch")
-    wing = pytest.importorskip("minrnn_gen.torch")
+    wing = needed("minrnn_gen.torch")
     keys = {"hidden_size": 32, "groups": 2, "precision": "fp32"}
     projecting, plain = kernel_of("native", "selective", input_size=8, **keys), kernel_of("native", "selective", **keys)
     generator = torch.Generator().manual_seed(0)

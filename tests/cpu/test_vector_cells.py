@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel, nothing_compiled
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-vector_cells = pytest.importorskip("support.vector_cells")
+vector_cells = needed("support.vector_cells")
 CELLS, drawn, looped = vector_cells.CELLS, vector_cells.drawn, vector_cells.looped
 
 TOLERANCE = 1e-9
@@ -244,7 +245,7 @@ def test_sizes_that_do_not_fit_the_cell_are_one_sentence(model: str, keys: dict[
 )
 def test_autograd_of_torch_knows_them(name: str, is_compiled: bool) -> None:
     """`recurrence`, as it is and traced, beside the loop over time."""
-    wing = pytest.importorskip("minrnn_gen.torch")
+    wing = needed("minrnn_gen.torch")
     kernel = kernel_of(name, groups=2)
     given_tensors = drawn(kernel, 2, 5).torch()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.documentation import PAGES, ROOT, Block, blocks, name_of
+from support.everyday import for_each
 from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.cell.files import find_cell
@@ -84,7 +85,7 @@ def test_python_runs_on_a_gpu(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
     run(page, chosen)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES)
 def test_yaml_is_a_spec_or_a_cell(page: Path) -> None:
     for block in blocks(page):
         if block.language != "yaml":

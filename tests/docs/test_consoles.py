@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.documentation import PAGES, ROOT, blocks, name_of
+from support.everyday import for_each
 
 from minrnn_gen.build.nvrtc import nvrtc_version
 from minrnn_gen.cli.main import main
@@ -114,7 +115,7 @@ def test_pages_show_commands_and_output() -> None:
     assert {words_of(shown)[0] for shown in EVERY} >= {"compile", "explain", "run", "cells", *LONG, *ON_A_GPU}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES)
 def test_an_install_names_extras_that_there_are(page: Path) -> None:
     import tomllib
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
-import pytest
 from support.documentation import ROOT, code, table
+from support.everyday import for_each
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 ROWS = {word: (meaning, place) for word, meaning, place in table(GLOSSARY, "word", "meaning", "in the code")}
@@ -22,7 +22,7 @@ def identifiers() -> frozenset[str]:
     return frozenset(word for part in text for word in re.findall(r"[A-Za-z_]\w*", part))
 
 
-@pytest.mark.parametrize("word", ROWS)
+@for_each(ROWS)
 def test_the_word_lives_in_the_code(word: str) -> None:
     (name,) = code(ROWS[word][1])
     if "/" in name:
@@ -31,7 +31,7 @@ def test_the_word_lives_in_the_code(word: str) -> None:
         assert name in identifiers(), f"{word}: {name} occurs neither in templates/, minrnn_gen/ nor benchmarks/"
 
 
-@pytest.mark.parametrize("word", ROWS)
+@for_each(ROWS)
 def test_the_meaning_is_one_sentence(word: str) -> None:
     meaning, _ = ROWS[word]
     assert meaning.endswith(".") and ". " not in meaning, word

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from support.documentation import PAGES, ROOT, anchors, name_of, prose
+from support.everyday import for_each
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
     for target in LINK.findall(prose(page)):

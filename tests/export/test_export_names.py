@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from support.export_names import check_export, check_export_by_cmake, names_of_the_system, odd_export_names
 from support.exported_operators import build_library, build_onnx_library
+from support.needed import needed
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
@@ -72,7 +73,7 @@ def test_the_text_of_a_cell_stays_in_comments_and_strings(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["check", *(pytest.param(name, marks=pytest.mark.matrix_full) for name in ("linux", "c10"))])
 def test_names_of_operators_meet_no_others(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    torch, wing = pytest.importorskip("torch"), pytest.importorskip("minrnn_gen.torch")
+    torch, wing = pytest.importorskip("torch"), needed("minrnn_gen.torch")
     layer, x = wing.MinGRU(2, 4), torch.randn(1, 3, 2)
     program = wing.export_operators(torch.export.export(layer, (x,)), tmp_path, name=name)
     prefix = f"rnn_{name}"

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from support.exported import run_in
 from support.exported_operators import build_library, run_without_the_package, torch_folder
+from support.needed import needed
 from support.operator_cases import CASES, EVERYDAY, TOLERANCE, Case, flat, together
 from support.patience import within
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from support.exported import run_in
 from support.exported_operators import build_onnx_library
+from support.needed import needed
 from support.operator_cases import CASES, TOLERANCE, flat, in_bfloat16, together
 
 from minrnn_gen.errors import BadInput, ToolchainMissing
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 # Half numbers of 16 bits have no array in ONNX Runtime's Python.
 ONNX_CASES = tuple(case for case in CASES if case is not in_bfloat16)

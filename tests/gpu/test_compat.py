@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.compat import numpy_cells
 from minrnn_gen.compat.flashrnn_request import FUNCTIONS
@@ -13,9 +14,9 @@ from minrnn_gen.errors import BadInput
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-flashrnn = pytest.importorskip("minrnn_gen.compat.flashrnn").flashrnn
-accelerated = pytest.importorskip("minrnn_gen.compat.accelerated_scan")
-fla = pytest.importorskip("minrnn_gen.compat.fla")
+flashrnn = needed("minrnn_gen.compat.flashrnn").flashrnn
+accelerated = needed("minrnn_gen.compat.accelerated_scan")
+fla = needed("minrnn_gen.compat.fla")
 
 BATCH, TIME, HEADS, SIZE = 2, 19, 2, 32
 GATES = {"elman": (1, 1, 1), "gru": (3, 3, 4), "lstm": (4, 4, 4), "slstm": (4, 4, 4)}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from support.busy_stream import last_beside_a_busy_stream
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 from minrnn_gen.build.builder import builder_of  # noqa: E402
 from minrnn_gen.config.spec import load_spec  # noqa: E402

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.interpret.cases import SLOW
@@ -15,7 +16,7 @@ from minrnn_gen.plan.scan.projected import TILE_STEPS
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 # Relative error of a whole array: what rounding y, and pre-activations for the gradients, to 8 or 11 digits leaves.
 TOLERANCE = {"bfloat16": 2.0**-7, "float16": 2.0**-10}

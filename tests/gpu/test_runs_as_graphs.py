@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.native import trip
 from minrnn_gen.run.recording.operations import Program
 
 torch = pytest.importorskip("torch")
-layers = pytest.importorskip("minrnn_gen.torch.nn")
+layers = needed("minrnn_gen.torch.nn")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(trip.LIBRARY is None, reason="the package was installed without its C part")]
 

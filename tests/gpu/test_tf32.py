@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 # Errors of both are draws of one distribution where both round to nearest. The smallest arrays here have 768 elements, so that
 # a root mean square is off by 2.6 % (1 / sqrt(2 n)), a ratio of two by 3.6 %, and 1.1 is beyond it by its threefold almost; the

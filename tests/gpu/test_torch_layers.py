@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from support.needed import needed
 from support.reference_cells import plain_layer
 
 from minrnn_gen.cell.files import library_names
@@ -14,7 +15,7 @@ from minrnn_gen.run import executor
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 3, 37, 24, 64
 PRECISIONS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

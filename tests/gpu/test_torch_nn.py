@@ -6,11 +6,12 @@ import copy
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-models = pytest.importorskip("support.models_of_torch")
+wing = needed("minrnn_gen.torch")
+models = needed("support.models_of_torch")
 
 NAMES = ("LSTM", "GRU", "RNN")
 # Both sides round: torch's layers in tf32 where it may, and all results in 16 bits.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 from support.scan_strategies import Strategy, kernel_taking
 from support.uncompiled_kernels import nothing_compiled
 from support.vector_calls import VectorCall, in_float64, results_of, with_decays
@@ -19,7 +20,7 @@ from minrnn_gen.precision import PRECISION_NAMES, error_allowed, remembered_erro
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-vector_cells = pytest.importorskip("support.vector_cells")
+vector_cells = needed("support.vector_cells")
 CELLS = {name: cell.file for name, cell in vector_cells.CELLS.items() if name != "selective"}
 NAMES = (*vector_library_names(), *CELLS)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from support.busy_stream import last_beside_a_busy_stream
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 import minrnn_gen  # noqa: E402
 from minrnn_gen.call.pieces import Piece  # noqa: E402

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
+from support.needed import needed
 
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.spec import load_spec
@@ -14,7 +15,7 @@ from minrnn_gen.interpret.toolchain import has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 # The loops compute their gradients by torch's autograd.
-loops = pytest.importorskip("support.altered_calls")
+loops = needed("support.altered_calls")
 BY_NAME = {case.name: case for case in loops.CASES}
 
 # Scans along channels and time; diagonal cells; dense ones in a block, and step by step, with products of one round and of two.

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.native import trip
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
-c_handler = pytest.importorskip("minrnn_gen.jax.c_handler")
-structures = pytest.importorskip("minrnn_gen.jax.structures")
+front = needed("minrnn_gen.jax")
+c_handler = needed("minrnn_gen.jax.c_handler")
+structures = needed("minrnn_gen.jax.structures")
 
 ROOT = Path(__file__).resolve().parents[2]
 

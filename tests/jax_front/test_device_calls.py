@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.fake_device import as_if_on_a_device
 from support.filters_on_host import filter_kernels_on_host
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
@@ -20,8 +21,8 @@ from minrnn_gen.raw_scan import filters, filters_device
 from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
 from minrnn_gen.run.recording.replay import TraceCache
 
-device = pytest.importorskip("minrnn_gen.jax.device")
-request = pytest.importorskip("minrnn_gen.jax.request")
+device = needed("minrnn_gen.jax.device")
+request = needed("minrnn_gen.jax.request")
 
 BATCH, TIME, HIDDEN = 2, 5, 16
 ALIGNMENT = 256
@@ -118,8 +119,8 @@ FILTERS = [(False, "float32", 3, 2, 9, True), (True, "float64", 1, 1, 4, False),
 @pytest.mark.parametrize("case", FILTERS, ids=str)
 def test_a_filter_is_recorded_with_float64_coefficients(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """What XLA is told of a GPU gives what a program for the CPU does, gradients too."""
-    jax, primitive = pytest.importorskip("jax"), pytest.importorskip("minrnn_gen.jax.primitive")
-    run_on_host = pytest.importorskip("minrnn_gen.jax.host").run_on_host
+    jax, primitive = pytest.importorskip("jax"), needed("minrnn_gen.jax.primitive")
+    run_on_host = needed("minrnn_gen.jax.host").run_on_host
     has_x64, dtype, channels, order, time, has_state = case
     random, carried = np.random.default_rng(0), "float64" if has_x64 else "float32"
     a, b = (random.uniform(-0.4, 0.4, (channels, order + 1)).astype(carried) for _ in range(2))
@@ -171,8 +172,8 @@ def test_there_are_no_full_maps_on_a_gpu() -> None:
 
 
 def test_a_program_for_a_gpu_widens_a_filter_without_x64(monkeypatch: pytest.MonkeyPatch) -> None:
-    jax, front = pytest.importorskip("jax"), pytest.importorskip("minrnn_gen.jax")
-    export, target = pytest.importorskip("jax.export"), pytest.importorskip("minrnn_gen.jax.target")
+    jax, front = pytest.importorskip("jax"), needed("minrnn_gen.jax")
+    export, target = pytest.importorskip("jax.export"), needed("minrnn_gen.jax.target")
     monkeypatch.setattr(target, "prepare", lambda site: device.device_call(site, 0))
     x, a, b, zi = (np.ones(shape, np.float32) for shape in ((2, 9), 3, 2, (2, 2)))
     safe = [export.DisabledSafetyCheck.custom_call("minrnn_gen")]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 from support.patience import within
 
 from minrnn_gen.errors import BadInput
@@ -18,7 +19,7 @@ from minrnn_gen.errors import BadInput
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
 export = pytest.importorskip("jax.export")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = {"model": "lstm", "hidden_size": 4}
@@ -58,8 +59,8 @@ BY_PYTHON = {"MINRNN_JAX": "python"}
     ("function", "shapes", "variables"),
     [
         pytest.param(lstm, LSTM_SHAPES, {}, id="lstm"),
-        pytest.param(lstm, LSTM_SHAPES, BY_PYTHON, id="lstm by Python"),
-        pytest.param(gradient, SCAN_SHAPES, {}, id="gradient"),
+        pytest.param(lstm, LSTM_SHAPES, BY_PYTHON, id="lstm by Python", marks=pytest.mark.matrix_full),
+        pytest.param(gradient, SCAN_SHAPES, {}, id="gradient", marks=pytest.mark.matrix_full),
         pytest.param(gradient, SCAN_SHAPES, BY_PYTHON, id="gradient by Python"),
         # On a CPU by Python in any case.
         pytest.param(filtered, ((2, 3, 9), (3,), (3, 2), (2, 3, 2)), {}, id="filter"),

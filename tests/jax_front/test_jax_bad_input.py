@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 SPEC = {"model": "min_gru", "hidden_size": 4}
 X = np.zeros((2, 3, 2, 4), np.float32)

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from support.drawn_filters import filters, of_scipy
 from support.examples import examples
 from support.host_code import BY, RUNNERS, natively
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 signal = pytest.importorskip("scipy.signal")
 
 RANDOM = np.random.default_rng(0)

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
-kernels = pytest.importorskip("minrnn_gen.layers.kernels")
-loops = pytest.importorskip("support.altered_calls")
+front = needed("minrnn_gen.jax")
+kernels = needed("minrnn_gen.layers.kernels")
+loops = needed("support.altered_calls")
 
 HIDDEN = 4
 

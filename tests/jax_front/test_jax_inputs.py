@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import in_turn
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
 checks = pytest.importorskip("jax.test_util")
-front = pytest.importorskip("minrnn_gen.jax")
-cells = pytest.importorskip("support.input_cells")
+front = needed("minrnn_gen.jax")
+cells = needed("support.input_cells")
 
 BATCH, TIME, HIDDEN = 2, 3, 4
 LEADS = {"BTD": (BATCH, TIME), "TBD": (TIME, BATCH), "BDT": (BATCH,)}
@@ -30,9 +32,9 @@ def near(one: Any, other: Any) -> bool:
     return float(np.abs(np.asarray(one) - np.asarray(other)).max()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("direction", ("forward", "bidirectional"))
-@pytest.mark.parametrize("layout", LEADS)
-@pytest.mark.parametrize("cell", (cells.GAPS, cells.HIGHWAY), ids=("dense", "scan"))
+@pytest.mark.parametrize(
+    ("cell", "layout", "direction"), in_turn((cells.GAPS, cells.HIGHWAY), LEADS, ("forward", "bidirectional"))
+)
 def test_transformations(cell: dict[str, Any], layout: str, direction: str) -> None:
     random = np.random.default_rng(3)
     spec = {"model": cell, "hidden_size": HIDDEN, "precision": "fp64", "layout": layout, "direction": direction}

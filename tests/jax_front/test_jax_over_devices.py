@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 ROOT = Path(__file__).resolve().parents[2]
 # Products and sums of some dozen values of size 1 in another order, each rounded to 2⁻⁵³.

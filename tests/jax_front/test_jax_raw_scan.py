@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 import minrnn_gen
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 RANDOM = np.random.default_rng(0)
 

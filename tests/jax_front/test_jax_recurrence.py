@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.everyday import one_in
+from support.needed import needed
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.kernel import Kernel
@@ -14,10 +15,10 @@ from minrnn_gen.layers.kernels import kernel_by
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
-CELLS = pytest.importorskip("support.cells_in_jax").CELLS
-by_lax_scan = pytest.importorskip("support.cells_in_jax").by_lax_scan
-_recipe = pytest.importorskip("minrnn_gen.jax.functional")._recipe
+front = needed("minrnn_gen.jax")
+CELLS = needed("support.cells_in_jax").CELLS
+by_lax_scan = needed("support.cells_in_jax").by_lax_scan
+_recipe = needed("minrnn_gen.jax.functional")._recipe
 
 BATCH, TIME, HEADS, HIDDEN = 3, 7, 2, 8
 
@@ -235,7 +236,7 @@ def test_a_kernel_serves_as_a_spec() -> None:
 
 def test_a_program_is_traced_without_a_compiler_and_runs_where_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its forward keeps states is known before; NumPy, which may need them after all, computes them once more."""
-    native = pytest.importorskip("minrnn_gen.run.cpu.native")
+    native = needed("minrnn_gen.run.cpu.native")
     random = np.random.default_rng(1)
     hidden = 5  # of no other test: kernels that are compiled stay so
     shapes = (BATCH, TIME, 3, hidden), (3, 1, hidden, hidden), (BATCH, TIME, hidden)

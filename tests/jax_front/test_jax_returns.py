@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support import returns_oracle as oracle
+from support.needed import needed
 from support.returns_oracle import Drawn, over
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 KEYWORDS: dict[str, Any] = {"gamma": 0.97, "lmbda": 0.9}
 THRESHOLDS = {"rho_thresh": 1.2, "c_thresh": 0.9, "pg_rho_thresh": 1.1}

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.cell.files import library_names, vector_library_names
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 
 KEY = jax.random.key(0)
@@ -68,7 +69,7 @@ OF_N_VALUES = [
 @pytest.mark.parametrize(("model", "sizes", "bidirectional"), OF_N_VALUES)
 def test_a_layer_of_n_values_computes_what_the_torch_front_does(model: str, sizes: dict[str, int], bidirectional: bool) -> None:
     """Of resets and initial states, with all gradients, for the same weights."""
-    torch, wing = pytest.importorskip("torch"), pytest.importorskip("minrnn_gen.torch")
+    torch, wing = pytest.importorskip("torch"), needed("minrnn_gen.torch")
     ours = front.RNN(model, 5, 4, 2, bidirectional=bidirectional, dtype=jnp.float64, **sizes)
     theirs = wing.RNN(model, 5, 4, 2, bidirectional=bidirectional, dtype=torch.float64, **sizes)
     params, random = numbers(ours), np.random.default_rng(0)
@@ -96,7 +97,7 @@ def test_a_layer_of_n_values_computes_what_the_torch_front_does(model: str, size
 
 @pytest.mark.parametrize("model", (*library_names(), *vector_library_names()))
 def test_every_built_in_cell_has_the_parameters_of_the_torch_front(model: str) -> None:
-    wing = pytest.importorskip("minrnn_gen.torch")
+    wing = needed("minrnn_gen.torch")
     options = {"state_size": 3} if model in vector_library_names() else {}
     ours, theirs = (one(model, 5, 4, 2, bidirectional=True, **options) for one in (front.RNN, wing.RNN))
     shapes = {name: tuple(value.shape) for name, value in theirs.named_parameters()}

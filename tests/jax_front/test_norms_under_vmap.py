@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 from support.norm_cells import GATES_TOGETHER, OF_BOTH
 
 jax = pytest.importorskip("jax")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 
 @pytest.mark.parametrize("document", [GATES_TOGETHER, OF_BOTH], ids=lambda document: document["name"])

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 from test_jax_recurrence import BATCH, HIDDEN, drawn, kernel_of, split
 
 from minrnn_gen.kernel import Kernel
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
-by_lax_scan = pytest.importorskip("support.cells_in_jax").by_lax_scan
-target = pytest.importorskip("minrnn_gen.jax.target")
+front = needed("minrnn_gen.jax")
+by_lax_scan = needed("support.cells_in_jax").by_lax_scan
+target = needed("minrnn_gen.jax.target")
 
 pytestmark = pytest.mark.gpu
 

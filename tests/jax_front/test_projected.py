@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 from support.projected_cells import OVER_ALL, TWO_ROUNDS, call_of
 
 import minrnn_gen
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 HIDDEN, PROJECTED, INPUTS = 8, 4, 5
 

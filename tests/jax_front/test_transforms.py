@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
-by_lax_scan = pytest.importorskip("support.cells_in_jax").by_lax_scan
-target = pytest.importorskip("minrnn_gen.jax.target")
-bind = pytest.importorskip("minrnn_gen.jax.primitive").bind
-CallSite = pytest.importorskip("minrnn_gen.jax.request").CallSite
-Request = pytest.importorskip("minrnn_gen.jax.request").Request
+front = needed("minrnn_gen.jax")
+by_lax_scan = needed("support.cells_in_jax").by_lax_scan
+target = needed("minrnn_gen.jax.target")
+bind = needed("minrnn_gen.jax.primitive").bind
+CallSite = needed("minrnn_gen.jax.request").CallSite
+Request = needed("minrnn_gen.jax.request").Request
 
 LSTM = {"model": "lstm", "hidden_size": 4, "heads": 2, "precision": "fp64"}
 COUNT, BATCH, TIME, HIDDEN = 3, 2, 5, 4

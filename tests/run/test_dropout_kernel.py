@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.emulated_code import HAS_COMPILER
+from support.needed import needed
 from support.small_problems import WantedBuilder
 
 from minrnn_gen.build.store import Store
@@ -21,7 +22,7 @@ from minrnn_gen.run.layers.stack import StackResult
 from minrnn_gen.run.target import target_of
 
 torch = pytest.importorskip("torch")
-dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")
+dropout = needed("minrnn_gen.torch.layers.dropout")
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"

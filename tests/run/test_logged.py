@@ -59,7 +59,8 @@ def test_every_kernel_is_a_line_that_says_what_it_serves_and_why(
         return
     assert len(lines) == len(kernel.plans) > 1
     for key, plan in kernel.plans.items():
-        keeps = ", with all states" if key.specialization.states_out != "none" else ""
+        states_out = key.specialization.states_out
+        keeps = f", states out in {states_out} dtype" if states_out != "none" else ""
         sizes = f"planned for batch {key.sizes.batch}, time {key.sizes.time}, on h200"
         begin = f"minrnn-gen: lstm 32, bf16, BTD: {key.kernel_pass}{keeps}, {sizes}: {plan.symbol} of {plan.template} "
         (line,) = (line for line in lines if line.startswith(begin))

@@ -15,6 +15,7 @@ from support.emulated_calls import kernel_of as emulated_kernel_of
 from support.emulated_code import HAS_COMPILER
 from support.everyday import one_in
 from support.examples import examples
+from support.needed import needed
 from support.uncompiled_kernels import nothing_compiled
 from support.vector_calls import VectorCall, in_float64, results_of, with_decays
 
@@ -26,7 +27,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES, error_allowed
 
-vector_cells = pytest.importorskip("support.vector_cells")
+vector_cells = needed("support.vector_cells")
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
 )

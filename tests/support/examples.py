@@ -1,13 +1,18 @@
-"""How many examples hypothesis draws: few every day, a third as many in CI, seven times as many in the whole matrix."""
+"""How many examples hypothesis draws of those that a test names: half every day, a third in CI, seven times as many in all."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-# Of the profiles that are run every day (tests/conftest.py).
-EVERYDAY_EXAMPLES = 30
+# Examples of a profile (tests/conftest.py) that draws as many as tests name.
+NAMED_EXAMPLES = 30
 
 
-def examples(everyday: int) -> int:
-    """Return `everyday`, times what the profile at hand has more than those of every day; one at least."""
-    return max(1, everyday * settings.default.max_examples // EVERYDAY_EXAMPLES)
+def is_whole() -> bool:
+    """Say whether the profile at hand is that of the whole matrix."""
+    return settings.default.max_examples > NAMED_EXAMPLES
+
+
+def examples(named: int) -> int:
+    """Return `named`, in proportion to the examples of the profile at hand; one at least."""
+    return max(1, named * settings.default.max_examples // NAMED_EXAMPLES)

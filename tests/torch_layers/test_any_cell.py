@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 import minrnn_gen
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.cell.files import library_names
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.layers.kernels")
+wing = needed("minrnn_gen.torch")
+kernels = needed("minrnn_gen.layers.kernels")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 6, 5, 6
 NAMED = {

@@ -6,9 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 3, 7, 5, 6
 # The bound that is promised in fp32; sums of a few dozen products of numbers of size 1 come to a tenth of it.

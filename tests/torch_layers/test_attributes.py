@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-every_layer = pytest.importorskip("support.every_layer")
-set_later = pytest.importorskip("support.set_later")
+wing = needed("minrnn_gen.torch")
+every_layer = needed("support.every_layer")
+set_later = needed("support.set_later")
 OF_EACH = every_layer.parameters()
 
 

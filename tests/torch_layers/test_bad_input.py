@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 6, 5, 6
 X = torch.zeros(BATCH, TIME, INPUTS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.emulated_code import HAS_COMPILER
+from support.needed import needed
 from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.build.recipe import spec_from
@@ -21,9 +22,9 @@ from minrnn_gen.run.layers.stack import Cut, StackRun
 from minrnn_gen.run.target import target_of
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-beside = pytest.importorskip("minrnn_gen.torch.layers.beside")
-stack_operator = pytest.importorskip("minrnn_gen.torch.operators.stack_operator")
+wing = needed("minrnn_gen.torch")
+beside = needed("minrnn_gen.torch.layers.beside")
+stack_operator = needed("minrnn_gen.torch.operators.stack_operator")
 
 BATCH, TIME, INPUTS, HIDDEN, LAYERS = 2, 6, 5, 8, 2
 ROUNDOFF = precision_of("fp32").storage_roundoff

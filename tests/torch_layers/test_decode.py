@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needed import needed
 
 from minrnn_gen.cell.files import library_names, vector_library_names
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 5, 4, 6
 # Steps and sequences add products in other orders: a few roundings of the values, which are of order 1.

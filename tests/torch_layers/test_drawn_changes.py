@@ -8,7 +8,6 @@ from support.drawn_cells import DrawnCall, DrawnCell, calls, cells
 from support.examples import examples
 
 pytest.importorskip("torch")
-pytest.importorskip("minrnn_gen.torch")
 
 from support.changed_arrays import silently_wrong
 from support.drawn_calls import Subject

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-stack = pytest.importorskip("minrnn_gen.torch.layers.stack")
-dropout = pytest.importorskip("minrnn_gen.torch.layers.dropout")
+wing = needed("minrnn_gen.torch")
+stack = needed("minrnn_gen.torch.layers.stack")
+dropout = needed("minrnn_gen.torch.layers.dropout")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 4, 5, 6
 SIGMAS = 5

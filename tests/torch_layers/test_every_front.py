@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 from support.differentiable import (  # noqa: E402
     Front,

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-every_layer = pytest.importorskip("support.every_layer")
+wing = needed("minrnn_gen.torch")
+every_layer = needed("support.every_layer")
 LAYERS, outcome = every_layer.LAYERS, every_layer.outcome
 OF_EACH = every_layer.parameters()
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from support.drawn_filters import filters, of_scipy
 from support.examples import examples
 from support.host_code import BY, RUNNERS, natively
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 signal = pytest.importorskip("scipy.signal")
 
 

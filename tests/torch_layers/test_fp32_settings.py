@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needed import needed
 
 from minrnn_gen.build.recipe import spec_from
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-stack = pytest.importorskip("minrnn_gen.torch.layers.stack")
-fp32_precision = pytest.importorskip("minrnn_gen.torch.layers.fp32_precision")
+wing = needed("minrnn_gen.torch")
+stack = needed("minrnn_gen.torch.layers.stack")
+fp32_precision = needed("minrnn_gen.torch.layers.fp32_precision")
 
 PRECISIONS = ("tf32", "ieee", "none")
 

@@ -18,16 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-flashrnn = pytest.importorskip("minrnn_gen.compat.flashrnn").flashrnn
-chunk_hgrn = pytest.importorskip("minrnn_gen.compat.fla").chunk_hgrn
-channel_scan = pytest.importorskip("minrnn_gen.compat.accelerated_scan").scan
+wing = needed("minrnn_gen.torch")
+flashrnn = needed("minrnn_gen.compat.flashrnn").flashrnn
+chunk_hgrn = needed("minrnn_gen.compat.fla").chunk_hgrn
+channel_scan = needed("minrnn_gen.compat.accelerated_scan").scan
 
 # What torch itself says of kinds of tensors that it is about to change.
 pytestmark = [

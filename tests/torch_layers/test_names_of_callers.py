@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
+from support.needed import needed
 
 import minrnn_gen
 from minrnn_gen.compat.numpy_cells import MinGRUCell
@@ -16,7 +17,7 @@ from minrnn_gen.config.spec import ARGUMENTS_OF_LAYERS, Spec, load_spec
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 ROOMS = [Path(minrnn_gen.__file__).parent / room for room in ("compat", "jax", "layers", "torch")]
 TOO_LARGE = 2**21

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 rnn_utils = pytest.importorskip("torch.nn.utils.rnn")
 
 NAMES = ("LSTM", "GRU", "RNN")

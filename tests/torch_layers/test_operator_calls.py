@@ -11,11 +11,12 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 import minrnn_gen
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 PACKAGE = Path(minrnn_gen.__file__).parent
 BATCH, TIME, INPUTS, HIDDEN = 2, 3, 2, 4

@@ -11,13 +11,14 @@ from typing import Any, get_type_hints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needed import needed
 
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-options = pytest.importorskip("minrnn_gen.torch.layers.options")
+wing = needed("minrnn_gen.torch")
+options = needed("minrnn_gen.torch.layers.options")
 KEYWORDS, OPTIONS = options.KEYWORDS, options.OPTIONS
 
 LAYERS = [getattr(wing, name) for name in wing.__all__ if isinstance(getattr(wing, name), type)]

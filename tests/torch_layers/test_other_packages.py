@@ -7,10 +7,11 @@ import warnings
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-packages = pytest.importorskip("support.other_packages")
+wing = needed("minrnn_gen.torch")
+packages = needed("support.other_packages")
 
 STEPS = 3
 pytestmark = [pytest.mark.matrix_full, pytest.mark.filterwarnings("ignore")]  # theirs, of all kinds

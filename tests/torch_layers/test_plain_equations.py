@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.needed import needed
 from support.reference_cells import plain_layer
 
 from minrnn_gen.cell.files import library_names
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 3, 9, 4, 6
 # Sums of a few dozen products of numbers of size 1, in two orders.

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
+from support.needed import needed
 from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.layers.kernels")
+wing = needed("minrnn_gen.torch")
+kernels = needed("minrnn_gen.layers.kernels")
 
 
 @pytest.fixture(autouse=True)

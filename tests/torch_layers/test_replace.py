@@ -9,12 +9,13 @@ import warnings
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-models = pytest.importorskip("support.models_of_torch")
+wing = needed("minrnn_gen.torch")
+models = needed("support.models_of_torch")
 prune = pytest.importorskip("torch.nn.utils.prune")
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy
 import pytest
+from support.everyday import in_turn
+from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 BATCH, TIME, INPUTS, HIDDEN = 4, 4, 3, 5  # as many steps as sequences: either order would fit
 NUMBERS = (
@@ -111,8 +113,7 @@ def test_a_compiler_knows_no_values() -> None:
             compiled(x, resets=numbers)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("batch_first", "dynamic"), in_turn([True, False], [False, True]))
 def test_a_compiler_refuses_other_shapes_in_the_layers_order(batch_first: bool, dynamic: bool) -> None:
     layer = wing.GRU(INPUTS, HIDDEN, batch_first=batch_first)
     x = torch.randn(5, 7, INPUTS)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import returns_oracle as oracle
+from support.needed import needed
 from support.returns_oracle import Drawn, over
 
 torch = pytest.importorskip("torch")
-front = pytest.importorskip("minrnn_gen.torch")
+front = needed("minrnn_gen.torch")
 
 from minrnn_gen.errors import BadInput  # noqa: E402
 

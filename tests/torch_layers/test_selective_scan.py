@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers import initial
 
 torch = pytest.importorskip("torch")
-SelectiveScan = pytest.importorskip("minrnn_gen.torch").SelectiveScan
+SelectiveScan = needed("minrnn_gen.torch").SelectiveScan
 linear, silu, softplus = (getattr(torch.nn.functional, name) for name in ("linear", "silu", "softplus"))
 
 

@@ -181,7 +181,7 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], case: str = "cell", 
             assert_like(summed, expected, exact[name], tolerance, name, scale=1.0)
 
 
-@settings(max_examples=examples(20))  # each is a call of three or four processes
+@settings(max_examples=examples(15))  # each is a call of three or four processes
 @given(calls(st.sampled_from(SPECS)))
 def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
@@ -516,7 +516,7 @@ HEADS_OF_VECTORS: tuple[tuple[int, dict[str, Any]], ...] = tuple(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(15))
 @given(calls(st.sampled_from(HEADS)))
 def test_heads_over_ranks_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_heads(group, 2, call)

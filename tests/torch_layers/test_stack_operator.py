@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-stack = pytest.importorskip("minrnn_gen.torch.layers.stack")
+wing = needed("minrnn_gen.torch")
+stack = needed("minrnn_gen.torch.layers.stack")
 
 BATCH, TIME, INPUTS, HIDDEN = 2, 4, 5, 6
 OPERATORS = torch.ops.minrnn_gen

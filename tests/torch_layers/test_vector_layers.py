@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.needed import needed
 
 import minrnn_gen
 from minrnn_gen.cell.files import vector_library_names
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
-kernels = pytest.importorskip("minrnn_gen.layers.kernels")
-CELLS = pytest.importorskip("support.vector_cells").CELLS
+wing = needed("minrnn_gen.torch")
+gradients_are_right = needed("support.gradients_checked").gradients_are_right
+kernels = needed("minrnn_gen.layers.kernels")
+CELLS = needed("support.vector_cells").CELLS
 linear = torch.nn.functional.linear
 
 BATCH, TIME, INPUTS, HIDDEN, N = 3, 5, 4, 6, 3
@@ -165,7 +167,7 @@ def test_gradients_beside_finite_differences(name: str, options: dict[str, Any])
         return y, *as_tuple(last)
 
     others = [one.detach().clone().requires_grad_() for one in (*states, *layer.parameters())]
-    assert torch.autograd.gradcheck(run, (x, *others))
+    assert gradients_are_right(run, (x, *others))
 
 
 @pytest.mark.parametrize("name", ["selective", *(pytest.param(one, marks=pytest.mark.matrix_full) for one in WRITTEN)])

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("minrnn_gen.torch")
 
 from support.differentiable import Front, fronts  # noqa: E402
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.everyday import in_turn
 from support.examples import examples
 from support.patience import within
 from support.tuning_results import RESULTS, SETTING, measured
@@ -297,8 +298,7 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
+@pytest.mark.parametrize(("field", "number"), in_turn(FIELDS, NUMBERS), ids=lambda text: text[:16])
 def test_any_number_is_refused_or_can_be_written_again(tmp_path: Path, field: str, number: str) -> None:
     """Imported, exported in every form, and ranked; beside it another result, which is kept whatever the number is."""
     data = json.loads(measured(1.0).line())
