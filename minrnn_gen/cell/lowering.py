@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.analysis import Recurrence, shown_equation
+from minrnn_gen.cell.analysis import Recurrence
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Comparison
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, output_state
+from minrnn_gen.cell.printing import shown_equation
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,

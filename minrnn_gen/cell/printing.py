@@ -22,6 +22,12 @@ def equation_text(expression: Expr) -> str:
     return _part(expression, _equation_part)[0]
 
 
+def shown_equation(expression: Expr) -> str:
+    """Return `expression` in the equation language, cut where it is long."""
+    text = equation_text(expression)
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
 def cuda_text(expression: Expr) -> str:
     """Return `expression` as C++ over the type `compute_t`: a symbol s is the variable `cell_s`, a function f is `fn_f`.
 

@@ -8,6 +8,7 @@ from typing import Literal
 # As cell.analysis proves it.
 CellKind = Literal[
     "affine-diagonal",
+    "block-affine",
     "diagonal",
     "dense",
 ]
@@ -36,6 +37,7 @@ Strategy = Literal[
 # The family that serves a class. That of n values per channel serves scans and diagonal cells instead of their own.
 FAMILY_OF_CLASS: Mapping[CellKind, FamilyName] = {
     "affine-diagonal": "scan",
+    "block-affine": "diagonal",
     "diagonal": "diagonal",
     "dense": "dense",
 }

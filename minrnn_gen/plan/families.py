@@ -105,7 +105,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     match problem.cell.kind:
         case "affine-diagonal":
             return _scan_families(problem)
-        case "diagonal":
+        case "diagonal" | "block-affine":
             return (_diagonal_family(problem),)
         case "dense" if problem.cell.has_means:
             return (normed.BACKWARD if problem.kernel_pass == "backward" else normed.FORWARD,)

@@ -83,8 +83,6 @@ NOT_AFFINE = [
     ("h[t] = W.h * detach(h[t-1])", "hides from the gradient"),
     ("h[t] = max(h[t-1], W.h)", "applies max"),
     ("v = exp(h[t-1])\nh[t] = v * W.h", "exp(h[t-1]) applies exp"),
-    ("h[t] = W.h * c[t-1]\nc[t] = W.c * c[t-1] + h[t-1]", "h[t] depends on c[t-1], another state's previous value"),
-    ("c[t] = W.c * h[t-1]\nh[t] = W.h * c[t-1]", "depends on h[t-1], another state's previous value"),
     ("h[t] = (h[t-1] * W.h) ** 5", "product of more than 4 previous values"),
 ]
 

@@ -93,20 +93,20 @@ PROOFS = [
     (
         "g[t] = W.f * g[t-1] + sum(h[t-1])\nh[t] = W.f * h[t-1] + W.x",
         {"states": {"h": "n", "g": 1}, "output": "g[t]"},
-        "diagonal",
-        "g[t] is not affine in g[t-1], because",
+        "block-affine",
+        "h[t] = W.f * h[t-1] + W.x; then g[t] = W.f * g[t-1] + b, where b reads h[t-1]",
     ),
     (
         "g[t] = W.f * g[t-1] + W.x\nh[t] = W.f * h[t-1] + g[t-1]",
         {"states": {"h": "n", "g": 1}, "output": "sum(h[t]) + g[t]"},
-        "diagonal",
-        "another state's previous value",
+        "block-affine",
+        "then h[t] = W.f * h[t-1] + b, where b reads g[t-1]",
     ),
 ]
 
 
 @pytest.mark.parametrize(("equations", "keys", "kind", "said"), PROOFS)
-def test_the_proof_is_per_value_and_a_sum_over_a_previous_state_leaves_the_scan_class(
+def test_the_proof_is_per_value_and_a_sum_over_its_own_previous_state_is_no_scan(
     equations: str, keys: dict[str, Any], kind: str, said: str
 ) -> None:
     recurrence = classify(cell_of(equations, **keys))
