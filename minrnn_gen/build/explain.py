@@ -108,7 +108,7 @@ def strategy_in_words(plan: KernelPlan) -> str:
             shared = "one lane has" if lanes == 1 else f"{lanes} lanes share"
             return f"step by step: {shared} the {n} values of a channel, in registers for all steps"
         case "serial":
-            return "step by step: a thread takes all steps of its channels, since the cell is no scan"
+            return "step by step: a thread takes all steps of its channels"
         case _:
             return ""
 

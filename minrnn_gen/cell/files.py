@@ -16,12 +16,14 @@ from minrnn_gen.config.documents import Document, demand_key, document_from_mapp
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import nearest_name, shown
 
-# Built-in cells as a usual call has them, those with n values per channel, with inputs X.*, and with P projected units.
-_LIBRARY, _VECTOR_LIBRARY, _INPUT_LIBRARY, _PROJECTED_LIBRARY = _FOLDERS = (
+# Built-in cells as a usual call has them, those with n values per channel, with inputs X.*, with P projected units, and those
+# whose states feed each other.
+_LIBRARY, _VECTOR_LIBRARY, _INPUT_LIBRARY, _PROJECTED_LIBRARY, _COUPLED_LIBRARY = _FOLDERS = (
     "cell/library",
     "cell/library/vectors",
     "cell/library/inputs",
     "cell/library/projected",
+    "cell/library/coupled",
 )
 _SUFFIXES = (".yaml", ".yml")
 
@@ -121,7 +123,7 @@ class CellSource:
 
 
 def library_names() -> tuple[str, ...]:
-    """Return the names of the built-in cells with one value per channel and without inputs X.*, sorted."""
+    """Return the names of the built-in cells that have none of what the others have, sorted."""
     return _names_in(_LIBRARY)
 
 
@@ -138,6 +140,16 @@ def input_library_names() -> tuple[str, ...]:
 def projected_library_names() -> tuple[str, ...]:
     """Return the names of the built-in cells with P projected units, sorted."""
     return _names_in(_PROJECTED_LIBRARY)
+
+
+def coupled_library_names() -> tuple[str, ...]:
+    """Return the names of the built-in cells whose states feed each other and are scans by blocks, sorted."""
+    return _names_in(_COUPLED_LIBRARY)
+
+
+def library_folders() -> tuple[tuple[str, ...], ...]:
+    """Return the names of all built-in cells, by what they have."""
+    return tuple(map(_names_in, _FOLDERS))
 
 
 def _names_in(folder: str) -> tuple[str, ...]:
@@ -160,7 +172,7 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
     for library in _FOLDERS:
         if model in _names_in(library):
             return _from_file(package_folder(library) / f"{model}.yaml", f"{model}.yaml", where)
-    names = tuple(name for library in _FOLDERS for name in _names_in(library))
+    names = tuple(name for library in library_folders() for name in library)
     raise Document(where, {}).error(
         ("model",),
         f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "

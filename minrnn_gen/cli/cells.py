@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ CellName = Annotated[
     ),
 ]
 PASSES = ("forward", "backward")
+KINDS_OF_CELLS = ("cells", "cells_with_n", "cells_with_inputs", "cells_with_p", "cells_by_blocks")
 
 
 @app.callback(invoke_without_command=True)
@@ -36,20 +38,15 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
     """List the built-in cells: class, gates, states, parameters, and what an element takes in a step, forward / backward."""
     if context.invoked_subcommand is not None:
         return
-    from minrnn_gen.cell.files import input_library_names, library_names, projected_library_names, vector_library_names
+    from minrnn_gen.cell.files import library_folders
 
-    entries = [_entry(name)[0] for name in library_names()]
-    with_vectors = [_entry(name)[0] for name in vector_library_names()]
-    with_inputs = [_entry(name)[0] for name in input_library_names()]
-    projected = [_entry(name)[0] for name in projected_library_names()]
+    folders = [[_entry(name)[0] for name in names] for names in library_folders()]
     if as_json:
-        print_json(
-            {"cells": entries, "cells_with_n": with_vectors, "cells_with_inputs": with_inputs, "cells_with_p": projected}
-        )
+        print_json(dict(zip(KINDS_OF_CELLS, folders, strict=True)))
         return
     counts = {"words": "words", "operations": "operations", "special_functions": "special functions"}
     table = new_table("cell", "class", "gates", "states", "parameters", *counts.values(), "kernels", right=[*counts.values()])
-    for entry in (*entries, *with_vectors, *with_inputs, *projected):
+    for entry in chain.from_iterable(folders):
         listed = [", ".join(entry[key]) for key in ("gates", "states", "parameters")]
         numbers = [" / ".join(str(entry["work"][kernel_pass][key]) for kernel_pass in PASSES) for key in counts]
         table.add_row(entry["name"], entry["class"], *listed, *numbers)
@@ -161,6 +158,16 @@ def _entry(name: str) -> tuple[dict[str, Any], CellFile, Cell]:
         "output": equation_text(cell.output),
         "a": {state: equation_text(a) for state, a in recurrence.a},
         "b": {state: equation_text(b) for state, b in recurrence.b},
+        "blocks": [
+            {
+                "states": list(block.states),
+                "form": block.form,
+                "constant": block.is_constant,
+                "A": [[equation_text(entry) for entry in row] for row in block.a],
+                "b": list(map(equation_text, block.b)),
+            }
+            for block in recurrence.blocks
+        ],
         "proof": recurrence.proof,
         "saved_states": list(backward.needs_saved_states),
         "work": {kernel_pass: asdict(counts) | {"words": counts.words} for kernel_pass, counts in work.items()},

@@ -28,10 +28,9 @@ def shipped_gpus(incomplete: str) -> list[str]:
 
 def cells(incomplete: str) -> list[str]:
     """Return the built-in cells and the YAML files that begin so."""
-    from minrnn_gen.cell.files import input_library_names, library_names, projected_library_names, vector_library_names
+    from minrnn_gen.cell.files import library_folders
 
-    names = (library_names, vector_library_names, input_library_names, projected_library_names)
-    return _beginning([name for listed in names for name in listed()], incomplete) + _files(incomplete)
+    return _beginning([name for names in library_folders() for name in names], incomplete) + _files(incomplete)
 
 
 def specs(incomplete: str) -> list[str]:

@@ -78,7 +78,8 @@ def check_cell(kernel: Kernel, all_states: bool) -> None:
     name, interface = kernel.builder.cell_source.name, kernel.interface
     if not kernel.builder.cell_shape.is_scan:
         raise BadInput(
-            f"axis_name was given, but {name} is no scan, whose pieces could be folded; split batch or heads instead"
+            f"axis_name was given, but {name} is run step after step, and its pieces are not folded; "
+            "split batch or heads instead"
         )
     if interface.directions:
         raise BadInput("axis_name was given, but the spec is bidirectional; call both directions by themselves")

@@ -70,7 +70,7 @@ SPEC = {"model": "min_gru", "hidden_size": 4}
     ("spec", "keywords", "sentence"),
     [
         (SPEC, {}, "axis_name is 'time', which no jax.shard_map around this call has"),
-        ({**SPEC, "model": "lstm"}, {}, "axis_name was given, but lstm is no scan, whose pieces could be folded"),
+        ({**SPEC, "model": "lstm"}, {}, "axis_name was given, but lstm is run step after step, and its pieces are not folded"),
         ({**SPEC, "direction": "bidirectional"}, {}, "axis_name was given, but the spec is bidirectional"),
         ({**SPEC, "training": False}, {}, "axis_name was given, which needs the backward of the kernel"),
         (SPEC, {"all_states": True}, "axis_name was given with all_states"),

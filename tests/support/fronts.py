@@ -83,6 +83,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "a scan": {"model": "min_gru"},
     "a scan with `scan_arithmetic: log`": {"model": "min_gru_log", "scan_arithmetic": "log"},
     "a scan of complex numbers": {},
+    "block-affine": {"model": "biquad"},
     "diagonal": {"model": "ind_rnn"},
     "dense": {"model": "gru"},
     "dense, rounds of products": {"model": RESET_BEFORE},

@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 _COMPLEX, _LOG, _DIAGONAL, _DENSE = "a scan of complex numbers", "a scan with `scan_arithmetic: log`", "diagonal", "dense"
 _ROUNDS, _SHAPES = "dense, rounds of products", "dense, products of several shapes"
 _NORMS, _INPUTS, _DENSE_INPUTS = "dense, norms within a step", "a scan with inputs X.*", "dense, with inputs X.*"
+_BLOCKS = "block-affine"
 _N_SCAN, _N_DIAGONAL, _BOTH = "n values per channel, a scan", "n values per channel, diagonal", "both directions"
 
 
@@ -74,18 +75,26 @@ REASONS = (
     Reason(
         "The classes of `torch.nn` are three dense cells, and a class of the same name computes the same.",
         ("`torch.nn`",),
-        ("a scan", _LOG, _COMPLEX, _DIAGONAL, _INPUTS, _N_SCAN, _N_DIAGONAL),
+        ("a scan", _LOG, _COMPLEX, _BLOCKS, _DIAGONAL, _INPUTS, _N_SCAN, _N_DIAGONAL),
     ),
     Reason(
         "`SelectiveScan` is one cell, the selective scan of n values per channel, and causal.",
         ("`SelectiveScan`",),
-        ("a scan", _LOG, _COMPLEX, _DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _INPUTS, _DENSE_INPUTS, _N_DIAGONAL, _BOTH),
+        (
+            *("a scan", _LOG, _COMPLEX, _BLOCKS, _DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _INPUTS, _DENSE_INPUTS),
+            *(_N_DIAGONAL, _BOTH),
+        ),
     ),
     Reason(
         "Both need one map of fixed size from the state before a piece of time to the state after it. Affine steps compose to "
         "such a map, others do not.",
         ("`correct`", "`summary`"),
         (_DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _DENSE_INPUTS, _N_DIAGONAL),
+    ),
+    Reason(
+        "Kernels take the steps of block-affine cells one after the other, and give no map from one state to a later one.",
+        ("`correct`", "`summary`"),
+        (_BLOCKS,),
     ),
     Reason(
         "A kernel in C has R as one array, and its products have one shape. Operators of a model have the zeros beyond P units "

@@ -212,8 +212,8 @@ def _check_way(kernel: Kernel, member: Member) -> None:
         return
     if not _folds(kernel):
         raise BadInput(
-            f"way is {member.way!r}, but {kernel.builder.cell_source.name} is no scan, so that nothing short of its steps says "
-            f"what a piece makes of the states that enter it; leave way out, or give 'pipeline'"
+            f"way is {member.way!r}, but {kernel.builder.cell_source.name} is run step after step, so that nothing short of "
+            f"its steps says what a piece makes of the states that enter it; leave way out, or give 'pipeline'"
         )
     if not kernel.spec.training:
         raise BadInput(f"way is {member.way!r}, which needs the backward of the kernel, but the spec has training: false")
