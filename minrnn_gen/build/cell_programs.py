@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
+    from minrnn_gen.cell.lowering_blocks import LoweredBlocks, LoweredBlocksBackward
     from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 
 
@@ -67,6 +68,22 @@ class CellPrograms:
 
         cell, recurrence = self.cell, self.recurrence
         return lower_scan_backward(cell, recurrence) if recurrence.is_scan else lower_steps_backward(cell)
+
+    @cached_property
+    def blocks(self) -> LoweredBlocks | None:
+        """The cell as maps of its blocks; None of another class, and with the axis n."""
+        from minrnn_gen.cell.lowering_blocks import lower_blocks
+
+        is_here = self.recurrence.kind == "block-affine" and not self.source.has_vectors
+        return lower_blocks(self.cell, self.recurrence.blocks) if is_here else None
+
+    @cached_property
+    def blocks_backward(self) -> LoweredBlocksBackward | None:
+        """The backward by blocks of any cell whose channels are apart; None where it has none."""
+        from minrnn_gen.cell.lowering_blocks import lower_blocks_backward
+
+        is_here = self.recurrence.kind in ("block-affine", "diagonal") and not self.source.has_vectors
+        return lower_blocks_backward(self.cell) if is_here else None
 
     @cached_property
     def vectors(self) -> LoweredVectors:

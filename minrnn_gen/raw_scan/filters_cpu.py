@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 
 from minrnn_gen.call.array import Array, as_numpy
+from minrnn_gen.cpu.maps import scan_maps
 from minrnn_gen.cpu.recurrence import Values
 from minrnn_gen.raw_scan.map_arguments import CARRIED
-from minrnn_gen.raw_scan.maps_cpu import scan_maps
 
 
 def run_filter(arrays: Mapping[str, Array | None], y: Array, zf: Array) -> None:

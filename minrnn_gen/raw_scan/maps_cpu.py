@@ -1,13 +1,13 @@
-"""Scans of maps on host arrays in NumPy: chunks of time side by side, then again from the states between them."""
+"""Scans of maps on host arrays in NumPy."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy
 
 from minrnn_gen.call.array import Array, as_numpy
+from minrnn_gen.cpu.maps import scan_maps
 from minrnn_gen.cpu.recurrence import Values
 from minrnn_gen.raw_scan.map_arguments import CARRIED, MapBackwardCall, MapCall, MapRecurrence
 
@@ -30,7 +30,7 @@ def run_scan_backward(call: MapBackwardCall, da: Array, db: Array, dh0: Array) -
     before = numpy.concatenate([_state(recurrence, call.h0)[None], _by_time(recurrence, call.y)])[:-1]
     transposed = maps.swapaxes(-1, -2)
     # Entered through A[t+1]: delta before A' is the state of a scan whose inputs are A' dy.
-    inputs = _apply(transposed, dy)
+    inputs = numpy.matmul(transposed, dy[..., None])[..., 0]
     arriving = scan_maps(
         transposed if recurrence.is_constant else transposed[::-1], inputs[::-1], _state(recurrence, call.dfinal)
     )[::-1]
@@ -42,53 +42,6 @@ def run_scan_backward(call: MapBackwardCall, da: Array, db: Array, dh0: Array) -
         as_numpy(da)[...] = products.sum(0).reshape(da.shape)
     else:
         _write(recurrence, da, products)
-
-
-def scan_maps(maps: Values, b: Values, initial: Values) -> Values:
-    """Return the states before and after every step, [T + 1, N, m]; maps [T, N, m, m] or [N, m, m], b [T, N, m]."""
-    time = len(b)
-    states = numpy.empty((time + 1, *initial.shape))
-    states[0] = initial
-    steps = math.isqrt(time)
-    chunks = time // steps if steps else 0
-    by_chunk = b[: chunks * steps].reshape(chunks, steps, *b.shape[1:])
-    is_constant = maps.ndim == 3
-    of_chunk = None if is_constant else maps[: chunks * steps].reshape(chunks, steps, *maps.shape[1:])
-
-    def at(step: int) -> Values:
-        return maps if of_chunk is None else of_chunk[:, step]
-
-    with numpy.errstate(all="ignore"):
-        local = numpy.zeros((chunks, *initial.shape))
-        composed = numpy.broadcast_to(numpy.eye(b.shape[-1]), (chunks, *maps.shape[-3:]))
-        for step in range(steps):
-            local = _apply(at(step), local) + by_chunk[:, step]
-            composed = at(step) @ composed
-        if not numpy.isfinite(composed).all():  # of maps that grow, where no state may
-            _walk(maps, b, states, 0)
-            return states
-        entering = numpy.empty_like(local)
-        state = initial
-        for chunk in range(chunks):
-            entering[chunk] = state
-            state = _apply(composed[chunk], state) + local[chunk]
-        after = states[1 : 1 + chunks * steps].reshape(by_chunk.shape)
-        for step in range(steps):
-            entering = _apply(at(step), entering) + by_chunk[:, step]
-            after[:, step] = entering
-        _walk(maps, b, states, chunks * steps)
-    return states
-
-
-def _walk(maps: Values, b: Values, states: Values, start: int) -> None:
-    """Fill the states behind `start`, step by step."""
-    for step in range(start, len(b)):
-        states[step + 1] = _apply(maps if maps.ndim == 3 else maps[step], states[step]) + b[step]
-
-
-def _apply(maps: Values, states: Values) -> Values:
-    applied: Values = numpy.matmul(maps, states[..., None])[..., 0]
-    return applied
 
 
 def _by_time(recurrence: MapRecurrence, array: Array) -> Values:

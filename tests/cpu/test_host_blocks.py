@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.everyday import one_in
-from support.host_kernels import compiled, fill
+from support.host_kernels import compiled, computed_by, fill
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.cell.files import coupled_library_names
+from minrnn_gen.cpu import blocks
+from minrnn_gen.cpu.maps import scan_maps
 
 # Of steps in float64, confirmed by scipy's lfilter and by complex arithmetic: the sum of y, the last states of the second
 # sequence, and the sum of squares of each gradient.
@@ -163,3 +165,76 @@ def test_coupled_cells_are_those_of_a_loop(code: str, model: str) -> None:
     given |= {f"state {name}": found["state"][name] for name in interface.states}
     directional = sum((given[name] * along[name]).sum() for name in at)
     np.testing.assert_allclose(directional, (loss(1e-5) - loss(-1e-5)) / 2e-5, rtol=1e-6)
+
+
+MOMENTUM = {
+    "name": "momentum",
+    "equations": "v[t] = sigmoid(a) * v[t-1] + W.g\np[t] = 0.5 * p[t-1] + v[t] * tanh(v[t-1]) + X.m",
+    "parameters": ["a"],
+    "inputs": ["m"],
+    "output": "p[t]",
+}
+DUAL = {
+    "name": "dual",
+    "equations": "u[t] = sigmoid(W.p) * u[t-1] + W.q * v[t-1]\nv[t] = sigmoid(W.p) * v[t-1] + (u[t-1] - u[t-1]) * W.q + W.q",
+}
+# No scan, but its gradient is: with a state that is not of its block, and one that grows beyond all bounds.
+CURVED = {
+    "name": "curved",
+    "equations": "h[t] = sigmoid(W.a) * tanh(h[t-1]) + W.b * c[t-1]\nc[t] = 0.5 * tanh(h[t-1])\ng[t] = 2 * g[t-1] + h[t]",
+    "output": "h[t] + 1e-30 * g[t]",
+}
+LONG = 300
+
+
+def name_of(model: Any) -> str:
+    return model["name"] if isinstance(model, dict) else model
+
+
+@pytest.mark.parametrize("model", one_in(4, (MOMENTUM, *coupled_library_names(), DUAL, CURVED)), ids=name_of)
+@pytest.mark.parametrize("direction", one_in(2, ("forward", "reverse")))
+def test_many_steps_in_parallel_are_those_one_after_the_other(
+    model: Any, direction: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With resets, before one of them NaN, lengths, and what a batch of other rows leaves as it is."""
+    with computed_by("numpy", tmp_path_factory) as code:
+        kernel = compiled(code, model=model, hidden_size=4, precision="fp64", direction=direction)
+        interface, random, batch = kernel.interface, np.random.default_rng(5), 3
+        x = random.standard_normal((batch, LONG, len(interface.gates), 4))
+        resets = random.random((batch, LONG)) < 0.02
+        resets[0, [100, 101]] = True
+        x[0, 100 if direction == "forward" else 101] = np.nan
+        call = {
+            "x": x,
+            "parameters": {name: 0.3 * random.standard_normal(4) for name in interface.parameters},
+            "state": {name: random.standard_normal((batch, 4)) for name in interface.states},
+            "inputs": {name: random.standard_normal((batch, LONG, 4)) for name in interface.inputs},
+            "resets": resets,
+            "lengths": np.array([LONG, 270, 0]),
+        }
+        call = {name: value for name, value in call.items() if not isinstance(value, dict) or value}
+        dy, dstate = random.standard_normal((batch, LONG, 4)), random.standard_normal((len(interface.states), batch, 4))
+
+        def results() -> dict[str, Any]:
+            y, final, saved = kernel.forward(**call)
+            gradients = kernel.backward(saved, dy, dict(zip(interface.states, dstate, strict=True)))
+            nested = {"final": final, **{name: gradients.get(name, {}) for name in ("state", "parameters", "inputs")}}
+            flat = {f"{kind} {name}": value for kind, named in nested.items() for name, value in named.items()}
+            return {"y": y, "x": gradients["x"], **flat}
+
+        in_parallel = results()
+        monkeypatch.setattr(blocks, "PARALLEL_STEPS_LEAST", LONG + 1)
+        for name, value in results().items():
+            scale = np.nanmax(np.abs(value), initial=1.0)
+            np.testing.assert_allclose(in_parallel[name], value, rtol=1e-11, atol=1e-12 * scale, err_msg=name)
+        assert np.isnan(in_parallel["y"]).any() and np.isfinite(in_parallel["y"][1:]).all()
+
+
+def test_powers_of_a_map_that_overflow_leave_states_as_they_are() -> None:
+    """And the other elements as they are without it."""
+    maps, random = np.array([np.eye(2) * 0.5, [[1e200, 0], [0, 0.5]]]), np.random.default_rng(0)
+    b, initial = random.standard_normal((60, 2, 2)), np.zeros((2, 2))
+    b[:, 1, 0] = 0
+    states = scan_maps(maps, b, initial)
+    assert np.isfinite(states).all() and (states[:, 1, 0] == 0).all()
+    assert np.array_equal(states[:, :1], scan_maps(maps[:1], b[:, :1], initial[:1]))

@@ -22,6 +22,7 @@ from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cpu import scan
+from minrnn_gen.cpu.blocks import run_blocks, run_blocks_backward
 from minrnn_gen.cpu.matmul import StepProducts
 from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
@@ -251,6 +252,8 @@ class CpuRun:
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
             run = partial(scan.run_scan, lowered, method=method)
+        elif blocks := self.builder.programs.blocks:
+            run = partial(run_blocks, blocks, method=method)
         else:
             products = _products_of(interface, lowered, call, arithmetic)
             run = partial(run_steps, lowered, products=products, heads=interface.heads)
@@ -303,6 +306,8 @@ class CpuRun:
             if not outputs.kept and lowered.output_state is not None:
                 states[lowered.output_state] = views.y(interface, outputs.y)
             run = partial(run_steps_backward, lowered, products=products, clip=clip, heads=interface.heads)
+            if blocks := self.builder.programs.blocks_backward:
+                run = partial(run_blocks_backward, blocks)
         dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
         for stretch in stretches_of(call):
             partial_gradients = run(
