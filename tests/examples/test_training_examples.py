@@ -84,6 +84,17 @@ def test_spiking_neurons_learn_to_tell_words(tmp_path: Path, capsys: pytest.Capt
     assert 0 < rate < 1
 
 
+@pytest.mark.matrix_full
+def test_audio_effects_learn_the_settings_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = importlib.import_module("audio_effects")
+    assert example.main(["--small", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    errors = [tuple(map(float, found)) for found in re.findall(r"error ([0-9.]+), then ([0-9.]+)", printed)]
+    assert len(errors) == 2 and all(last < 0.02 * first for first, last in errors)
+    learned = {name: float(value) for name, value in re.findall(r"(\w+) (-?[0-9.]+) of", printed)}
+    assert learned == pytest.approx(learned | example.PHASER, abs=0.01)
+
+
 def test_what_is_copied_is_what_was_there() -> None:
     copy = importlib.import_module("selective_copy")
     tokens, targets = copy.copies(32, copy.SMALL, torch.Generator().manual_seed(0), torch.device("cpu"))
