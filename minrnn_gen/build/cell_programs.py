@@ -52,7 +52,8 @@ class CellPrograms:
         cell, recurrence = self.cell, self.recurrence
         if not recurrence.is_scan:
             if self.spec.scan_arithmetic == "log":
-                why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, which has no scan; allowed: linear"
+                without = "whose states have no scan each" if recurrence.kind == "block-affine" else "which has no scan"
+                why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, {without}; allowed: linear"
                 raise self.spec.error("scan_arithmetic", why)
             return lower_steps(cell)
         try:

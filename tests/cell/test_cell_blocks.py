@@ -144,7 +144,7 @@ def step(cell: Cell, values: dict[str, Fraction]) -> dict[str, Fraction]:
     return values
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(6))
 @given(linked_equations(), st.lists(SMALL, min_size=6, max_size=6))
 def test_a_and_b_of_drawn_blocks_reproduce_the_step(equations: str, point: list[Fraction]) -> None:
     output = " + ".join(f"{name}[t]" for name in NAMES if f"{name}[t] =" in equations)

@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from support.drawn_cells import DrawnCell, cells
 from support.everyday import one_in
+from support.examples import examples
 from support.host_kernels import compiled, computed_by, fill
+from support.uncompiled_kernels import compiled_for_host
 
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.cell.files import coupled_library_names
@@ -238,3 +243,29 @@ def test_powers_of_a_map_that_overflow_leave_states_as_they_are() -> None:
     states = scan_maps(maps, b, initial)
     assert np.isfinite(states).all() and (states[:, 1, 0] == 0).all()
     assert np.array_equal(states[:, :1], scan_maps(maps[:1], b[:, :1], initial[:1]))
+
+
+@settings(max_examples=examples(4), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(cells(("coupled", "diagonal")), st.sampled_from(("forward", "reverse")), st.integers(1, 20), st.integers(0, 2**16))
+def test_drawn_cells_in_parallel_are_those_step_by_step(cell: DrawnCell, direction: str, time: int, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setenv("MINRNN_CPU", "numpy")
+        spec = {"model": cell.document, "hidden_size": 3, "precision": "fp64", "direction": direction}
+        kernel, random = compiled_for_host(spec), np.random.default_rng(seed)
+        interface = kernel.interface
+        call: dict[str, Any] = {"x": random.standard_normal((2, time, len(interface.gates), 3))}
+        shapes = {"parameters": (3,), "state": (2, 3), "inputs": (2, time, 3)}
+        named = {kind: getattr(interface, "states" if kind == "state" else kind) for kind in shapes}
+        for kind, names in named.items():
+            call |= {kind: {name: random.standard_normal(shapes[kind]) for name in names}} if names else {}
+        dy, resets = random.standard_normal((2, time, 3)), random.random((2, time)) < 0.2
+        results = []
+        for least in (1, time + 1):
+            patch.setattr(blocks, "PARALLEL_STEPS_LEAST", least)
+            y, final, saved = kernel.forward(**call, resets=resets)
+            gradients = kernel.backward(saved, dy)
+            nested = [final, *(gradients.get(kind, {}) for kind in named)]
+            results.append([y, gradients["x"], *(value for values in nested for value in values.values())])
+        for value, expected in zip(*results, strict=True):
+            assume(np.isfinite(expected).all() and np.abs(expected).max(initial=0) < 1e6)
+            np.testing.assert_allclose(value, expected, rtol=1e-7, atol=1e-7 * np.abs(expected).max(initial=1))

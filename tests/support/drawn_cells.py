@@ -122,15 +122,22 @@ class _Products:
 
 
 @st.composite
-def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dense")) -> DrawnCell:
+def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "coupled", "diagonal", "dense")) -> DrawnCell:
     """Cells of a kind, as far as the equations mean it; every name in them is read.
+
+    Of coupled ones states are linear in previous values of others too, and curved in current ones.
 
     Dense ones have at most `PRODUCTS_MOST` products of something else than the previous output.
     """
     kind = draw(st.sampled_from(kinds))
     counts = {
         name: draw(st.integers(*limits))
-        for name, limits in {"gate": (1, 3), "state": (1, 3), "parameter": (0, 2), "value": (0, 2)}.items()
+        for name, limits in {
+            "gate": (1, 3),
+            "state": (1 + (kind == "coupled"), 3),
+            "parameter": (0, 2),
+            "value": (0, 2),
+        }.items()
     }
     gates = draw(st.lists(st.sampled_from(NAMES), min_size=counts["gate"], max_size=counts["gate"], unique=True))
     later = draw(st.integers(0, PRODUCTS_MOST)) if kind == "dense" else 0
@@ -146,7 +153,8 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
     free_gates += draw(st.lists(st.sampled_from(NAMES).filter(lambda name: name not in gates), min_size=later, unique=True))
     free = [*(f"W.{gate}" for gate in gates), *parameters, *(f"X.{name}" for name in read_inputs)]
     previous = [f"{state}[t-1]" for state in states]
-    inputs = free if kind == "affine" else [*free, *(f"R.{gate}" for gate in recurrent), *previous]
+    is_linear = kind in ("affine", "coupled")
+    inputs = free if is_linear else [*free, *(f"R.{gate}" for gate in recurrent), *previous]
     equations: list[tuple[str, Tree]] = []
     reach_back = {*previous, *(f"R.{gate}" for gate in recurrent)}
     products = _Products(draw, free_gates[:later], others[total - later :], reach_back)
@@ -167,11 +175,11 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
     for number, state in enumerate((*states[1:], states[0])):
         if number:
             add_products(number)
-        body = draw(expressions(tuple(inputs), 3 if kind != "affine" else 2))
+        body = draw(expressions(tuple(inputs), 2 if is_linear else 3))
         own = ("leaf", f"{state}[t-1]")
         factor = (draw(st.sampled_from(("sigmoid", "tanh"))), draw(expressions(tuple(inputs), 1)))
-        shape = draw(st.sampled_from(("leaky", "gated", "difference", "bare" if kind != "affine" else "leaky")))
-        if kind != "affine":
+        shape = draw(st.sampled_from(("leaky", "gated", "difference", "leaky" if is_linear else "bare")))
+        if not is_linear:
             body = (draw(st.sampled_from(("tanh", "sigmoid", "relu", "tanh"))), body)
         tree: Tree = {
             "leaky": ("+", ("*", factor, own), body),
@@ -179,8 +187,13 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
             "difference": ("+", own, ("*", ("sigmoid", factor), ("-", body, own))),
             "bare": body,
         }[shape]
+        for other in states if kind == "coupled" else ():
+            if other != state and draw(st.booleans()):
+                tree = ("+", tree, ("*", ("*", ("number", "0.5"), factor), ("leaf", f"{other}[t-1]")))
+        if kind == "coupled" and number and draw(st.booleans()):
+            tree = ("+", tree, ("tanh", ("leaf", equations[-1][0])))
         equations.append((f"{state}[t]", tree))
-        if kind != "affine":
+        if not is_linear:
             inputs.append(f"{state}[t]")
             if leaves_of(tree) & reach_back:
                 reach_back.add(f"{state}[t]")
@@ -191,7 +204,7 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "diagonal", "dens
         return _reading(drawn, wanted, equations[-1][0])
     current = [f"{state}[t]" for state in states]
     output = draw(st.none() | expressions((*inputs, *previous, *current), 2))
-    if output is None and kind == "affine" and (len(states) > 1 or values):
+    if output is None and is_linear and (len(states) > 1 or values):
         output = ("leaf", current[0])
     if output is None:
         return _reading(drawn, wanted, equations[-1][0])
