@@ -71,6 +71,7 @@ REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
     ),
     "A kernel family": (
+        (ANALYSIS, r"^from minrnn_gen\.cell\.blocks import .*$", "from minrnn_gen.cell import expressions as ex"),
         (ANALYSIS, r"^Kind = Literal\[$", '    "memoryless",'),
         (
             ANALYSIS,

@@ -52,7 +52,7 @@ class CellPrograms:
         cell, recurrence = self.cell, self.recurrence
         if not recurrence.is_scan:
             if self.spec.scan_arithmetic == "log":
-                without = "whose states have no scan each" if recurrence.kind == "block-affine" else "which has no scan"
+                without = "whose states have no scan each" if recurrence.blocks else "which has no scan"
                 why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, {without}; allowed: linear"
                 raise self.spec.error("scan_arithmetic", why)
             return lower_steps(cell)
@@ -75,16 +75,17 @@ class CellPrograms:
         """The cell as maps of its blocks; None of another class, and with the axis n."""
         from minrnn_gen.cell.lowering_blocks import lower_blocks
 
-        is_here = self.recurrence.kind == "block-affine" and not self.source.has_vectors
-        return lower_blocks(self.cell, self.recurrence.blocks) if is_here else None
+        blocks = () if self.source.has_vectors else self.recurrence.blocks
+        return lower_blocks(self.cell, blocks) if blocks else None
 
     @cached_property
     def blocks_backward(self) -> LoweredBlocksBackward | None:
         """The backward by blocks of any cell whose channels are apart; None where it has none."""
         from minrnn_gen.cell.lowering_blocks import lower_blocks_backward
 
-        is_here = self.recurrence.kind in ("block-affine", "diagonal") and not self.source.has_vectors
-        return lower_blocks_backward(self.cell) if is_here else None
+        cell = self.cell
+        is_here = not (self.recurrence.is_scan or cell.recurrent_gates or cell.norms or self.source.has_vectors)
+        return lower_blocks_backward(cell) if is_here else None
 
     @cached_property
     def vectors(self) -> LoweredVectors:

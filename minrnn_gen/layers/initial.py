@@ -19,6 +19,12 @@ LIF_RANGE = (math.exp(-1 / 5), math.exp(-1 / 25))
 # Steps of state spaces are between these, uniform as logarithms, so that channels remember from about ten steps to a thousand:
 # Gu and Dao, Mamba, arXiv 2312.00752, section 3.6, and Gu et al., S4D, arXiv 2206.11893.
 STEP_LEAST, STEP_MOST = 0.001, 0.1
+# Moduli of complex_lru, uniform over the ring between these, and phases over the whole circle: arXiv 2303.06349, section 3.3.
+# gamma, sqrt(1 - modulus^2) there, is that of a modulus of 0.95.
+RING = (0.9, 0.999)
+GAMMA = math.sqrt(1 - 0.95**2)
+# Poles of a biquad lie within the unit circle where |a2| < 1 and |a1| < 1 + a2.
+BIQUAD_MOST = {"a1": 0.5, "a2": 0.4}
 
 
 def _decays(module: Any, drawn: Any) -> Any:
@@ -48,6 +54,28 @@ def _step_biases(module: Any, drawn: Any) -> Any:
     return step + module.log(-module.expm1(-step))
 
 
+def _log_log_moduli(module: Any, drawn: Any) -> Any:
+    least, most = RING
+    return module.log(-module.log(least**2 + (most**2 - least**2) * drawn) / 2)
+
+
+def _phases(_: Any, drawn: Any) -> Any:
+    return 2 * math.pi * drawn
+
+
+def _drawn(_: Any, drawn: Any) -> Any:
+    return drawn
+
+
+def _of_gamma(module: Any, drawn: Any) -> Any:
+    return GAMMA * module.ones_like(drawn)
+
+
+def _within(bound: float) -> Start:
+    """Return what draws uniformly over ±bound."""
+    return lambda _, drawn: bound * (2 * drawn - 1)
+
+
 def _ones(module: Any, drawn: Any) -> Any:
     return module.ones_like(drawn)
 
@@ -67,6 +95,17 @@ VECTOR_STARTS: dict[tuple[str, str], Start] = {
     ("s4d", "step"): _log_steps,
     ("s4d", "c"): _of_variance_one,
     ("s4d", "d"): _ones,
+    ("biquad", "b0"): _ones,
+    **{("biquad", name): _within(bound) for name, bound in BIQUAD_MOST.items()},
+    ("complex_lru", "nu"): _log_log_moduli,
+    ("complex_lru", "theta"): _phases,
+    ("complex_lru", "gamma"): _of_gamma,
+    ("complex_lru", "c"): _of_variance_one,
+    ("complex_lru", "d"): _of_variance_one,
+    # As torch's convolution of 4 taps.
+    **{("conv_min_gru", f"c{tap}"): _within(0.5) for tap in range(4)},
+    ("linoss", "stiffness"): _drawn,
+    ("linoss", "step"): _drawn,
 }
 # The same of input-side biases: cell, gate.
 GATE_STARTS: dict[tuple[str, str], Start] = {("selective", "dt"): _step_biases}

@@ -174,6 +174,17 @@ def test_the_decay_of_rg_lru_starts_where_its_paper_has_it() -> None:
     assert 0.9 <= coefficient.min() < 0.91 and 0.99 < coefficient.max() <= 0.999
 
 
+def test_coupled_states_start_within_the_unit_circle() -> None:
+    """Of biquad the poles, of complex_lru the moduli in the ring of its paper; linoss is stable whatever it starts with."""
+    biquad, lru = wing.RNN("biquad", INPUTS, 512).double(), wing.RNN("complex_lru", INPUTS, 512).double()
+    a1, a2 = biquad.a1_l0.detach(), biquad.a2_l0.detach()
+    poles = torch.linalg.eigvals(torch.stack((-a1, torch.ones_like(a1), -a2, torch.zeros_like(a1)), -1).reshape(-1, 2, 2))
+    assert poles.abs().max() < 1 and bool((biquad.b0_l0 == 1).all())
+    moduli, phases = torch.exp(-torch.exp(lru.nu_l0.detach())), lru.theta_l0.detach()
+    assert 0.9 <= moduli.min() < 0.905 and 0.995 < moduli.max() <= 0.999
+    assert 0 <= phases.min() < 0.1 and 6.2 < phases.max() < 2 * torch.pi
+
+
 @pytest.mark.parametrize("kind", [wing.LIF, wing.RecurrentLIF])
 def test_membranes_start_with_time_constants_of_five_to_twenty_five_steps(kind: Any) -> None:
     constants = -1 / torch.log(torch.sigmoid(kind(INPUTS, 512).decay_l0.detach().double()))
