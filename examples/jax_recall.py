@@ -59,7 +59,7 @@ class Episode(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What was seen, done and earned, each with the axes of environments and time."""
+    """Observations, actions and rewards, each with the axes of environments and time."""
 
     observation: Any
     begins: Any

@@ -54,7 +54,7 @@ class Mazes(NamedTuple):
 
     @property
     def seen(self) -> Any:
-        """What the agents see."""
+        """Observations of the agents."""
         return jnp.where(self.start, self.cue, jnp.where(self.left == 0, JUNCTION, CORRIDOR))
 
 

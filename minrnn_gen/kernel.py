@@ -87,7 +87,7 @@ class Kernel:
 
     @property
     def builder(self) -> Builder:
-        """What builds its kernels."""
+        """Builder of its kernels."""
         return self._builder
 
     @cached_property
@@ -96,7 +96,7 @@ class Kernel:
 
     @property
     def _compiled(self) -> Builder:
-        """What builds the kernels that are compiled: those of `embedded` where there is one."""
+        """Builder of the kernels that are compiled: those of `embedded` where there is one."""
         return self._builder if self.embedded is None else self.embedded.builder
 
     @property
@@ -106,7 +106,7 @@ class Kernel:
 
     @property
     def interface(self) -> Interface:
-        """What a call has to look like: sizes, names, and the shapes that follow from them."""
+        """Interface of a call: sizes, names, and the shapes that follow from them."""
         return self._interface
 
     @property
@@ -151,7 +151,7 @@ class Kernel:
 
     @property
     def resources(self) -> tuple[KernelResources, ...] | None:
-        """What the compiler reported of it; None where NVRTC is not installed."""
+        """The compiler's report on the kernel; None where NVRTC is not installed."""
         return self._hinted.resources
 
     @property

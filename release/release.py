@@ -57,7 +57,7 @@ PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 
 
 class NotReleasable(Exception):
-    """What stands in the way of a release."""
+    """Obstacles to a release."""
 
 
 def version_of(text: str) -> str:

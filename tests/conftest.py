@@ -1,4 +1,4 @@
-"""What every test meets: a cache of its own, and GPU tests only where there is a GPU."""
+"""Set-up of every test: a cache of its own, and GPU tests only where there is a GPU."""
 
 from __future__ import annotations
 

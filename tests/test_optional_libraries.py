@@ -160,7 +160,7 @@ main(["doctor"])
 
 
 def test_the_package_of_the_solvers_module_that_is_not_ours(tmp_path: Path) -> None:
-    """What python-constraint leaves where it was installed over python-constraint2."""
+    """Remains of python-constraint where it was installed over python-constraint2."""
     (tmp_path / "constraint").mkdir()
     text = "class Problem: ...\nclass BacktrackingSolver: ...\nclass FunctionConstraint: ...\n"
     (tmp_path / "constraint" / "__init__.py").write_text(text, encoding="utf-8")

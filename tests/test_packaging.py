@@ -1,4 +1,4 @@
-"""What users get: the wheel holds everything and nothing else, and works from anywhere."""
+"""The wheel holds everything that users need and nothing else, and works from anywhere."""
 
 from __future__ import annotations
 

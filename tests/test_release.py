@@ -1,4 +1,4 @@
-"""What a release is checked for: one version, a changelog with a section, and no file that nobody wrote."""
+"""Checks of a release: one version, a changelog with a section, and no stray file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers are told: the keys of a spec as keywords, and results of the types that callers see."""
+"""Types that checkers see: the keys of a spec as keywords, and results of the types that callers see."""
 
 from __future__ import annotations
 

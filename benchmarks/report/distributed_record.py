@@ -16,7 +16,7 @@ ALONE = "one rank"
 
 
 class DistributedRow(pydantic.BaseModel):
-    """What one contender takes at one problem; a round's time is that of its slowest rank.
+    """Time of one contender at one problem; a round's time is that of its slowest rank.
 
     `way` and `micro_batches` are those that ran, `passes` what the cost formula predicts of them: the time over that of one
     rank's piece by itself. `exchange_share` is the time in exchanges, waits for other ranks included, over all time, the mean

@@ -1,4 +1,4 @@
-"""What the cost formula predicts of several GPUs, and the constants that it does so by, as tables of a page."""
+"""Predictions of the cost formula for several GPUs, and its constants, as tables of a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Call:
 
     @property
     def seconds(self) -> float:
-        """What one GPU takes by the formula, forward."""
+        """Time of one GPU by the formula, forward."""
         return self.batch * self.time * self.width * _BYTES_OF_STEP / cost.BYTES_PER_SECOND
 
 

@@ -1,4 +1,4 @@
-"""What a reader of the built site relies on: every link leads somewhere, nothing comes from the network, and it stays small.
+"""Guarantees of the built site: every link leads somewhere, nothing comes from the network, and it stays small.
 
 `python docs/site/check.py build/site` names what is wrong, with its page, and exits with 1. Where there is a Chromium, it opens
 every page as on a phone, and names what its console says and pages that are wider than the phone.

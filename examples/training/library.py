@@ -1,4 +1,4 @@
-"""What an example asks of the library that it trains with: whether there is a GPU, and what it computes on."""
+"""Facts about the library that an example trains with: whether it has a GPU, and which device it computes on."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Builder:
 
     @cached_property
     def half(self) -> Self:
-        """What builds kernels for half of the GPU, of which two run beside each other; nothing was measured for it."""
+        """Builder of kernels for half of the GPU, two of which run concurrently; it ignores measurements."""
         return replace(self, target=self.target.share(2), preferred=None)
 
     @cached_property

@@ -64,7 +64,7 @@ def why_no_native_code() -> str:
 
 @dataclass(frozen=True)
 class ThreadPool:
-    """What runs a function on several threads, as addresses of C functions."""
+    """Runs a function on several threads, as addresses of C functions."""
 
     parallel: int
     team_size: int

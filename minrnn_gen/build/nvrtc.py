@@ -26,7 +26,7 @@ _DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x",
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What ptxas reports of one kernel; `shared_bytes` is static plus the dynamic bytes the plan launches with."""
+    """ptxas's report on one kernel; `shared_bytes` is static plus the dynamic bytes the plan launches with."""
 
     name: str
     registers: int
@@ -111,7 +111,7 @@ class Shared(Protocol):
 
 
 class Compilable(Protocol):
-    """What compiling needs of a plan."""
+    """The parts of a plan that compiling needs."""
 
     @property
     def entry(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What a reader of a decision asks first: the class of the cell and its proof, what limits the time, and what does not fit."""
+"""A decision at a glance: the cell's class and its proof, what limits the time, and what does not fit."""
 
 from __future__ import annotations
 

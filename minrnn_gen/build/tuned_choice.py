@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def kernel(self) -> tuple[Any, ...]:
-        """What the candidates of one kernel have in common."""
+        """The properties that all candidates of one kernel share."""
         return (
             self.recipe,
             self.plan.problem.kernel_pass,

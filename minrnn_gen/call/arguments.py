@@ -17,7 +17,7 @@ from minrnn_gen.call.slots import FIXED, CallSlots
 
 
 class CallArguments(NamedTuple):
-    """What a call is given, not checked yet; None where an argument is absent."""
+    """Arguments of a call, not checked yet; None where an argument is absent."""
 
     x: Any
     R: Any = None
@@ -150,7 +150,7 @@ def with_slots(arrays: Iterable[Array | None], first: int = 0) -> list[Array | N
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a forward writes: y, the states after every step where they are `kept` (else empty), and the final states.
+    """Outputs of a forward: y, the states after every step where they are `kept` (else empty), and the final states.
 
     `products` [runs, rows, T, recurrent gates, H]: those with R, where a backward on the CPU reads them.
     """
@@ -185,7 +185,7 @@ class IncomingGradient:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What a backward of one direction writes: the gradients of x and of the initial states, and, where asked for, `sums`.
+    """Outputs of a backward of one direction: gradients of x and of the initial states and, on request, `sums`.
 
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
     recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one behind the other for each part of

@@ -15,7 +15,7 @@ from minrnn_gen.call.product_shapes import ProductShape, equal_neighbours
 
 @dataclass(frozen=True)
 class Embedding:
-    """What leads from calls of `outer`, with P units, to those of `inner`, all of whose units are H, and from results back.
+    """Maps calls of `outer`, with P units, to calls of `inner`, all of whose units are H, and maps results back.
 
     Of each head the P units are the first. `mask`: the parameter of the inner cell that says which they are. All functions
     take arrays of NumPy, CuPy, torch or JAX, those of the `library` alone where it is given, and are differentiable where these

@@ -1,4 +1,4 @@
-"""What a backward returns: its arrays by the names of a call, each in the form of the array that it is the gradient of."""
+"""Results of a backward: arrays by the names of a call, each in the form of the array that it is the gradient of."""
 
 from __future__ import annotations
 

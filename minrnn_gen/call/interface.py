@@ -1,4 +1,4 @@
-"""What a kernel accepts: the sizes of its spec, the names of its cell, and the shapes of arrays that follow from them."""
+"""Interface of a kernel: the sizes of its spec, the names of its cell, and the array shapes that follow from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNS_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (Fals
 
 @dataclass(frozen=True)
 class Interface:
-    """What a kernel accepts: the spec's sizes and the cell's names.
+    """Interface of a kernel: the spec's sizes and the cell's names.
 
     Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
     front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.

@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class StepArrays(TypedDict, total=False):
-    """What a single step takes by keyword: arrays by name, each None where it is absent."""
+    """Keyword arguments of a single step: arrays by name, each None where it is absent."""
 
     weight: Any
     bias: Any
@@ -25,7 +25,7 @@ class StepArrays(TypedDict, total=False):
 
 
 class CallArrays(StepArrays, total=False):
-    """What a call over time takes by keyword."""
+    """Keyword arguments of a call over time."""
 
     resets: Any
     reset_states: Mapping[str, Any] | None

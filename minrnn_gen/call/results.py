@@ -16,7 +16,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 
 
 class ForwardResult(NamedTuple):
-    """What a forward gives: y, the states after every step where they are written (else empty), the final states.
+    """Results of a forward: y, the states after every step where they are written (else empty), the final states.
 
     `projected` are the pre-activations, where x was projected; `products` those with R, where a backward reads them.
     """
@@ -29,7 +29,7 @@ class ForwardResult(NamedTuple):
 
     @property
     def saved(self) -> tuple[Any, ...]:
-        """What a backward reads beside the arrays of the call and y."""
+        """Arrays that a backward reads in addition to the call's arguments and y."""
         return (*self.states, *(array for array in (self.products, self.projected) if array is not None))
 
     def mapped(self, change: Callable[[Any], Any]) -> ForwardResult:
@@ -40,7 +40,7 @@ class ForwardResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a single step gives: y and the states."""
+    """Results of a single step: y and the states."""
 
     y: Any
     final: tuple[Any, ...]
@@ -62,7 +62,7 @@ class SlotGradients(NamedTuple):
 
 
 class BackwardResult(NamedTuple):
-    """What a backward writes: gradients of x and of the initial states; of others, sums that are not added up yet, or None.
+    """Outputs of a backward: gradients of x and of the initial states; for other arrays unreduced sums, or None.
 
     `sums` [runs, parts, gates + recurrent gates + parameters, batch, hidden] of biases and parameters; `weight` [gates *
     hidden, input]; `R` [runs, heads, gates, D, D]; `vectors` [runs, batch, hidden, n], of parameters with the axis n; `shared`

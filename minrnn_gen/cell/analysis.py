@@ -1,4 +1,4 @@
-"""What kind of recurrence a cell is, with the proof: affine by state or by block, merely diagonal, or dense."""
+"""Class of a cell's recurrence, with the proof: affine by state or by block, merely diagonal, or dense."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Spread(CellFunction):
 
 
 class OverUnits(CellFunction):
-    """What is made of all units of a head, or with `over` "all" of a sequence; lists of operands have any length.
+    """Functions over all units of a head, or with `over` "all" of a sequence; lists of operands have any length.
 
     Programs know `Mean` of one operand alone: the others are composed of it (minrnn_gen/cell/norms.py).
     """
@@ -251,7 +251,7 @@ class Exp2(CellFunction):
 
 
 class SigmoidPart(CellFunction):
-    """What of x the function `SigmoidOfSum` reads."""
+    """The part of x that `SigmoidOfSum` reads."""
 
     cell_name, argument_count = "sigmoid_part", 1
 

@@ -38,7 +38,7 @@ from minrnn_gen.config.documents import validated
 
 @dataclass(frozen=True)
 class Cell:
-    """What one time step computes.
+    """Equations of one time step.
 
     `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `S.b`,
     `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states`

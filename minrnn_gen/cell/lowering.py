@@ -154,12 +154,12 @@ class LoweredScanBackward:
 
     @property
     def saved_values(self) -> tuple[str, ...]:
-        """What the backward reads of its forward, as shown to people."""
+        """Values of the forward that the backward reads, in words."""
         return shown_states(self.read_states, self.output_state)
 
     @property
     def recomputed_values(self) -> tuple[str, ...]:
-        """What the backward computes again of its forward, as shown to people."""
+        """Values of the forward that the backward recomputes, in words."""
         return tuple(dict.fromkeys((*shown_definitions(self.adjoint), *shown_definitions(self.gradients))))
 
     @property

@@ -154,13 +154,13 @@ class LoweredStepsBackward:
 
     @property
     def saved_values(self) -> tuple[str, ...]:
-        """What the backward reads of its forward, as shown to people; the output for the recurrent product, too."""
+        """Values of the forward that the backward reads, in words; includes the output where the recurrent product needs it."""
         output = (self.output_state,) if self.recurrent_gates and self.output_state else ()
         return shown_states(tuple(dict.fromkeys((*output, *self.read_states))), self.output_state)
 
     @property
     def recomputed_values(self) -> tuple[str, ...]:
-        """What the backward computes again of its forward, as shown to people."""
+        """Values of the forward that the backward recomputes, in words."""
         return (*(f"product {gate}" for gate in self.read_products), *shown_definitions(self.backward))
 
     @property

@@ -29,11 +29,11 @@ from minrnn_gen.cell.stages import (
 
 
 class _EveryStep:
-    """What either pass runs at every step, counted."""
+    """Counts of the operations that either pass runs at every step."""
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
-        """What a kernel runs at every step."""
+        """Programs that a kernel runs at every step."""
         raise NotImplementedError
 
     @property
@@ -76,14 +76,14 @@ class LoweredVectors(_EveryStep):
 
     @cached_property
     def exponents(self) -> Mapping[str, tuple[str, str]]:
-        """Of a scan all of whose coefficients are powers of 2, the factors of their exponents, {state: (constant, other)}."""
+        """For a scan whose coefficients are all powers of 2, the factors of their exponents, {state: (constant, other)}."""
         steps = self.prepared.steps
         factors = {name: exponent_of(steps, f"coefficient_{name}") for name in self.states} if self.divides_time else {}
         return {name: pair for name, pair in factors.items() if pair is not None} if all(factors.values()) else {}
 
     @cached_property
     def ends(self) -> StagedProgram:
-        """Of a scan the states of the step behind what is prepared, and their coefficients, or what these are powers by."""
+        """Program of a scan step after the prepared part: new states and their coefficients, or the coefficients' exponents."""
         steps = self.prepared.steps
         exponents = tuple((f"exponent_{name}", other) for name, (_, other) in self.exponents.items())
         kinds = ("state",) if exponents else ("state", "coefficient")
@@ -97,7 +97,7 @@ class LoweredVectors(_EveryStep):
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
-        """What a kernel runs at every step."""
+        """Programs that a kernel runs at every step."""
         return (restricted(self.step, {"y", *(f"state_{name}" for name in self.states)}),)
 
 
@@ -164,7 +164,7 @@ class LoweredVectorsBackward(_EveryStep):
 
     @property
     def programs(self) -> tuple[StagedProgram, ...]:
-        """What a kernel runs at every step: on the way to the ends of tiles, within a tile, and back."""
+        """Programs that a kernel runs at every step: towards the ends of tiles, within a tile, and back."""
         advance = restricted(self.whole, {f"state_{name}" for name in self.states})
         return (advance, advance, self.backward)
 

@@ -1,4 +1,4 @@
-"""What one element takes in one time step: values moved, operations, special functions."""
+"""Cost of one element in one time step: values moved, operations, special functions."""
 
 from __future__ import annotations
 

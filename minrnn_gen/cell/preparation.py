@@ -1,4 +1,4 @@
-"""What of a program is free of some of its inputs, computed apart from the rest: before these inputs are known."""
+"""Splits a program: the part that is free of some inputs is computed before these inputs are known."""
 
 from __future__ import annotations
 

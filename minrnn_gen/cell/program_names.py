@@ -16,13 +16,13 @@ def incoming_gradient(state: str) -> Symbol:
 
 
 def step_inputs(cell: Cell) -> dict[Symbol, str]:
-    """What a step is computed from."""
+    """Inputs of a step, by symbol."""
     products = {ex.product(gate): f"R_{gate}" for gate in cell.recurrent_gates}
     return gates_of(cell) | inputs_of(cell) | shared_of(cell) | products | previous_of(cell) | parameters_of(cell)
 
 
 def constant_inputs(cell: Cell) -> dict[Symbol, str]:
-    """What is known of a step before the states are: the gates, the inputs X.* and S.*, and the parameters."""
+    """Inputs of a step that are known before the states are: the gates, the inputs X.* and S.*, and the parameters."""
     return gates_of(cell) | inputs_of(cell) | shared_of(cell) | parameters_of(cell)
 
 

@@ -1,4 +1,4 @@
-"""What values can be: bounds on each value of a program, whatever its inputs, proved operation by operation."""
+"""Ranges of values: bounds on each value of a program, whatever its inputs, proved operation by operation."""
 
 from __future__ import annotations
 

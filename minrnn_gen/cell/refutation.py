@@ -1,4 +1,4 @@
-"""What refutes that an expression is zero for all values of its symbols: its value at a point."""
+"""Refutes that an expression is zero for all values of its symbols, by its value at a point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs in stages compute of inputs S.* alone: once for all channels of a group, apart from what each channel has."""
+"""Parts of staged programs that depend on inputs S.* alone: computed once for all channels of a group."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Expr:
 
     @property
     def spelling(self) -> str:
-        """What it does, in one word: the operation's name, or of a call the function's."""
+        """The operation in one word: its name, or the function's name for a call."""
         return self.operation
 
     @property

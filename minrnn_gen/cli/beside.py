@@ -1,4 +1,4 @@
-"""What a call on the CPU is timed beside: torch's layer of the same sizes where there is one, NumPy otherwise."""
+"""Reference times for a call on the CPU: torch's layer of the same sizes where there is one, NumPy otherwise."""
 
 from __future__ import annotations
 

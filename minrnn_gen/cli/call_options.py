@@ -1,4 +1,4 @@
-"""What commands that run a kernel on random data are asked: its sizes, its seed, and where it runs."""
+"""Options of commands that run a kernel on random data: its sizes, its seed, and where it runs."""
 
 from __future__ import annotations
 

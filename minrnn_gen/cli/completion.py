@@ -1,4 +1,4 @@
-"""What a shell offers for the names on the command line: GPUs, cells, keys of a spec, and files beside them."""
+"""Shell completion of names on the command line: GPUs, cells, keys of a spec, and files next to them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from minrnn_gen.cli.terminal import counting, print_json, print_note
 
 
 class Target(StrEnum):
-    """What exported kernels run on."""
+    """Target of an export."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -1,4 +1,4 @@
-"""What every command that takes a spec is asked: the spec, its overrides, and the GPU."""
+"""Options of every command that takes a spec: the spec, its overrides, and the GPU."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class Request:
 
     @cached_property
     def builder(self) -> Builder:
-        """What builds the kernels, with what was measured before."""
+        """Builder of the kernels, which uses earlier measurements."""
         from minrnn_gen.api import builder_for
 
         return builder_for(self.spec, self.target)
 
     @cached_property
     def builder_of_kernels(self) -> Builder:
-        """What builds the kernels of calls: of a cell with products of several shapes those of the cell that serves it."""
+        """Builder of the kernels of calls; a cell with products of several shapes uses those of the cell that serves it."""
         from minrnn_gen.build.embedded import builder_of_kernels
 
         return builder_of_kernels(self.builder)

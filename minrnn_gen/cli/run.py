@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run showed. `seconds` is the median of one call; `bytes_moved` what a call reads and writes at least.
+    """Result of one run. `seconds` is the median of one call; `bytes_moved` the least that a call reads and writes.
 
     On the CPU `code` says which code ran, and `beside` what was measured next to it, if anything.
     """

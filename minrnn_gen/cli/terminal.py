@@ -1,4 +1,4 @@
-"""What the command line says: one JSON object, text for people, and progress while they wait."""
+"""Output of the command line: one JSON object, text for people, and progress while they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the templates read of every lowered cell, whatever its class and pass."""
+"""Names of a lowered cell that templates read, whatever its class and pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minrnn_gen.codegen.header import comment
 
 @dataclass(frozen=True)
 class CellNames:
-    """What the templates read of a lowered cell in either pass: names in the order of the arrays."""
+    """Names of a lowered cell that templates read in either pass, in the order of the arrays."""
 
     lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward
 
@@ -59,7 +59,7 @@ class CellNames:
 
 @dataclass(frozen=True)
 class GradientNames(CellNames):
-    """What they read besides of a cell's gradients: which of the known values these depend on."""
+    """Additional names for a cell's gradients: the known values that these depend on."""
 
     lowered: LoweredScanBackward | LoweredStepsBackward
 

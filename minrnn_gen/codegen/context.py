@@ -1,4 +1,4 @@
-"""What the templates read of a lowered cell: names, straight-line statements, and where their values are."""
+"""Context of the templates: a lowered cell's names, its straight-line statements, and where their values are."""
 
 from __future__ import annotations
 

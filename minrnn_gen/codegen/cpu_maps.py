@@ -13,7 +13,7 @@ _PRECISIONS = {"float64": "fp64", "float32": "fp32"}
 
 
 class Recursion(NamedTuple):
-    """What a kernel computes, where others have a cell."""
+    """Computation of a kernel that has no cell."""
 
     name: str
     equations: str

@@ -65,7 +65,7 @@ class StatementText(NamedTuple):
 
 @dataclass(frozen=True)
 class NativePlan:
-    """What every kernel for the CPU has: a pass of a cell in a precision, whatever the sizes.
+    """Common base of every kernel for the CPU: a pass of a cell in a precision, whatever the sizes.
 
     `x_dtype` is that of the pre-activations and of their gradients. A complex number is two elements of a vector, real part
     first.
@@ -145,7 +145,7 @@ class NativePlan:
 
     @cached_property
     def packer(self) -> struct.Struct:
-        """What packs the values of all arguments in their order."""
+        """Packing of all arguments' values, in their order."""
         return struct.Struct("".join(field.format for field in self.fields))
 
 
@@ -207,7 +207,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """What a step takes: in a backward, the arguments of its rounds as well."""
+        """Arguments of a step; in a backward, also those of its rounds."""
         arguments = self.cell.arguments if isinstance(self.cell, LoweredStepsBackward) else ()
         return frozenset(self.program.inputs).union(*(argument.program.inputs for argument in arguments))
 

@@ -57,7 +57,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def entering(self) -> str:
-        """What the arrays are called from which states, or their gradients, begin."""
+        """Names of the arrays with the initial states, or with their gradients."""
         return "dfinal" if self.kernel_pass == "backward" else "initial"
 
     @property
@@ -97,17 +97,17 @@ class CpuVectorsPlan(NativePlan):
 
     @cached_property
     def wide_constants(self) -> tuple[str, ...]:
-        """What is the same at every step and has the axis n."""
+        """Values that are constant over the steps and have the axis n."""
         return tuple(name for name in self._whole.held if name in self._whole.wide)
 
     @cached_property
     def narrow_constants(self) -> tuple[str, ...]:
-        """What is the same at every step and has it not."""
+        """Values that are constant over the steps and lack the axis n."""
         return tuple(name for name in self._whole.held if name not in self.wide_constants)
 
     @cached_property
     def constants(self) -> PrintedStages:
-        """What is computed of the parameters before the first step."""
+        """Statements that depend on the parameters alone, computed before the first step."""
         whole, held = self._whole, (*self.wide_constants, *self.narrow_constants)
         program = replace(whole, results=tuple((name, name) for name in held))
         targets = tuple(Target(name, f"{self._constant_place(name)} = {{}};", name in self.wide_constants) for name in held)
@@ -135,7 +135,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def group_statements(self) -> list[StatementText]:
-        """What is computed of inputs S.* alone."""
+        """Statements that depend on inputs S.* alone."""
         return [StatementText(statement.name, statement.c) for statement in self._grouped.statements]
 
     @property
@@ -184,12 +184,12 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def prepared_values(self) -> tuple[str, ...]:
-        """What a step of a backward reads of gates, computed once for both ways."""
+        """Values of gates that a backward step reads, computed once for both walks."""
         return self._back.prepared.values
 
     @cached_property
     def preparation(self) -> PrintedStages:
-        """What is computed of a step's gates alone."""
+        """Statements that depend on a step's gates alone."""
         program = self._back.prepared.preparation
         targets = (Target(name, f"prepared[{place}] = {{}};", False) for place, name in enumerate(self.prepared_values))
         return self._printed(program, program.steps, targets, {})
@@ -200,7 +200,7 @@ class CpuVectorsPlan(NativePlan):
 
     @cached_property
     def kept_values(self) -> tuple[str, ...]:
-        """What the way to a chunk's end computes with n values and the way back reads: exponentials and the like."""
+        """Values that the walk to a chunk's end computes with n values and the walk back reads, such as exponentials."""
         advance, backward = self._grouped.programs
         again = {statement.name for stage in backward.steps for statement in stage.wide}
         made = [statement for stage in advance.steps for statement in stage.wide if statement.name in again]
@@ -249,7 +249,7 @@ class CpuVectorsPlan(NativePlan):
 
     @cached_property
     def finish(self) -> PrintedStages:
-        """What is left to do with the sums over all steps of gradients of parameters."""
+        """Statements that turn sums over all steps into gradients of parameters."""
         program = self._back.summed.finish
         places = {f"total_gradient_parameter_{name}": self._total_place(name) for name in self.cell.parameters}
         targets = [

@@ -1,4 +1,4 @@
-"""What the templates read of programs with levels: the summands of the means over units that each level needs."""
+"""Text of programs with levels: the summands of the means over units that each level needs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the template of gradients outside the recurrence reads.
+    """Context of the template of gradients outside the recurrence.
 
     Sums are added up by blocks of `rows` warps, each for `lanes` channels.
     """

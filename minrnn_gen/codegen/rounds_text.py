@@ -1,4 +1,4 @@
-"""What the templates read of rounds of products: the argument of each, and in a backward the gradients of its products."""
+"""Text of rounds of products: the argument of each, and in a backward the gradients of its products."""
 
 from __future__ import annotations
 

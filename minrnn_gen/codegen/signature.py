@@ -162,7 +162,7 @@ def _single_step(names: ArrayNames, recurrent: bool) -> Parameters:
 
 
 def _dense_inputs(names: ArrayNames, takes_R: bool) -> Parameters:
-    """What both passes of kernels of dense cells begin with."""
+    """Leading parameters of both passes of dense kernels."""
     yield input_array("x", "storage_t", "[batch or 1, time, GATES, HIDDEN_SIZE], strides below", "call.x")
     yield from strides_of("x", DENSE_X_AXES, "call.x")
     yield from inputs_in(names, "[batch or 1, time, HIDDEN_SIZE]")
@@ -227,7 +227,7 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
 
 
 def _groups(variant: Variant) -> Parameters:
-    """What blocks need that exchange operands over a grid."""
+    """Parameters of blocks that exchange operands over a grid."""
     if variant.in_grid:
         yield Parameter("group_exchanges", "GridExchange*", "[HEADS * tiles of sequences], all ones", "launch.workspace")
         yield Parameter("first_group", "int64", "", "launch.first_group")

@@ -55,7 +55,7 @@ def stride_names(array: str, axes: str) -> tuple[tuple[str, str], ...]:
 
 
 class Variant(NamedTuple):
-    """What a signature depends on beside the names of the cell: the layout, and properties of the plan."""
+    """Properties that a signature depends on in addition to the cell's names: the layout and fields of the plan."""
 
     layout: str
     resets: bool

@@ -1,4 +1,4 @@
-"""What the templates read of a cell that is run step after step: its statements, rounds of products, and gradients."""
+"""Text of a cell that runs step after step: its statements, rounds of products, and gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Levelled = tuple[str, Sequence[Level], Program, Places]
 
 @dataclass(frozen=True)
 class _StepsNames(CellNames):
-    """What the templates read of a cell that is run step after step, in either pass."""
+    """Text of a cell that runs step after step, in either pass."""
 
     lowered: LoweredSteps | LoweredStepsBackward
 
@@ -45,7 +45,7 @@ class _StepsNames(CellNames):
 
     @property
     def round_of_products(self) -> tuple[int, ...]:
-        """Of each product the exchange of a step that it follows: 0 for the previous output, then the rounds."""
+        """For each product, the exchange of a step that it follows: 0 for the previous output, then the rounds."""
         numbers = {gate: number for number, products in enumerate(self.lowered.rounds, start=1) for gate in products.gates}
         return tuple(numbers.get(gate, 0) for gate in self.products)
 
@@ -56,7 +56,7 @@ class _StepsNames(CellNames):
 
     @property
     def arguments(self) -> tuple[RoundText, ...]:
-        """What the products of each round multiply."""
+        """Arguments that the products of each round multiply."""
         return tuple(
             self._round(number, gates, CutProgram(_NOTHING, program), (("", result_names(program)["argument"]),))
             for number, (gates, program) in enumerate(self._argument_programs, start=1)
@@ -109,7 +109,7 @@ class _StepsNames(CellNames):
 
     @property
     def argument_programs(self) -> tuple[LevelledText, ...]:
-        """What the products of each round multiply, with the levels before it."""
+        """Arguments that the products of each round multiply, with the levels before it."""
         return tuple(levelled for levelled in self.levelled if levelled.name.startswith("argument_"))
 
     @property
@@ -203,7 +203,7 @@ class StepsText(_StepsNames):
 
     @property
     def late_arguments(self) -> tuple[RoundText, ...]:
-        """What the products of each round multiply, of recurrent sums without their bias."""
+        """Arguments that the products of each round multiply, with recurrent sums that lack their bias."""
         rounds = []
         for number, (gates, program) in enumerate(self._argument_programs, start=1):
             parts = step_behind_sums(program, self.products, self.states)
@@ -265,7 +265,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def gates_of_products(self) -> tuple[int, ...]:
-        """Of each product the place of a gate that has the same gradient, as where only their sum is read; -1 without one."""
+        """For each recurrent product, the index of the gate whose gradient equals its own, or -1."""
         names = result_names(self.lowered.backward)
         of_gates = [names[f"gradient_W_{gate}"] for gate in self.gates]
         of_products = [names[f"gradient_R_{product}"] for product in self.products]

@@ -1,4 +1,4 @@
-"""What the templates read of a cell with the axis n: its stages, each value with the place where it is."""
+"""Text of a cell with the axis n: its stages, and for each value where it is stored."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _declared(name: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class _VectorsNames(CellNames):
-    """What the templates read of a cell with the axis n in either pass: names in the order of the arrays."""
+    """Text of a cell with the axis n in either pass: names in the order of the arrays."""
 
     lowered: LoweredVectors | LoweredVectorsBackward
 
@@ -136,12 +136,12 @@ class _VectorsNames(CellNames):
 
     @cached_property
     def held_wide(self) -> tuple[str, ...]:
-        """What is constant over the steps and has the axis n."""
+        """Values that are constant over the steps and have the axis n."""
         return tuple(name for name in self._held if name in self._whole.wide)
 
     @cached_property
     def held_narrow(self) -> tuple[str, ...]:
-        """What is constant over the steps and has it not."""
+        """Values that are constant over the steps and lack the axis n."""
         return tuple(name for name in self._held if name not in self.held_wide)
 
     @property
@@ -155,7 +155,7 @@ class _VectorsNames(CellNames):
 
     @property
     def constants_lines(self) -> tuple[str, ...]:
-        """What is computed of the parameters before the first step."""
+        """Statements that depend on the parameters alone, computed before the first step."""
         results = [(f"narrow.at[{place}]", name) for place, name in enumerate(self.held_narrow)]
         results += [(f"wide.at[{place}].at[k]", name) for place, name in enumerate(self.held_wide)]
         return _Printer(self._whole, self._parameter_places).lines(self._whole.constants, results)
@@ -179,12 +179,12 @@ class _VectorsNames(CellNames):
 
     @property
     def prepared(self) -> tuple[str, ...]:
-        """What a step reads of its channel: gates, and what is computed of them alone."""
+        """Values of its channel that a step reads: gates, and values that depend on gates alone."""
         return self.lowered.prepared.values
 
     @property
     def prepared_lines(self) -> tuple[str, ...]:
-        """What is computed of a step's gates alone."""
+        """Statements that depend on a step's gates alone."""
         results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared))
         return self._step(self.lowered.prepared.preparation, results)
 
@@ -260,14 +260,14 @@ class VectorsText(_VectorsNames):
 
     @property
     def ends_prepared_lines(self) -> tuple[str, ...]:
-        """What is prepared of a step for the end of a part of time."""
+        """Statements that prepare a step for the end of a part of time."""
         read = restricted(self.lowered.prepared.preparation, self.lowered.ends.inputs)
         results = ((name, f"at[{place}]") for place, name in enumerate(self.prepared) if name in dict(read.results))
         return self._step(read, results)
 
     @property
     def y_lines(self) -> tuple[str, ...]:
-        """What is computed of the sums."""
+        """Statements that depend on the sums."""
         finished = self.lowered.finished
         if not finished.sums:
             return ("result.y = sum.at[0];",)
@@ -300,7 +300,7 @@ class VectorsBackwardText(_VectorsNames):
 
     @property
     def finish_lines(self) -> tuple[str, ...]:
-        """What is left to do with the sums of gradients of parameters over steps."""
+        """Statements that turn sums over steps into gradients of parameters."""
         gradients = {f"gradient_{label}": place for label, place in self._parameter_places.items()}
         totals = {f"total_{label}": place.replace("parameter.", "total.") for label, place in gradients.items()}
         results = ((label, place.removeprefix("parameter.")) for label, place in gradients.items())

@@ -1,4 +1,4 @@
-"""What a call of FlashRNN's function asks for, by its arguments or by a config of theirs, held against what there is."""
+"""Request of a call of FlashRNN's function, from its arguments or from one of its configs, checked against what we serve."""
 
 from __future__ import annotations
 

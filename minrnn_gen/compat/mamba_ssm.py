@@ -169,7 +169,7 @@ def mamba_inner_fn(
 
 @dataclass(frozen=True)
 class _Form:
-    """What a call of theirs leaves out, and which of B and C are of each step."""
+    """Form of a selective scan: the optional arguments that are present, and which of B and C vary by step."""
 
     softplus: bool
     has_d: bool

@@ -64,7 +64,7 @@ class _Neuron(torch.nn.Module):
 
     @property
     def reset_mechanism(self) -> str:
-        """What a spike does to the membrane: subtract, zero or none."""
+        """Reset of the membrane after a spike: subtract, zero or none."""
         return self._reset_mechanism
 
     @reset_mechanism.setter

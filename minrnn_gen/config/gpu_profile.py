@@ -1,4 +1,4 @@
-"""What the GPU has: one YAML file per GPU, and the same facts asked of a live device.
+"""Profile of a GPU: one YAML file per GPU, and the same facts asked of a live device.
 
 Nothing here touches a GPU: a live device arrives as its name and the driver's attributes.
 """
@@ -49,7 +49,7 @@ DeviceName = Annotated[str, pydantic.Field(pattern=r"^[ -~]+$")]
 
 
 class GpuProfile(pydantic.BaseModel):
-    """What planning needs to know of one GPU model; `docs/gpu-profiles.md` says where each number is found.
+    """Facts about one GPU model that planning needs; `docs/gpu-profiles.md` says where each number is found.
 
     A *partition* is one of the quarters of an SM, each with its own scheduler and its own share of the registers.
     `device_names` are the driver's names of the devices for which every number holds; `sources` says of each number where it
@@ -160,7 +160,7 @@ class GpuProfile(pydantic.BaseModel):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """What a copy reaches, bytes read and written together: measured, else `COPY_EFFICIENCY` of the datasheet's."""
+        """Bandwidth of a copy, bytes read and written together: measured, else `COPY_EFFICIENCY` of the datasheet's."""
         return self.copy_bandwidth_bytes_per_s or COPY_EFFICIENCY * self.memory_bandwidth_bytes_per_s
 
     @property

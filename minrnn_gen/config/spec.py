@@ -56,7 +56,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Spec(BaseModel):
-    """What the user wants: which cell, which sizes, which precision. Made by `load_spec`; never changed.
+    """A request: which cell, which sizes, which precision. Made by `load_spec`; never changed.
 
     Two specs are equal if their canonical forms are, wherever they came from.
     """
@@ -193,7 +193,7 @@ class Spec(BaseModel):
 
     @property
     def document(self) -> Document:
-        """What the spec was read from; `document.part("model")` is an inline cell with its lines."""
+        """Document that the spec was read from; `document.part("model")` is an inline cell with its lines."""
         return self._document
 
     @property

@@ -1,4 +1,4 @@
-"""What pydantic violated wrong with plain data, as sentences: the value, what is allowed, the nearest valid spelling."""
+"""Errors of pydantic as sentences: the value, what is allowed, the nearest valid spelling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN_TYPES = {"string": "text", "boolean": "true or false", "null": "null", "o
 
 @dataclass(frozen=True)
 class Violation:
-    """What is wrong with the value at a key path, as a sentence without its place."""
+    """A sentence for the wrong value at a key path, without its place."""
 
     path: _Path
     message: str

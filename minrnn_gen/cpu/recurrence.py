@@ -28,7 +28,7 @@ SERIAL_STEPS = 4
 
 @dataclass(frozen=True)
 class Space:
-    """What multiplies and adds the numbers as they are stored, and how 0 is stored."""
+    """Multiplies and adds numbers as they are stored, and says how 0 is stored."""
 
     times: numpy.ufunc
     plus: numpy.ufunc

@@ -170,7 +170,7 @@ class ScanGradients:
 
     @property
     def sums(self) -> Values:
-        """Those of bias and parameters: [gates + parameters, H]."""
+        """Gradients of bias and parameters: [gates + parameters, H]."""
         return numpy.concatenate([self.bias, *(parameter[None] for parameter in self.parameters.values())])
 
 

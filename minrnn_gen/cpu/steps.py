@@ -220,7 +220,7 @@ def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
 
 
 class _Arguments:
-    """What the products of a block of steps multiply, by rounds as rows [T * B, units]; the products join the `values`."""
+    """Arguments of the products of a block of steps, by rounds as rows [T * B, units]; the products join the `values`."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class HostPrinter(Printer):
 
 @dataclass(frozen=True)
 class HostCode:
-    """What the template of NAME.c for the CPU reads beside the interface: bodies of functions.
+    """Context of the template of NAME.c for the CPU in addition to the interface: bodies of functions.
 
     `schedules` and `programs` are those of the passes; `rooms_most` are the most rooms that one has.
     """
@@ -72,7 +72,7 @@ class HostCode:
 
     @property
     def calls(self) -> frozenset[str]:
-        """What the functions call."""
+        """Functions that the bodies call."""
         return called_in([self.saved, *self.schedules.values(), *self.programs.values()])
 
 

@@ -294,7 +294,7 @@ class _Collected:
 
     @property
     def _saved_states_out(self) -> StatesOut:
-        """That in which a backward reads them: a recurrent product takes outputs as they were before they were rounded."""
+        """Dtype of the saved states that a backward reads: a recurrent product takes outputs before they were rounded."""
         if self._interface.has_vectors or not self._builders[0].lowered_backward.needs_saved_states:
             return "none"
         return self._as_named("arithmetic" if self._interface.recurrent_gates else "storage")
@@ -306,7 +306,7 @@ class _Collected:
         return "storage" if is_equal else states_out
 
     def _hinted(self, builder: Builder) -> Specialization:
-        """That of contiguous arrays; where time is the last axis, their alignment changes with it."""
+        """Specialization of contiguous arrays; where time is the last axis, their alignment changes with it."""
         if self._interface.layout == "BDT":
             reverse = builder.spec.direction == "reverse"
             return Specialization(self._interface.precision.storage_bytes, reverse=reverse)

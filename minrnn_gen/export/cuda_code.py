@@ -1,4 +1,4 @@
-"""What NAME.c for GPUs is made of: kernels compiled for several GPUs and sizes, and which of them serves which call."""
+"""Contents of NAME.c for GPUs: kernels compiled for several GPUs and sizes, and which of them serves which call."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ExportedGpu:
 
 @dataclass(frozen=True)
 class CudaCode:
-    """What the template of NAME.c for GPUs reads beside the interface.
+    """Context of the template of NAME.c for GPUs in addition to the interface.
 
     `programs`: the number of a function and its row of numbers. `states_out`: the types in which a forward writes the states
     after every step, first "none"; `saved_states` is the place in it of what a backward needs. `output_state` is what is
@@ -131,7 +131,7 @@ class CudaCode:
 
     @property
     def calls(self) -> frozenset[str]:
-        """What functions of programs call."""
+        """Functions that the programs' functions call."""
         return called_in(self.functions.texts)
 
     @staticmethod

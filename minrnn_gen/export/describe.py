@@ -1,4 +1,4 @@
-"""What records an exported call: rooms, and operations on them and on the arrays that the call is given."""
+"""Recorder of an exported call: buffers, and operations on them and on the call's arrays."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class CallArrays:
 
 @dataclass
 class Backend:
-    """What a call is described with: its kernels, and their numbers.
+    """Kernels of a described call, and their numbers.
 
     `provided` are the arrays that the next run allocates first: those of the caller, or None for one of its own.
     """

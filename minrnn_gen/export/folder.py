@@ -34,7 +34,7 @@ _NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{_LENGTH - 1}}}")
 
 
 class Exported(NamedTuple):
-    """What was written: the files, and in a sentence each what was left out."""
+    """Result of an export: the files, and a sentence for each thing left out."""
 
     files: tuple[Path, ...]
     left_out: tuple[str, ...]

@@ -63,7 +63,7 @@ class ExportedOperator:
 
     @property
     def interface(self) -> Interface:
-        """That of the first layer, whose sizes but for inputs are those of all."""
+        """The first layer's interface; layers differ only in input size."""
         return self.layers[0].interface
 
     @property

@@ -57,7 +57,7 @@ class ExportArray(NamedTuple):
 
 @dataclass(frozen=True)
 class ExportSource:
-    """What templates of an export read: the interface, the name that all of C begins with, and the texts of kernels.
+    """Context of an export's templates: the interface, the prefix of all names in C, and the kernels' text.
 
     `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
     `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
@@ -140,7 +140,7 @@ class ExportSource:
 
     @property
     def storage_comment(self) -> str:
-        """What that type holds."""
+        """Comment that says which arrays have the storage type."""
         return f"x, weights and y: {_STORAGE[self.interface.precision.storage_dtype][1]}"
 
     @property

@@ -1,4 +1,4 @@
-"""What was measured of the GPU here, in place of what its profile assumes: a profile in a file of its own, beside the cache."""
+"""Measurements of the GPU here that replace assumptions of its profile: a profile in a file of its own, next to the cache."""
 
 from __future__ import annotations
 

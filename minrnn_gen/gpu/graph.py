@@ -76,7 +76,7 @@ def clear(device: int, stream: int, pointer: int, size_bytes: int) -> None:
 
 
 class CapturedGraph:
-    """What `enqueue(scratch, stream)` enqueues, as a graph of one device that owns the scratch it works on.
+    """CUDA graph of the work that `enqueue(scratch, stream)` enqueues, on one device; owns its scratch.
 
     It is enqueued once before, on a scratch of zeros. All runs of the graph share that memory: on the GPU they wait for each
     other, whatever streams they are on; the host does not. May be used from several threads.

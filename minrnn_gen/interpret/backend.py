@@ -68,7 +68,7 @@ class EmulatedBackend:
 
     @cached_property
     def half(self) -> EmulatedBackend:
-        """What executes runs of kernels for half of the GPU."""
+        """Executes runs of kernels for half of the GPU."""
         return EmulatedBackend(self._builder.half, (), self._refuse)
 
     def without_graphs(self) -> EmulatedBackend:

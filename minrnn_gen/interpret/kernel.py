@@ -58,7 +58,7 @@ class InterpretedKernel(Kernel):
 
     @property
     def builder(self) -> EmulatedBuilder:
-        """What builds its kernels."""
+        """Builder of its kernels."""
         return self._emulated_builder
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:

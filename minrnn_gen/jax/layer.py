@@ -263,7 +263,7 @@ class RNN:
 
     @property
     def _embedding(self) -> Embedding | None:
-        """What leads to arrays of the kernels; None where they take the layer's own."""
+        """Maps arrays to those of the kernels; None where the kernels take the layer's own."""
         return replace(made.embedding, library=jnp) if (made := self._made.projected) else None
 
     def _recipes(self, precision: str) -> tuple[str, ...]:

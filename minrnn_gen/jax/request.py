@@ -1,4 +1,4 @@
-"""What an XLA program asks of this package: one operation on arrays of some shapes, as text that stands by itself."""
+"""Request of an XLA program: one operation on arrays of some shapes, as self-contained text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Request:
 
     @property
     def interface(self) -> Interface:
-        """What the kernel accepts."""
+        """Interface of the kernel."""
         return kernel_by(self.recipe).interface
 
     @property

@@ -1,4 +1,4 @@
-"""What a layer is before it has numbers: the recipes of its kernels, the names and the shapes of its parameters."""
+"""A layer before it has numbers: the recipes of its kernels, the names and the shapes of its parameters."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _log_steps(_: Any, drawn: Any) -> Any:
 
 
 def _step_biases(module: Any, drawn: Any) -> Any:
-    """What softplus makes a step of."""
+    """Biases whose softplus is the step."""
     step = module.exp(_log_steps(module, drawn))
     return step + module.log(-module.expm1(-step))
 

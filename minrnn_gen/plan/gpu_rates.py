@@ -1,4 +1,4 @@
-"""What the cost models count and how fast a GPU is at it, beside the GPU that the models were fitted on."""
+"""Quantities that the cost models count, and a GPU's speed at each relative to the GPU that the models were fitted on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def launch_us(gpu: GpuProfile) -> float:
 
 
 class Measured(NamedTuple):
-    """What scales depend on, of one GPU."""
+    """Properties of one GPU that scales depend on."""
 
     compute_capability: str
     sm_clock_hz: float

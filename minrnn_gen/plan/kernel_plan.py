@@ -234,7 +234,7 @@ class KernelPlan:
 
     @property
     def limit(self) -> str:
-        """What takes most of the predicted time, in words."""
+        """The largest term of the predicted time, in words."""
         return limit_in_words(self.prediction.predicted_us, self.predicted_total_us)
 
     @property

@@ -1,4 +1,4 @@
-"""What is to be planned: a cell's shape, the sizes and the GPU, without any mathematics or text of the kernel."""
+"""The problem to plan: a cell's shape, the sizes and the GPU, without any mathematics or text of the kernel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class KernelKey(NamedTuple):
 
 @dataclass(frozen=True)
 class CellShape:
-    """What planning needs to know of a cell in one pass: its class, names and counts.
+    """Facts about a cell in one pass that planning needs: its class, names and counts.
 
     The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
     `transcendental_count` of what is done with them. `saved_values` names what a backward reads of its forward,

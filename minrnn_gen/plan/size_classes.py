@@ -87,7 +87,7 @@ def predicted_us(problem: Problem, kernel: SizedKernel) -> float:
 
 @dataclass(frozen=True)
 class Occupied:
-    """What a dense call takes of a GPU: `blocks`, in clusters of `cluster_blocks`, which may wait for others anywhere."""
+    """Demand of a dense call on a GPU: `blocks`, in clusters of `cluster_blocks`, which may wait for others anywhere."""
 
     blocks: int
     cluster_blocks: int

@@ -65,7 +65,7 @@ Miss = tuple[Constraint, Margin]
 
 @dataclass(frozen=True)
 class Resources:
-    """What a candidate takes from the GPU.
+    """Resources of the GPU that a candidate takes.
 
     `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
     blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.

@@ -159,14 +159,14 @@ class AddUp:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What only Python does, once: it gets a function that returns the address of a pointer of the run."""
+    """Runs once, in Python only: its function takes one that returns the address of a pointer of the run."""
 
     run: Callable[[Callable[[Any], Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What the arrays' library computes of arrays: each source is a slot, or an array outside the program.
+    """Computation that the arrays' library does: each source is a slot, or an array outside the program.
 
     `compute` returns the array in `slot`; without a slot it writes into its last source.
     """

@@ -1,4 +1,4 @@
-"""What a scan kernel sees of arrays of any shape: batch, time and channels, without a copy where the strides allow it."""
+"""Arrays of any shape as a scan kernel sees them: batch, time and channels, without a copy where the strides allow it."""
 
 from __future__ import annotations
 

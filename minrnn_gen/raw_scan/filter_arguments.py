@@ -1,4 +1,4 @@
-"""What every front of linear filters asks of its arguments' shapes, and sections in sequence."""
+"""Checks that every front of linear filters makes of its arguments' shapes, and sections in sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a linear filter and its backward return, and the arrays for it."""
+"""Results of a linear filter and of its backward, and their arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["signal", "state", "coefficients"]
 
 
 class Filtered(NamedTuple):
-    """What a filter gives."""
+    """Results of a filter."""
 
     y: Any
     zf: Any
@@ -25,7 +25,7 @@ class Filtered(NamedTuple):
 
 
 class FilterGradients(NamedTuple):
-    """What a filter's backward gives; those of coefficients are of each tile of each row."""
+    """Results of a filter's backward; gradients of coefficients are per tile of each row."""
 
     x: Any
     b: Any

@@ -1,4 +1,4 @@
-"""What a raw scan and its backward return, and the arrays for it."""
+"""Results of a raw scan and of its backward, and their arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minrnn_gen.raw_scan.arguments import Recurrence
 
 
 class ScanResult(NamedTuple):
-    """What a scan gives."""
+    """Results of a scan."""
 
     y: Any
     final: Any
@@ -21,7 +21,7 @@ class ScanResult(NamedTuple):
 
 
 class ScanGradients(NamedTuple):
-    """What a scan's backward gives."""
+    """Results of a scan's backward."""
 
     a: Any
     b: Any

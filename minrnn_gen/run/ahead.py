@@ -1,4 +1,4 @@
-"""What is compiled ahead of calls: the kernels of contiguous arrays of some sizes, gradients included."""
+"""Compiles ahead of calls: the kernels of contiguous arrays of some sizes, gradients included."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Alteration:
 
 @dataclass(frozen=True)
 class AlteredSaved:
-    """What a forward with reset states or holds saves: that of the kernel that ran it, and these."""
+    """Saved arrays of a forward with reset states or holds: those of the kernel that ran it, and these."""
 
     saved: Saved
     alteration: Alteration

@@ -140,7 +140,7 @@ class GraphOnStream(NamedTuple):
 
 
 class Backend(Protocol):
-    """What executes the runs of one builder's kernels."""
+    """Executes the runs of one builder's kernels."""
 
     @property
     def built(self) -> Mapping[KernelKey, BuiltKernel]:
@@ -156,7 +156,7 @@ class Backend(Protocol):
 
     @property
     def half(self) -> Backend:
-        """What executes runs of kernels for half of the GPU, of which two run beside each other."""
+        """Executes runs of kernels for half of the GPU, two of which run concurrently."""
 
     def without_graphs(self) -> Backend:
         """Return a backend of the same kernels whose runs are recorded whole."""

@@ -1,4 +1,4 @@
-"""What a run of any family is: the order in which a call's kernels are launched, asked of a recorder."""
+"""A run of any family: the order in which a call's kernels are launched, requested from a recorder."""
 
 from __future__ import annotations
 

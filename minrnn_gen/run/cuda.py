@@ -81,7 +81,7 @@ class CudaBackend:
 
     @property
     def half(self) -> CudaBackend:
-        """What executes runs of kernels for half of the GPU, of which two run beside each other."""
+        """Executes runs of kernels for half of the GPU, two of which run concurrently."""
         return CudaBackend(self._kernels.half, self.has_graphs)
 
     def without_graphs(self) -> CudaBackend:

@@ -19,7 +19,7 @@ from minrnn_gen.run.saved import Forward, ForwardReplay
 
 
 class EmbeddedExecutor(Executor):
-    """What executes the calls of a kernel with projected units: `inner`, where it has kernels for them, else NumPy."""
+    """Executes the calls of a kernel with projected units: by `inner`, where it has kernels for them, else by NumPy."""
 
     def __init__(self, interface: Interface, builder: Builder, inner: Executor, mask: str | None) -> None:
         super().__init__(interface, builder, inner.backend)

@@ -48,7 +48,7 @@ def in_slots(
 
 
 class _End:
-    """What notes the end of a backward."""
+    """Records the end of a backward."""
 
     def __init__(self, interface: Interface, recorder: Recorder) -> None:
         self._interface, self._recorder = interface, recorder

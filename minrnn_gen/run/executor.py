@@ -35,7 +35,7 @@ Layout = tuple[tuple[int, ...], str]
 
 
 class Run(Protocol):
-    """What runs checked calls: `GpuRun`, by a backend, or `CpuRun`, by native code or NumPy."""
+    """Runs checked calls: `GpuRun`, by a backend, or `CpuRun`, by native code or NumPy."""
 
     @property
     def preactivation_axes(self) -> str: ...
@@ -59,7 +59,7 @@ class Run(Protocol):
 
 
 class Executor:
-    """What checks and executes the calls of one kernel; may be used from several threads.
+    """Checks and executes the calls of one kernel; may be used from several threads.
 
     Calls that `backend` takes are run by it, others by NumPy.
     """
@@ -72,7 +72,7 @@ class Executor:
 
     @cached_property
     def cpu(self) -> CpuRun:
-        """What runs calls on host arrays."""
+        """Runs calls on host arrays."""
         from minrnn_gen.run.cpu.calls import CpuRun
 
         return CpuRun(self.interface, self._builder)
@@ -254,7 +254,7 @@ class Executor:
 
     @cached_property
     def recorded(self) -> GpuRun:
-        """What records runs whole, for callers who replay traces in memory of their own, such as a program of XLA."""
+        """Records whole runs, for callers who replay traces in memory of their own, such as a program of XLA."""
         return GpuRun(self.interface, self._builder, self.backend.without_graphs())
 
     def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:

@@ -1,4 +1,4 @@
-"""What a pass over a dense layer is expected to take: its recurrence by one kernel, and its products."""
+"""Expected time of a pass over a dense layer: its recurrence by one kernel, and its products."""
 
 from __future__ import annotations
 

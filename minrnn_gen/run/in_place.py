@@ -24,7 +24,7 @@ from minrnn_gen.run.saved import Forward
 
 @dataclass(frozen=True)
 class InPlace:
-    """What runs the calls of one kernel in place, whose x is not projected; values of lengths are not looked at.
+    """Runs the calls of one kernel in place; x is not projected, and values of lengths are not looked at.
 
     Arrays shaped like y have its strides, all the same ones.
     """

@@ -19,7 +19,7 @@ from minrnn_gen.run.interface import projection_of
 
 @dataclass(frozen=True)
 class ProjectedLayers:
-    """What a layer has for a cell with projected units.
+    """Kernels of a layer for a cell with projected units.
 
     `cell` is the file of the cell that the kernels have, `embedding` leads to their arrays, of one direction.
     """

@@ -1,4 +1,4 @@
-"""What a forward saves for its backward."""
+"""Arrays that a forward saves for its backward."""
 
 from __future__ import annotations
 

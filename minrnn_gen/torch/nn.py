@@ -212,7 +212,7 @@ class _Layer(DecodingStack, ByKernels):
 
 
 class _OfLSTM(TypedDict, total=False):
-    """What torch refuses of other layers, in its own words."""
+    """Refusals of other layers, in torch's own words."""
 
     proj_size: int
 

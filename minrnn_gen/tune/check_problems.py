@@ -1,4 +1,4 @@
-"""What a check of a GPU runs: calls that between them every kernel family serves, and problems whose picks are judged."""
+"""Work of a GPU check: calls that together use every kernel family, and problems whose picks are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check of a GPU found, and which of it is a fault."""
+"""Findings of a GPU check, and which of them are faults."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PickCheck:
 
 @dataclass(frozen=True)
 class GpuCheck:
-    """What was found of a device that a profile describes. `copy_assumed`: the bandwidth of a copy that plans reckon with."""
+    """Findings about a device that a profile describes. `copy_assumed`: the bandwidth of a copy that plans reckon with."""
 
     profile: str
     profile_arch: str
@@ -99,7 +99,7 @@ class GpuCheck:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What costs speed at most, each as a sentence."""
+        """Findings that cost speed at most, each as a sentence."""
         return (*self._remarks_on_rates(), *self._remarks_on_picks())
 
     def summary(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ LOG = logging.getLogger("minrnn_gen")
 
 
 class _Evidence(NamedTuple):
-    """What a choice was asked for, where that is known, and whether it is one of those that ship."""
+    """Setting that a choice was made for, where it is known, and whether the choice is one of those that ship."""
 
     setting: Setting | None
     is_shipped: bool

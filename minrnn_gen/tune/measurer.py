@@ -1,4 +1,4 @@
-"""What measuring needs of a GPU, and what can go wrong there."""
+"""Needs of measuring on a GPU, and its failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Measurer(Protocol):
 
     @property
     def device(self) -> str:
-        """What the driver calls the GPU."""
+        """The driver's name of the GPU."""
 
     @property
     def driver(self) -> str:

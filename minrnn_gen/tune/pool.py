@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of a spec: of each kernel that was raced `summary_of`, and whether it was interrupted."""
+    """Result of a spec: `summary_of` for each kernel that was raced, and whether it was interrupted."""
 
     kernels: tuple[dict[str, Any], ...]
     is_interrupted: bool

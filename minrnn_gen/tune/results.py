@@ -1,4 +1,4 @@
-"""What was found out about one candidate, and about what: one line of JSON each."""
+"""Results of measuring candidates, each with its setting: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CandidateKey = tuple[str, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a time is a time of: a problem with typical sizes, on a GPU, with a driver, a toolchain and templates.
+    """Setting of a time: a problem with typical sizes, on a GPU, with a driver, a toolchain and templates.
 
     `gpu` is the profile's name, `device` the driver's name of the GPU. `device` and `driver` are empty where there is no GPU,
     `toolchain` where there is no NVRTC. `sources` is the digest of the templates.
@@ -62,18 +62,18 @@ class Setting:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """What may differ between a setting and its nearest."""
+        """Fields that may differ between a setting and its nearest."""
         return self.hidden_size, self.heads, self.batch, self.time
 
     @property
     def without_sizes(self) -> Setting:
-        """What must be the same, whatever the sizes, the driver and the toolchain."""
+        """Fields that must be equal, whatever the sizes, the driver and the toolchain."""
         return replace(self, hidden_size=0, heads=0, batch=0, time=0, device="", driver="", toolchain="")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found out about a candidate on one visit; those of several visits add up.
+    """Result of one visit to a candidate; those of several visits add up.
 
     `error_share` is the largest share of its tolerance that an element of the results took. `note` says what went wrong.
     `compile_seconds` and `when` (UTC, ISO 8601) are for readers.

@@ -48,7 +48,7 @@ class ChildMeasurer:
 
     @property
     def device(self) -> str:
-        """What the driver calls the GPU."""
+        """The driver's name of the GPU."""
         return self._said("device")
 
     @property

@@ -67,7 +67,7 @@ class RacedCandidate:
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """What came of one kernel. `winner` is what calls use from now on, None where no candidate could be measured.
+    """Result for one kernel. `winner` is what calls use from now on, None where no candidate could be measured.
 
     `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates, and
     `raced` are those of them that were tried, best predicted first.

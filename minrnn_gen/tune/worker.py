@@ -43,7 +43,7 @@ class GpuMeasurer:
 
     @property
     def device(self) -> str:
-        """What the driver calls the GPU."""
+        """The driver's name of the GPU."""
         return self.live.name
 
     @property

@@ -1,4 +1,4 @@
-"""What candidates of one kernel are run on: the arrays of a call, and what it should give by the fp64 reference."""
+"""Workload of one kernel's candidates: the arrays of a call, and its expected results by the fp64 reference."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Workload:
 
     @cached_property
     def builder(self) -> Builder:
-        """What builds the other kernels of its calls."""
+        """Builder of the other kernels of its calls."""
         return TrialBuilder(self._spec(), self.target, self.store, trial=_built(self.trial))
 
     def prepare(self) -> None:
@@ -152,7 +152,7 @@ class Workload:
 
     @cached_property
     def expected(self) -> Mapping[str, tuple[Any, float]]:
-        """What a checked run should give, in float64 where the runs are, and the largest of each."""
+        """Expected results of a checked run, in float64 where the runs are, and the largest of each."""
         spec = self._spec(precision="fp64", functions=None)
         kernel = Kernel(replace(self.builder, spec=spec), (_built(self.trial),))
         rounded = self._made(self._checked_sizes, on_host, is_whole=True)

@@ -77,7 +77,7 @@ def test_where_a_step_has_no_kernel_of_its_own_it_is_a_forward_of_one(model: str
 
 
 def test_a_backward_says_what_it_reads_and_what_it_computes_again() -> None:
-    """Of the LSTM's output the products are made again; its cell is read as it was saved."""
+    """The LSTM's backward recomputes the products of its output; it reads the cell state as saved."""
     builder = builder_of("lstm")
     plan = builder.solve(builder.key_of("backward", builder.hinted_specialization)).plan()
     assert plan.problem.saved_values == ("y", "state c")

@@ -1,4 +1,4 @@
-"""What the user asks to be written goes to what the path is: a file, what a link leads to, a pipe, a device, stdout."""
+"""A requested output goes to whatever the path names: a file, a link's target, a pipe, a device, stdout."""
 
 from __future__ import annotations
 

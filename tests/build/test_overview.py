@@ -1,4 +1,4 @@
-"""What is shown of a kernel before anybody asks for more: names, one line each, a small table, the class and the limit."""
+"""The short description of a kernel: names, one line each, a small table, the class and the limit."""
 
 from __future__ import annotations
 

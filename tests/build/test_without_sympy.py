@@ -1,4 +1,4 @@
-"""What a cell takes of SymPy: proofs that something cancels, and nothing where nothing does, as in the cells of the library."""
+"""Cells need SymPy only to prove that something cancels; cells of the library do not need it."""
 
 from __future__ import annotations
 

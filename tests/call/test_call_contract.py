@@ -1,4 +1,4 @@
-"""What a call accepts and what it leaves alone; whatever else is refused in one sentence that says what to do."""
+"""A call accepts what it should and leaves it unchanged; anything else is refused in one sentence that says what to do."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_without_time_or_batch(time: int, batch: int) -> None:
 
 
 def dtype_of(label: str) -> type:
-    """What a gradient computed in float32 comes in: sums over batch and time are wider."""
+    """Precision of a gradient computed in float32: sums over batch and time are wider."""
     return np.float64 if label.startswith(("bias", "parameter")) else np.float32
 
 

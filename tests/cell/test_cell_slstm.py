@@ -19,7 +19,7 @@ BATCH, UNITS = 3, 5
 
 @dataclass(frozen=True)
 class Library:
-    """What the transcription needs of NumPy or torch."""
+    """Functions of NumPy or torch that the transcription needs."""
 
     where: Callable[..., Any]
     exp: Callable[..., Any]

@@ -136,7 +136,7 @@ def test_a_selective_step_back_multiplies_by_what_the_state_before_it_gets() -> 
 
 @pytest.mark.parametrize(("name", "exponents"), [("selective", {"h": "let_dt"}), ("gated_linear", {}), ("s4d", {})])
 def test_exponents_add_up_where_a_coefficient_is_a_constant_to_a_power(name: str, exponents: Mapping[str, str]) -> None:
-    """Of gates, once a channel; not of what all channels share, and not where it is no power of anything that changes."""
+    """Gate exponents, once a channel: not those that all channels share, nor coefficients that are no power of a variable."""
     lowered = lowered_of(built_in(name))
     assert {state: other for state, (_, other) in lowered.exponents.items()} == exponents
     for constant, other in lowered.exponents.values():

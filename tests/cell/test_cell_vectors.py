@@ -192,7 +192,7 @@ def test_the_gradient_of_what_all_n_values_use_is_added_over_n() -> None:
 
 
 def test_a_branch_that_no_value_takes_has_a_gradient_of_zero() -> None:
-    """Of log at 0, chosen by none of n values, by some, or by a condition that is one per channel."""
+    """The branch is log at 0, chosen by none of n values, by some, or by a condition that is one per channel."""
     keys = {"states": {"h": "n"}, "shared": ["b"], "output": "sum(h[t])"}
     by_each = cell_of("h[t] = where(S.b > 0, log(W.x), 1) * h[t-1]", **keys)
     by_all = cell_of("h[t] = where(W.x > 0, log(W.x), 1) * h[t-1] + S.b", **keys)

@@ -33,7 +33,7 @@ FAULTY = replace(SOUND, mismatches=("sm_count: the profile has 58, the device 57
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[GpuCheck]:
-    """What a check finds, whatever is asked of it."""
+    """Fixed findings of a check."""
     answers = [SOUND]
     monkeypatch.setattr(check, "check_here", lambda *_: answers[0])
     return answers

@@ -1,4 +1,4 @@
-"""What each command answers on the examples."""
+"""Each command's answer on the examples."""
 
 from __future__ import annotations
 

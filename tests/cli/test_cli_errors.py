@@ -1,4 +1,4 @@
-"""What cannot be done is said in one sentence, with its exit status, and never with a traceback."""
+"""Failures are one sentence with an exit status, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipe gets is what rich would print there, without rich."""
+"""A pipe gets what rich would print there, without rich."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ Kernel = tuple[KernelPlan, Any]
 
 
 def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
-    """What of a plan's variables changes its signature."""
+    """Variables of a plan that change its signature."""
     return tuple(variables.get(name, 0) > limit for name, limit in (("lookback", 0), ("cluster_blocks", 1), ("grid_blocks", 1)))
 
 

@@ -1,4 +1,4 @@
-"""What tests of host arrays run with: native code and NumPy, one after the other."""
+"""Backends of tests on host arrays: native code and NumPy, one after the other."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BATCH, TIME, HIDDEN = 3, 7, 6
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
 def test_zoneout_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
-    """Of steps in float64, written by hand: outputs, and the sum of squares of each gradient."""
+    """Steps in float64, written by hand, gave these outputs and sums of squares of each gradient."""
     kernel = compiled(code, model=ZONEOUT, hidden_size=4, precision=precision)
     assert kernel.inputs == ("zh", "zc")
     dtype = numpy_dtype(kernel.interface.precision.storage_dtype)

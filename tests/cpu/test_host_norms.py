@@ -15,7 +15,7 @@ from minrnn_gen.call.array import numpy_dtype
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
 def test_an_lstm_with_layer_norms_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
-    """Of a loop in float64, written by hand: outputs, and the sum of squares of each gradient."""
+    """A loop in float64, written by hand, gave these outputs and sums of squares of each gradient."""
     kernel = compiled(code, model="layer_norm_lstm", hidden_size=4, precision=precision)
     interface = kernel.interface
     dtype = numpy_dtype(interface.precision.storage_dtype)

@@ -30,7 +30,7 @@ CHAINED = {
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
 def test_a_gru_that_resets_before_the_product_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
-    """Of a loop in float64, written by hand: outputs, and the sum of squares of each gradient."""
+    """A loop in float64, written by hand, gave these outputs and sums of squares of each gradient."""
     kernel = compiled(code, model=RESET_BEFORE, hidden_size=4, precision=precision)
     assert kernel.interface.recurrent_gates == ("z", "r", "n")
     dtype = numpy_dtype(kernel.interface.precision.storage_dtype)

@@ -176,7 +176,7 @@ def test_gradients_of_sequences_are_clipped_as_those_of_each_alone(model: str, d
     ],
 )
 def test_a_state_that_nothing_reaches(equations: str, gradient: bool) -> None:
-    """What a program gives may have fewer axes than its step, as may a gradient that is 0 everywhere."""
+    """Results of a program may have fewer axes than its step, as may a gradient that is 0 everywhere."""
     kernel = compiled_for_host({"model": {"name": "odd", "equations": equations}, "hidden_size": HIDDEN, "precision": "fp64"})
     x = np.random.default_rng(0).normal(size=(BATCH, TIME, 1, HIDDEN))
     y, state, saved = kernel.forward(x)

@@ -60,7 +60,7 @@ def inner(one: Any, other: Any) -> float:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_results_and_gradients(precision: str, layout: str, direction: str, hidden: int, sequences: str, seed: int) -> None:
-    """Of each sequence those of a loop; gradients as changes of a loss, which a scan's derivatives give."""
+    """Results of each sequence equal a loop's; gradients equal changes of a loss, by the derivatives of a scan."""
     random, batch, time = np.random.default_rng(seed), 3, 8
     kernel, dtype = kernel_of(precision, hidden, layout, direction), np.dtype(precision)
     x = drawn(random, kernel.interface.shape(kernel.interface.x_axes, batch, time), dtype)

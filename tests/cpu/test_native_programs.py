@@ -71,7 +71,7 @@ def test_every_call_with_a_key_is_replayed(spec: dict[str, Any]) -> None:
 
 
 def test_every_recorder_is_a_describer() -> None:
-    """What allocates the arrays of a run performs nothing: there is no second recorder."""
+    """Allocation for a run performs nothing: there is no second recorder."""
     recorders = set()
     for package in (minrnn_gen.run, minrnn_gen.raw_scan):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

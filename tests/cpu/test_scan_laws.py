@@ -1,4 +1,4 @@
-"""What makes a scan a scan: composition is associative, sequences can be cut anywhere, and never touch each other."""
+"""Laws of a scan: composition is associative, sequences can be cut anywhere, and never touch each other."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def assert_like_the_loop(name: str, kernel: Any, rows: int, time: int, **sequenc
 def test_gradients_are_those_of_autograd(
     name: str, n: int, heads: tuple[int, int], rows: int, time: int, reverse: bool, data: Any
 ) -> None:
-    """Of every cell, for any n, channels, groups, batch and time, none and one among them, in either direction."""
+    """Every cell, for any n, channels, groups, batch and time, none and one among them, in either direction."""
     hidden, groups = heads
     kernel = kernel_of(name, hidden_size=hidden, state_size=n, groups=groups, direction="reverse" if reverse else "forward")
     sequences: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the documentation shows is so: its Python runs and prints what is shown, its YAML is valid, its commands exist."""
+"""The documentation holds: its Python runs and prints what is shown, its YAML is valid, its commands exist."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_an_install_names_extras_that_there_are(page: Path) -> None:
 
 
 def test_an_install_line_promises_what_its_extra_brings() -> None:
-    """Those who only compile need NVRTC alone; CuPy, which calls on a GPU need, is a download of gigabytes."""
+    """Compiling needs NVRTC alone; CuPy, which calls on a GPU need, is a download of gigabytes."""
     texts = [page.read_text(encoding="utf-8") for page in PAGES]
     lines = [found for text in texts for found in re.findall(r'^ +pip install "\.\[([\w,]+)\]" +(\S.*)$', text, re.MULTILINE)]
     said = {extra: told for extra, told in lines if extra.startswith(("cuda", "nvrtc"))}

@@ -1,4 +1,4 @@
-"""What pages and messages say to install is what the Makefile and pyproject.toml have: the index of torch, and the extras."""
+"""Install lines of pages and messages match the Makefile and pyproject.toml: the index of torch, and the extras."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def filling(size_bytes: Number, fill: int) -> Paths:
 
 
 class Source:
-    """What an export names."""
+    """Names in an export."""
 
     name, slots = "rnn_cell", ("x",)
 

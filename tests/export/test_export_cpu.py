@@ -381,7 +381,7 @@ def test_inputs_are_exact_in_every_precision() -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_recorded_results_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """Of log space too, in which a negative state gives NaN, to which nothing can be compared."""
+    """Includes log space, in which a negative state gives NaN, to which nothing can be compared."""
     monkeypatch.setattr("minrnn_gen.build.builder.compile_source", Compiler())
     for model, arithmetic in (("min_gru", "linear"), ("min_gru_log", "log")):
         spec = {"model": model, "hidden_size": 8, "scan_arithmetic": arithmetic}

@@ -1,4 +1,4 @@
-"""What `make fuzz` draws: each subject by its name, drawn and held to what it has to be."""
+"""Subjects of `make fuzz`: each by its name, drawn and held to what it has to be."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def compiled() -> Callable[..., Kernel]:
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """What the workers of a run compile once for all of them."""
+    """Kernels that the workers of a run compile once for all of them."""
     return Store(folder_of_all_workers(tmp_path_factory) / "kernels-of-all-workers")
 
 

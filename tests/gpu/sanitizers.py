@@ -42,7 +42,7 @@ _KERNEL, _HAZARDS = re.compile(r"\bat (.+?)\+0x[0-9a-f]+"), re.compile(r"\[(\d+)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a tool reports: in which kernel, "" where it names none; `hazards` is how often it saw a race, else 1."""
+    """Report of a tool: in which kernel, "" where it names none; `hazards` is how often it saw a race, else 1."""
 
     what: str
     kernel: str
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What one process under a tool came to; `broken` says why it cannot be trusted, "" where it can."""
+    """Result of one process under a tool; `broken` says why it cannot be trusted, "" where it can."""
 
     findings: tuple[Finding, ...]
     broken: str

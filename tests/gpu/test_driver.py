@@ -67,5 +67,5 @@ def test_arguments_lie_where_the_driver_reads_them(arguments: list[Any], is_coop
 
 
 def test_sizes_are_those_of_the_driver() -> None:
-    """Of CUlaunchAttribute and CUlaunchConfig (cuda.h) where pointers have 8 bytes."""
+    """The sizes are those of CUlaunchAttribute and CUlaunchConfig (cuda.h) where pointers have 8 bytes."""
     assert (ctypes.sizeof(driver._Attribute), ctypes.sizeof(driver._Configuration)) == (72, 56)

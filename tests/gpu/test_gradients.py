@@ -160,7 +160,7 @@ def test_against_finite_differences(compiled: Callable[..., Kernel], cell: str) 
     dy, dfinal = random(1, time, hidden), random(1, hidden)
 
     def loss(x: Any, initial: Any, bias: Any, parameters: dict[str, Any]) -> Any:
-        """Of each sequence."""
+        """Loss of each sequence."""
         y, state = kernel(x, bias=bias, parameters=parameters or None, state={name_of_state: initial})
         return (y * dy).sum((1, 2)) + (state[name_of_state] * dfinal).sum(1)
 

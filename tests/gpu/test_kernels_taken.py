@@ -45,7 +45,7 @@ SAMPLES_LEAST = 200
 @pytest.mark.matrix_full
 @pytest.mark.parametrize("kernel_pass", PASSES)
 def test_in_the_sample_of_persistent_kernels_every_choice_meets_every_other(kernel_pass: KernelPass) -> None:
-    """Of each cell, as far as they go together at all; a fraction of all."""
+    """Choices of each cell, as far as they combine at all; a fraction of all."""
     samples, candidates = sampled(kernel_pass, "h200"), everything(kernel_pass, "h200")
     assert {pair for one in samples for pair in one.pairs} == {pair for one in candidates for pair in one.pairs}
     assert {one.cell for one in samples} == set(CELLS) and {one.precision for one in samples} == set(PRECISIONS)

@@ -50,7 +50,7 @@ LONG_CYCLES, SHORT_CYCLES, WAVES = 25_000_000, 1_000_000, 4
 
 @dataclass(frozen=True)
 class Others:
-    """What else the GPU has to do, on a stream of its own."""
+    """Other work for the GPU, on a stream of its own."""
 
     kernel: Any
     stream: Any

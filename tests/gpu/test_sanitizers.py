@@ -1,4 +1,4 @@
-"""What is made of the reports of compute-sanitizer; needs neither the tool nor a GPU."""
+"""Reading of compute-sanitizer's reports; needs neither the tool nor a GPU."""
 
 from __future__ import annotations
 

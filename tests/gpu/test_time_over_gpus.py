@@ -88,7 +88,7 @@ def test_pieces_on_two_gpus_are_the_whole(pair: Pair, model: str, precision: str
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_channels_on_two_gpus_are_the_whole(pair: Pair, precision: str) -> None:
-    """Of a cell with n values per channel, each GPU with the group of its channels."""
+    """A cell with n values per channel runs with a group of its channels on each GPU."""
     for errors in pair.run("over_heads", precision=precision):
         for name, (of_share, of_whole) in errors.items():
             assert of_share <= max(TOLERANCES[precision], ROUNDED_MOST * of_whole), (name, errors)

@@ -1,4 +1,4 @@
-"""What these tests plan and compile is in the store of emulated kernels, apart from kernels that NVRTC compiled."""
+"""These tests plan and compile into the store of emulated kernels, apart from kernels that NVRTC compiled."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_members_of_a_struct_side_by_side_are_one_access() -> None:
 
 
 def test_a_write_between_keeps_reads_apart() -> None:
-    """What is read behind a write may be what it wrote."""
+    """A read after a write may see the write."""
     of_lane = [(0, 4 * 0, False), (1, 128, True), (0, 4 * 1, False)]
     accesses = [waves.Access(code, lane, 8 * lane + byte, 4, writes) for lane in LANES for code, byte, writes in of_lane]
     found = waves.served(accesses, {0: "reads", 1: "writes"})

@@ -1,4 +1,4 @@
-"""What `minrnn-gen verify` runs: candidates that work together in every way, in calls that reach what they count by."""
+"""Cases of `minrnn-gen verify`: candidates that combine every strategy, in calls that reach their counters' limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was wrong with this project's kernels once, or is now where it was right before a change, is found when it comes back.
+"""Bugs that this project's kernels once had are found when they come back.
 
 Each is an older state of a few lines, put back into the text of a kernel as it is today, or into what launches it.
 """

@@ -1,4 +1,4 @@
-"""What is planned for sizes in use, in its own text: the plans themselves, where other tests want plans of their own."""
+"""Plans for sizes in use, emulated in their own text; other tests use plans of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test of the JAX front meets: JAX with x64, and quick to compile."""
+"""Set-up of every test of the JAX front: JAX with x64, and quick to compile."""
 
 from __future__ import annotations
 

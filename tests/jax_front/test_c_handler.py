@@ -211,7 +211,7 @@ class Xla:
 
 
 class Driver:
-    """What is enqueued, in its order; the functions that enqueue it."""
+    """Enqueued work in its order; the functions that enqueue it."""
 
     def __init__(self, status: int = 0) -> None:
         self.done: list[Any] = []

@@ -118,7 +118,7 @@ FILTERS = [(False, "float32", 3, 2, 9, True), (True, "float64", 1, 1, 4, False),
 
 @pytest.mark.parametrize("case", FILTERS, ids=str)
 def test_a_filter_is_recorded_with_float64_coefficients(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What XLA is told of a GPU gives what a program for the CPU does, gradients too."""
+    """XLA's results for a GPU equal those of a program for the CPU, gradients too."""
     jax, primitive = pytest.importorskip("jax"), needed("minrnn_gen.jax.primitive")
     run_on_host = needed("minrnn_gen.jax.host").run_on_host
     has_x64, dtype, channels, order, time, has_state = case

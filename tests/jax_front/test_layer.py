@@ -68,7 +68,7 @@ OF_N_VALUES = [
 
 @pytest.mark.parametrize(("model", "sizes", "bidirectional"), OF_N_VALUES)
 def test_a_layer_of_n_values_computes_what_the_torch_front_does(model: str, sizes: dict[str, int], bidirectional: bool) -> None:
-    """Of resets and initial states, with all gradients, for the same weights."""
+    """Includes resets, initial states and all gradients, for the same weights."""
     torch, wing = pytest.importorskip("torch"), needed("minrnn_gen.torch")
     ours = front.RNN(model, 5, 4, 2, bidirectional=bidirectional, dtype=jnp.float64, **sizes)
     theirs = wing.RNN(model, 5, 4, 2, bidirectional=bidirectional, dtype=torch.float64, **sizes)

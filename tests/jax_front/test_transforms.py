@@ -54,7 +54,7 @@ def each(arrays: Any, axes: Any) -> list[Any]:
 
 @pytest.mark.parametrize("axes", [(0, None, 0), (None, 0, None), (0, 0, 0)], ids=str)
 def test_gradients_under_vmap(axes: tuple[int | None, ...]) -> None:
-    """Of each element by itself, of weights that all share too; and those of the sum over all, where they add up."""
+    """Gradients of each element by itself, for weights that all share too; and of the sum over all, where they add up."""
     arrays = [array if axis is None else several(array) for array, axis in zip((X, R, RESETS), axes, strict=True)]
     gradient = jax.jit(jax.grad(loss, (0, 1)))
     by_element = [gradient(*element) for element in each(arrays, axes)]

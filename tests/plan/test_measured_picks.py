@@ -1,4 +1,4 @@
-"""What calls get of scans whose candidates were measured on an H200: nothing that was seen to be much slower than the best."""
+"""Picks of scans whose candidates were measured on an H200: none was seen to be much slower than the best."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def check_against_brute_force(problem: Problem, family: Family) -> Solution | No
 
 
 def misses(constraints: tuple[Constraint, ...], point: Point) -> list[tuple[Constraint, float, float]]:
-    """What `point` violates, with what it uses and the limit."""
+    """Constraints that `point` violates, with the amount used and the limit."""
     used = ((each, [point[name] for name in each.over]) for each in constraints if not holds(each, point))
     return [(each, each.used(*values), each.limit(*values)) for each, values in used]
 

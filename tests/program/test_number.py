@@ -123,7 +123,7 @@ def test_the_divisor_of_an_integer_is_its_lowest_bit(number: int) -> None:
 
 @given(st.data())
 def test_paths_decide_every_condition_once_in_each_way(data: st.DataObject) -> None:
-    """Of the paths of a function that branches on sizes, one holds for any sizes, and returns what these make it return."""
+    """For any sizes exactly one path of a branching function holds, and it returns what the function does."""
     values = data.draw(sizes())
     drawn = [data.draw(numbers(values))[0] for _ in range(3)]
 

@@ -1,4 +1,4 @@
-"""What raw scans launch: kernels that see the caller's memory as batch, time and channels, here run by NumPy on the host."""
+"""Launches of raw scans: kernels that see the caller's memory as batch, time and channels, here run by NumPy on the host."""
 
 from __future__ import annotations
 

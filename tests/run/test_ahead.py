@@ -1,4 +1,4 @@
-"""What is compiled ahead of calls: exactly what they then run."""
+"""Kernels compiled ahead of calls are exactly those that the calls run."""
 
 from __future__ import annotations
 

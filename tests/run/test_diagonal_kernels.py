@@ -235,7 +235,7 @@ def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -
     ("direction", "layout"), one_in(2, [(direction, layout) for direction in ("reverse", "forward") for layout in LAYOUTS])
 )
 def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str, direction: str, folder: Path) -> None:
-    """What no reset keeps apart is one channel of one sequence."""
+    """A tile is one channel of one sequence where no reset separates it."""
     kernel = kernel_of("veiled", direction, layout, hidden_size=6)
     load = loaded(kernel, folder)
     case = drawn_once("veiled", "lengths and resets", 12, 6, "fp64")

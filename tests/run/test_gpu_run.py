@@ -1,4 +1,4 @@
-"""What runs launch on a GPU, carried out on the host by the addresses and strides alone, is what the CPU target does."""
+"""Launches on a GPU, carried out on the host by the addresses and strides alone, compute what the CPU target does."""
 
 from __future__ import annotations
 

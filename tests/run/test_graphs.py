@@ -32,7 +32,7 @@ LEFT, RIGHT, RESULT, FILLED, SCRATCH = range(5)
 
 
 class Memory:
-    """What allocates tensors of torch: any of the same size at the address of the first one of `turn`."""
+    """Allocates tensors of torch: any of the same size at the address of the first one of `turn`."""
 
     def __init__(self) -> None:
         self.turn, self.offset_bytes = 0, 0

@@ -1,4 +1,4 @@
-"""What a launch is told about the arrays of a call."""
+"""A launch's arguments, from the arrays of a call."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_copy_stays_within_its_run(
 def test_contiguous_arrays_are_in_the_hinted_specialization(
     hidden_size: int, batch: int, time: int, precision_name: str
 ) -> None:
-    """What is compiled ahead is what such a call needs: no second compile."""
+    """Such a call needs no compile after its kernels were compiled ahead."""
     precision = precision_of(precision_name)
     target = Target(load_profile("h200"), b"", "spec")
     for layout in ("BTD", "BDT"):

@@ -1,4 +1,4 @@
-"""What `MINRNN_LOG` asks for: a line for each kernel on stderr, and calls as ranges of NVTX."""
+"""Output of `MINRNN_LOG`: a line for each kernel on stderr, and calls as ranges of NVTX."""
 
 from __future__ import annotations
 

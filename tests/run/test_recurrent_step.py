@@ -220,7 +220,7 @@ def test_nan_stays_in_its_sequence(way: Way, folder: Path, data: st.DataObject) 
 
 
 def test_of_how_many_sequences_a_step_has_a_kernel_of_its_own() -> None:
-    """Of more it is a forward of one step."""
+    """A step of more sequences is a forward of one step."""
     kernel = kernel_of("lstm", "fp32", 16, 1)
     most = step_sequences_max(kernel.builder.target.profile, 4 * 16 * 16)
     launched, R = [], np.zeros((4, 1, 16, 16), np.float32)

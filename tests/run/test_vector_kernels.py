@@ -122,7 +122,7 @@ SCANS = ("selective", "scalar and vector states", "gated_linear", "s4d")
 @settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_time_in_parts_gives_what_one_walk_does(name: str, way: int, data: Any) -> None:
-    """Of a scan, whether the tiles are fewer than the parts, as many or more, with sequences that end in any part."""
+    """A scan gives the same for fewer tiles than parts, as many or more, with sequences that end in any part."""
     keys, wanted = PARTS[way]
     tiles = data.draw(st.sampled_from((2 * wanted["time_parts"] + 1, wanted["time_parts"], 3, 1, 0)))
     call = VectorCall(
@@ -139,7 +139,7 @@ def test_time_in_parts_gives_what_one_walk_does(name: str, way: int, data: Any) 
 @settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_number_of_values_in_any_candidate(data: Any) -> None:
-    """Of all that the planner might take, whatever is fastest, on any numbers of values, channels and groups."""
+    """Candidates are all that the planner might take, whatever is fastest, for any numbers of values, channels and groups."""
     groups, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 48))
     keys = {"hidden_size": groups * data.draw(st.integers(1, 12)), "groups": groups, "state_size": n}
     # Others may grow without a bound, and their errors with them.
@@ -185,7 +185,7 @@ def test_drawn_cells_with_few_channels(data: Any) -> None:
 
 @pytest.mark.parametrize("time", [1, 9])
 def test_a_tile_has_fewer_steps_than_a_channel_has_lanes(time: int) -> None:
-    """Of a lane with so many values a step is all at once, and what is left over of a tile as well."""
+    """A lane with so many values takes a step at once, and so the rest of a tile."""
     check("selective", VectorCall(2, time), wanted={"lanes": 2, "tile_steps": 8, "time_parts": 1}, state_size=34)
 
 

@@ -80,7 +80,7 @@ def _gru_reset_before(W: Tensors, R: Any, _: Tensors, s: Tensors) -> dict[str, A
 
 
 def _layer_norm(x: Any, eps: float) -> Any:
-    """Of one head, over all its units."""
+    """Layer norm of one head, over all its units."""
     return (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + eps)
 
 

@@ -24,7 +24,7 @@ RESIDENT_BLOCKS = 264
 
 @dataclass(frozen=True)
 class Options:
-    """What a call has: `batch` sequences of `time` steps, and which arrays are there."""
+    """Form of a call: `batch` sequences of `time` steps, and which arrays are present."""
 
     batch: int
     time: int

@@ -1,4 +1,4 @@
-"""What several tests of cells share: reading a cell from text, running a step, and an evaluator of its own, exact or not."""
+"""Helpers of tests of cells: reading a cell from text, running a step, and an evaluator of its own, exact or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Helpers of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said, and its exit status."""
+    """Output of a command, and its exit status."""
 
     status: int
     out: str

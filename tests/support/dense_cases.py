@@ -345,7 +345,7 @@ def shared_arguments(case: Case) -> dict[str, Any]:
 
 
 def outputs_by_name(case: Case, written: Forward) -> dict[str, Any]:
-    """What a forward writes, as arguments by name."""
+    """Outputs of a forward, as arguments by name."""
     return {
         **strided("y", of_sequence(case, written.y)),
         **named("kept", {name: None if case.kept == "none" else array for name, array in written.kept.items()}),
@@ -470,7 +470,7 @@ def assert_close(case: Case, found: Array, expected: Array, what: str) -> None:
 
 
 def saved_of(case: Case) -> dict[str, Array]:
-    """What a forward would save: y in storage, the other states unrounded; rows of no sequence are poisoned."""
+    """Saved arrays of a forward: y in storage, the other states unrounded; rows of no sequence are poisoned."""
     kernels, output = case.kernels, case.kernels.lowered["backward"].output_state
     kept = loops_forward(case).kept
     return {name: one.astype(kernels.storage if name == output else kernels.real) for name, one in kept.items()}

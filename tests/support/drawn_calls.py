@@ -230,7 +230,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was wrong, and how many numbers were judged of how many."""
+    """Result of a judgement: what was wrong, and how many numbers were judged of how many."""
 
     wrong: tuple[str, ...]
     judged: int

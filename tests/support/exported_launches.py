@@ -1,4 +1,4 @@
-"""What a kernel exported for GPUs asks a driver and a cuBLAS without a GPU for, beside what a call in Python asks for."""
+"""Calls that a kernel exported for GPUs makes to a driver and a cuBLAS without a GPU, compared with a call in Python."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ Seen = SeenLaunch | SeenFill | SeenCopy | SeenProduct
 
 @dataclass
 class Answers:
-    """What a program got: for `create` and each call a code and a sentence, and what the libraries were asked for.
+    """Results of a program: for `create` and each call a code and a sentence, and the requests to the libraries.
 
     `sizes`: the bytes of workspace and of `saved` of each call. `handles`: of cuBLAS, made and dropped.
     """

@@ -1,4 +1,4 @@
-"""What stands for a GPU where there is none: launches that read and write memory by the addresses and strides they are given.
+"""A stand-in for a GPU: launches that read and write memory by the addresses and strides they are given.
 
 Arguments are read by the names of the signatures; steps are computed one after the other, by plain loops. Arrays in host
 memory pose as arrays on a device.

@@ -1,4 +1,4 @@
-"""What stands for torch where there is none: tensors in host memory that say they are on a GPU, as far as a call looks."""
+"""A stand-in for torch: tensors in host memory that say they are on a GPU, as far as a call looks."""
 
 from __future__ import annotations
 

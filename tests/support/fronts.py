@@ -1,4 +1,4 @@
-"""What each front answers for each class of cells: calls of small sizes, for which nothing is compiled unless it says so."""
+"""Answers of each front for each class of cells: calls of small sizes, for which nothing is compiled unless it says so."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a layer is given, besides model and sizes."""
+        """Arguments of a layer, besides model and sizes."""
         spec = self.kernel.spec
         vectors = {"state_size": spec.state_size} if spec.state_size else {}
         vectors |= {"projection_size": spec.projection_size} if spec.projection_size else {}

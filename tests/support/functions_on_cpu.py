@@ -40,7 +40,7 @@ static float greater(float x, float y) { return x != x ? x : y != y ? y : x > y 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the functions depend on."""
+    """Inputs of the functions."""
 
     functions: str
     arithmetic_dtype: str

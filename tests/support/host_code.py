@@ -1,4 +1,4 @@
-"""What computes functions of host arrays: native code, which tests are without unless they ask for it, or NumPy."""
+"""Computes functions of host arrays: by native code, which tests go without unless they ask for it, or by NumPy."""
 
 from __future__ import annotations
 

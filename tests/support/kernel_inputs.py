@@ -1,4 +1,4 @@
-"""What kernels are called with in tests: gates drawn where scans go wrong, and their arrangement in every layout.
+"""Inputs of kernels in tests: gates drawn where scans go wrong, and their arrangement in every layout.
 
 With gates in (0, 1) drawn uniformly a state is forgotten within 64 steps, and a scan whose carry between tiles is broken
 returns the right numbers. So states have to be kept: for thousands of steps, exactly, with changing signs, or not at all.

@@ -1,4 +1,4 @@
-"""What a process does where optional libraries are stubs, as JSON: `python -m support.optional_libraries LIBRARY…`.
+"""Behaviour of a process in which optional libraries are stubs, as JSON: `python -m support.optional_libraries LIBRARY…`.
 
 The stubs are first on the path, put there by whoever starts it.
 """

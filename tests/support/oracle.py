@@ -1,4 +1,4 @@
-"""What every kernel is measured against: the affine cells in float64, one step after the other, with a bound on the error.
+"""Oracle of every kernel: the affine cells in float64, one step after the other, with a bound on the error.
 
 The equations are written down here a second time, from their publications, on purpose: nothing of the package's own front end
 is used. Each value carries a bound on how far a computation of roundoff u may be from it, so that no test needs a tolerance of
@@ -264,7 +264,7 @@ RAW_CELL = {"name": "raw", "equations": "h[t] = W.a * h[t-1] + W.b"}
 
 @dataclass(frozen=True)
 class Expected:
-    """What a kernel should return, and how far it may be off: y [T, B, H], states {name: [B, H]}, all float64."""
+    """Expected results of a kernel, and how far it may be off: y [T, B, H], states {name: [B, H]}, all float64."""
 
     y: Array
     states: dict[str, Array]

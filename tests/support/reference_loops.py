@@ -73,7 +73,7 @@ class Problem:
 
 @dataclass
 class Results:
-    """What a forward gives: y and the states after every step, 0 where no sequence is, and the final states."""
+    """Results of a forward: y and the states after every step, 0 where no sequence is, and the final states."""
 
     y: Array
     states: dict[str, Array]

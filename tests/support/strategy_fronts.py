@@ -1,4 +1,4 @@
-"""What each front answers for each strategy: whether the kernel of a call that a strategy serves best reaches it."""
+"""Answers of each front for each strategy: whether the kernel of a call that a strategy serves best reaches it."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _prepared_layers() -> set[str]:
 
 
 def tuned(served: Served, folder: Path) -> set[str]:
-    """What is measured of the kernel where as few candidates are as there are strategies."""
+    """Measurements of the kernel where there are as few candidates as strategies."""
     if served.kernel_pass == "dropout" or served.kernel_pass in PASSED:
         return set()
     kernel, measurer, store = kernel_of(served), FakeMeasurer(), Store(folder)

@@ -44,7 +44,7 @@ class Recorder(Describer):
 
 
 class DescribingBackend:
-    """What describes runs; a call of the next one has `inputs` arrays."""
+    """Describes runs; a call of the next one has `inputs` arrays."""
 
     has_graphs = has_lanes = False
 

@@ -1,4 +1,4 @@
-"""What a type checker says of calls, itself checked by mypy: an ignored error that is none is an error."""
+"""Calls for a type checker, checked by mypy: an ignored error that is none is an error."""
 
 from __future__ import annotations
 

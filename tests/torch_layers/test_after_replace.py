@@ -1,4 +1,4 @@
-"""What replaced layers do not have and torch's do: the sentence names what helps, and it does."""
+"""Attributes of torch's layers that replaced layers lack: the sentence names what helps, and it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not fit is refused in one sentence that names the argument and both shapes."""
+"""Bad input is refused in one sentence that names the argument and both shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What autograd may ask of every front: tensors changed between forward and backward, second derivatives, transforms.
+"""Autograd's demands on every front: tensors changed between forward and backward, second derivatives, transforms.
 
 Each call is right or refused, never silently wrong. The lists of fronts, functions, ways and operators are made from the code.
 """
@@ -239,7 +239,7 @@ def test_every_export_is_called() -> None:
 
 
 def test_every_function_way_and_operator_is_reached(over_ranks: dict[str, Front]) -> None:
-    """What a process has run of the tests above is run again, so that the order of tests does not matter."""
+    """Repeats what this process ran of the tests above, so that the order of tests does not matter."""
     for front in (*map(front_of, NAMES), *over_ranks.values()):
         for mode in MODES if front not in over_ranks.values() else ("plain",):
             leaves = front.leaves()

@@ -1,4 +1,4 @@
-"""What torch does with a module, for every layer there is: compile, export, pickle, deepcopy, autocast, vmap."""
+"""Torch's uses of a module, for every layer there is: compile, export, pickle, deepcopy, autocast, vmap."""
 
 from __future__ import annotations
 

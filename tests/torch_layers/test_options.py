@@ -34,7 +34,7 @@ def test_every_keyword_stands_in_the_signature(layer: type) -> None:
 
 
 def test_types_and_signatures_name_the_same_keywords() -> None:
-    """What type checkers read, what help shows, what is taken, and the spec's own keys are one list."""
+    """Type checkers, help, accepted arguments and the spec's own keys agree on one list."""
     own = [
         name
         for name, parameter in inspect.signature(wing.RNN).parameters.items()

@@ -439,7 +439,7 @@ def long_call(spec: dict[str, Any], keep: float | None = None, steps: tuple[int,
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec["model"] in FORGETTING and "direction" not in spec], ids=str)
 def test_what_gates_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[str, Any]) -> None:
-    """Of long pieces only the head runs again, and in the backward the tail."""
+    """Long pieces run again in their head alone, and in the backward in their tail."""
     call = long_call({**spec, "precision": "fp64"})
     check_call(group, {**call, "way": "correct", "all_states": False}, repeats=2)
     assert group.run(3, "full_runs", **call) == [(1, 1)] * 3

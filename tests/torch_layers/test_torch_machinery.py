@@ -1,4 +1,4 @@
-"""What torch does with a module: it compiles, exports, checkpoints, accumulates; the results stay what they are."""
+"""Torch's machinery on a module: it compiles, exports, checkpoints, accumulates; the results stay what they are."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_dropout_between_layers() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_precision_is_kept_under_autocast(precision: str) -> None:
-    """That of autocast is another one: S.* are products in the layer's own, as pre-activations are."""
+    """Autocast's precision differs: S.* are products in the layer's own, as pre-activations are."""
     torch.manual_seed(0)
     layer = wing.RNN("gated_linear", INPUTS, HIDDEN, 2, state_size=N, precision=precision)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]

@@ -1,4 +1,4 @@
-"""What tests of the tuner share: a compiler that is none, and a cache of their own."""
+"""Fixtures of the tuner's tests: a stand-in for the compiler, and a cache of their own."""
 
 from __future__ import annotations
 

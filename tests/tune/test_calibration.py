@@ -1,4 +1,4 @@
-"""What was measured goes into a file, comes out of it, and decides; limits stay the profile's."""
+"""Measurements go into a file, come out of it, and decide; limits stay the profile's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What candidates are run on: the CPU target, run in their place, is right; what is wrong anywhere is not."""
+"""Workloads of candidates: the CPU target in a candidate's place is right, and any wrong result is found."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ BACKWARD_REGISTERS_OF_WIDE_GATHER = 4
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/lab-notes.md).
+    """Time of the parts of a step, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/lab-notes.md).
 
     On other GPUs `Scales` says how many times as long.
 

@@ -32,7 +32,7 @@ STREAM_LEAST_NS = 100.0
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
+    """Time of the parts of a step, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
 
     `step`: of every step, most of it the way of operands through L2. `product`: of 1000 multiply-adds of an SM in 16 bits.
     `operation`: of one of a lane's cells, for each warpgroup of the block. `fetch`: of a chunk, for each that a warp fetches in
@@ -66,7 +66,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class StreamModel:
-    """What a step takes where R is streamed, in nanoseconds, fitted to 71 forwards and 44 backwards on an H200.
+    """Time of the parts of a step that streams R, in nanoseconds, fitted to 71 forwards and 44 backwards on an H200.
 
     `step`: of every step. The longer of `product`, of 1000 multiply-adds of an SM in 16 bits, and of what comes from L2:
     `matrix`, of a KB of R, of values of 4 bytes `matrix_wide` more, and `operand`, of a KB of operands. `operation`: as in

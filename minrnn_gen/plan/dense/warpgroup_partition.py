@@ -46,7 +46,7 @@ COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the a
 
 @dataclass(frozen=True, eq=False)
 class WarpgroupPartition:
-    """What a candidate stands for."""
+    """Partition of the work that a candidate's variables describe."""
 
     problem: Problem
     cluster_blocks: int

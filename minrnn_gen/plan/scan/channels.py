@@ -272,7 +272,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 class _Shape(NamedTuple):
-    """What the cost model takes of a candidate, whatever the sizes; of many, arrays with a row for each."""
+    """Inputs of the cost model for a candidate, whatever the sizes; for many candidates, arrays with a row for each."""
 
     columns_per_sequence: Amount
     cluster_blocks: Amount

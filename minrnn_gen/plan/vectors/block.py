@@ -1,4 +1,4 @@
-"""What a block of a kernel for n values per channel has: channels, values of a lane, registers, shared memory."""
+"""A block of a kernel for n values per channel: its channels, values of a lane, registers, shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS_AT_ONCE_MAX, VALUES_AT_ONCE = 4, 32
 
 @dataclass(frozen=True)
 class Block:
-    """What a block has by a candidate's variables."""
+    """A block as a candidate's variables define it."""
 
     problem: Problem
     threads: int
@@ -178,7 +178,7 @@ class Block:
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
     def partition(self) -> dict[str, int]:
-        """What the templates need to know beside the variables."""
+        """Derived numbers that the templates need in addition to the variables."""
         problem = self.problem
         return {
             "state_size": problem.state_size,

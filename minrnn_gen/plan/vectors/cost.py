@@ -57,7 +57,7 @@ CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
 
 @dataclass(frozen=True)
 class _StepOfLane:
-    """What a lane does at a step: instructions, results of the special-function unit, cycles until its results are there."""
+    """Work of a lane at a step: instructions, results of the special-function unit, cycles until its results are ready."""
 
     instructions: float
     functions: float

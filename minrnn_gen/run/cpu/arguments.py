@@ -31,7 +31,7 @@ class Steps(NamedTuple):
 
 
 class ProductGradients(NamedTuple):
-    """What a backward of one direction of a dense cell writes for the gradient of R.
+    """Output of a backward of one direction of a dense cell, for the gradient of R.
 
     `outputs`, with `axes`: the output before each step; `dproducts` [rows, T, Gr, H], the gradients of the products, unless
     they are those of x; `arguments`, as `outputs`: what each round of a step multiplies; `places`, in R: those of the gates

@@ -173,7 +173,7 @@ class LaunchOperation:
 
 @dataclass(frozen=True, slots=True)
 class ComputeOperation:
-    """What the arrays' library computes."""
+    """Computes with the arrays' library."""
 
     computed: data.Computed
 

@@ -1,4 +1,4 @@
-"""What the kernels of dense cells are launched with, by the names of their signatures, and what they need besides."""
+"""Launches of dense kernels: arguments by the names of their signatures, and the buffers they need."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def forward_arguments(
 
 @dataclass(frozen=True, slots=True)
 class BackwardArrays:
-    """What a backward of one direction works on beside the call: see templates/stepwise_backward.cu.j2.
+    """Scratch of a backward of one direction, in addition to the call's arrays: see templates/stepwise_backward.cu.j2.
 
     `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
     `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.

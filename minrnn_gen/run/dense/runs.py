@@ -107,7 +107,7 @@ class DenseRun(CellRun):
 
     @cached_property
     def stepwise(self) -> StepwiseRun:
-        """What takes steps one after the other."""
+        """Run that takes steps one after the other."""
         return StepwiseRun(self.interface, self.backend, self.gates)
 
     @cached_property

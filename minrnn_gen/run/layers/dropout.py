@@ -32,7 +32,7 @@ def plain_dropout(interface: Interface) -> Specialization:
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """What dropout reads and writes: `source`, a bool for each of its values that is kept, and `target`, which may be source.
+    """Arrays of dropout: `source`, a bool for each of its values that is kept, and `target`, which may be source.
 
     All three have the same shape and strides, of three axes whose last two have no gaps: y of a layer, or a piece of its time.
     """

@@ -28,7 +28,7 @@ class Allocated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a run allocates.
+    """Allocations of a run.
 
     `held`: the arrays that stay, by slot, each an allocation of its own; `scratch`: the slots of all others and where they
     start in `piece`, which is None where there are none; `fills`: what is done before anything else.

@@ -1,4 +1,4 @@
-"""What a trace does, as operations on arrays at any addresses, and all of them as one trip through C where that is here."""
+"""Operations of a trace on arrays at any addresses, all of them one trip through C where that is available."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class FillOperation:
 
 
 class ActionOperation:
-    """What only Python does, with a function that returns the address of a pointer of the run."""
+    """Runs in Python only, with a function that returns the address of a pointer of the run."""
 
     __slots__ = ("_run",)
 

@@ -78,7 +78,7 @@ class PlannedBackend:
 
     @property
     def half(self) -> PlannedBackend:
-        """What describes runs of kernels for half of the GPU."""
+        """Describes runs of kernels for half of the GPU."""
         return PlannedBackend(self.kernels.half, self.inputs)
 
     def without_graphs(self) -> PlannedBackend:

@@ -28,7 +28,7 @@ TRACES_HELD = 512
 
 
 class Performable(Protocol):
-    """What a trace does once its memory is there."""
+    """A trace once its memory is allocated."""
 
     def run(self, addresses: list[int], arrays: list[Any], /) -> None:
         """Do it with `arrays`, by slot, which start at `addresses`."""
@@ -129,7 +129,7 @@ class Finished(NamedTuple, Generic[ResultT, MetadataT]):
 
 
 class ByKey(Generic[HeldT]):
-    """What is held for keys of calls, `TRACES_HELD` at most; may be used from several threads."""
+    """Traces held for keys of calls, `TRACES_HELD` at most; may be used from several threads."""
 
     def __init__(self) -> None:
         self._held: dict[CallKey, HeldT] = {}

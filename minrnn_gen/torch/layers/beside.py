@@ -41,7 +41,7 @@ class Beside:
 
     @property
     def in_words(self) -> str:
-        """What was chosen, and why."""
+        """The choice, and its reason."""
         choice, (lanes, pieces) = self.choice, self.choice.cut
         return (
             f"{pieces} pieces of about {choice.piece.time} steps on {lanes} lanes, by kernels for "

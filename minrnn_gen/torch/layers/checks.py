@@ -1,4 +1,4 @@
-"""What a layer is made of and called with, held against what it is; each refusal names the argument and both shapes."""
+"""Checks of a layer's definition and of its arguments; each refusal names the argument and both shapes."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def expect_onnx(targets: Iterable[Any]) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """What an exported operator computes, with and without values, by the operators here."""
+    """Computation of an exported operator, with and without values, by the operators here."""
 
     name: str
     operator: ExportedOperator

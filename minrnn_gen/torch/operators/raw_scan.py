@@ -70,7 +70,7 @@ def scan(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """What a scan was asked to do beside its tensors a, b, h0."""
+    """Options of a scan in addition to its tensors a, b, h0."""
 
     log_a: bool
     reverse: bool

@@ -71,7 +71,7 @@ class _Layers:
 
     @property
     def returned_count(self) -> int | None:
-        """Those alone are returned."""
+        """Number of outputs returned to autograd."""
         return self.results_count
 
     def call(self, tensors: Tensors, layer: int, x: Any) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ class RefusedEverywhere(BadInput):
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know of a call.
+    """Facts about a call that all ranks know.
 
     `times`: the steps of each rank's piece; `records`: whether any rank records gradients; `seconds`: {groups of a piece: what
     the slowest rank expects a pass over one of them to take}.

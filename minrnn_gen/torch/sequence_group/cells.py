@@ -50,7 +50,7 @@ _RECIPE_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class _Settled:
-    """What follows from the form of a call alone: what all ranks agree on, the way, and along what a pipeline cuts."""
+    """Consequences of a call's form alone: what all ranks agree on, the method, and the axis that a pipeline cuts."""
 
     agreement: Agreement
     choice: Choice
