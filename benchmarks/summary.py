@@ -104,7 +104,7 @@ _CALLS = (
     ),
 )
 _ABOUT_LAYERS = (
-    "A layer is batch x time, inputs to units, beside torch.nn at its defaults, which in fp32 is TF32. Its time is that of a\n"
+    "A layer is batch x time, inputs to units, against torch.nn at its defaults, which in fp32 is TF32. Its time is that of a\n"
     "whole training step by the host's clock, on an {gpu}."
 )
 
@@ -122,7 +122,7 @@ def answers() -> tuple[Answer, ...]:
 
 def summary_text() -> str:
     """Return the table of README.md as Markdown."""
-    lines = ["| | minrnn-gen | the fastest of what people use today | times faster |", "|---|---|---|---|"]
+    lines = ["| | minrnn-gen | the fastest alternative | times faster |", "|---|---|---|---|"]
     lines += [
         f"| {answer.label} | {_with_unit(answer.ours, answer.measure)} | "
         f"{_with_unit(answer.best, answer.measure)}, {answer.best_name} | {_times(answer)} |"
@@ -140,8 +140,8 @@ def summary_svg() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" font-family="sans-serif" font-size="13">',
         _STYLE,
-        '<text class="text" x="8" y="20" font-size="15" font-weight="bold">Shorter is faster: minrnn-gen beside the fastest'
-        " of what people use today</text>",
+        '<text class="text" x="8" y="20" font-size="15" font-weight="bold">Shorter is faster: minrnn-gen against the'
+        " fastest alternative</text>",
         '<rect class="ours" x="8" y="32" width="12" height="12"/><text class="text" x="26" y="43">minrnn-gen</text>',
         '<rect class="best" x="120" y="32" width="12" height="12"/><text class="text" x="138" y="43">the fastest alternative'
         "</text>",

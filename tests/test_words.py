@@ -1,4 +1,4 @@
-"""Words of the code: the field's nouns, no pronouns as identifiers, and texts that stand where a reader expects them."""
+"""Words of the code and the pages: the field's nouns, subjects first, no pronouns as identifiers, and texts in their place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jinja2.nodes
+from support.documentation import PAGES, ROOT, name_of
 
 import minrnn_gen
 from minrnn_gen.codegen.render import environment
@@ -24,6 +25,16 @@ PRONOUNS = {"one", "its", "given", "found", "each", "taken"}
 # A kernel's family and pass are fields of its plan; its names are not parsed for them.
 PARSED_NAMES = {"entry", "template"}
 PARSERS = {"startswith", "endswith", "removeprefix", "removesuffix", "split", "partition", "rpartition", "find", "replace"}
+
+# A sentence begins with its subject. A docstring may still ask what something is, and few sentences of pages do.
+OPENING = r"(?:What|That|Those|Of)\b"
+DOCSTRINGS_OPENING_MOST, SENTENCES_OPENING_MOST = 10, 40
+SENTENCE = re.compile(rf"(?:(?<=[.:!?] )|(?<=[.:!?]\n)|(?<=\n\n)|(?<=- )|(?<=\| )|(?<=\*\* )){OPENING}[^\n]*")
+# After, next to, lacks, passed: words that say which.
+VAGUE = re.compile(r"\b(?:behind|beside|has\s+not|of\s+which|handed\s+on)\b", re.IGNORECASE)
+VAGUE_MOST = 60
+# The change log says what was, in the words of its day.
+READ = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 SUFFIXES = {".py", ".j2", ".h", ".cpp", ".yaml"}
 TEXTS = {
@@ -164,6 +175,50 @@ def test_words_are_the_fields() -> None:
         if FORBIDDEN_WORDS.search(line)
     ]
     assert places == []
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each docstring of a module, and its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text, node.body[0].lineno
+
+
+def unfenced(page: Path) -> str:
+    """Return a page with its fenced blocks blank, line for line."""
+    return re.sub(r"(?ms)^```.*?^```$", lambda block: "\n" * block[0].count("\n"), text_of(page))
+
+
+def found_in_pages(pattern: re.Pattern[str]) -> list[str]:
+    texts = {page: unfenced(page) for page in READ}
+    return [
+        f"{name_of(page)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for page, text in texts.items()
+        for match in pattern.finditer(text)
+    ]
+
+
+def test_docstrings_open_with_their_subject() -> None:
+    places = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for folder in ("minrnn_gen", "tests", "benchmarks", "examples", "docs", "release")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for text, line in docstrings(ast.parse(text_of(path)))
+        if re.match(OPENING, text)
+    ]
+    assert len(places) <= DOCSTRINGS_OPENING_MOST, "\n".join(places)
+
+
+def test_sentences_of_pages_open_with_their_subject() -> None:
+    places = found_in_pages(SENTENCE)
+    assert len(places) <= SENTENCES_OPENING_MOST, "\n".join(places)
+
+
+def test_pages_name_what_they_mean() -> None:
+    places = found_in_pages(VAGUE)
+    assert len(places) <= VAGUE_MOST, "\n".join(places)
 
 
 def test_identifiers_are_no_pronouns() -> None:

@@ -255,7 +255,7 @@ def test_states_of_all_sizes_neither_overflow_nor_vanish(precision: str) -> None
 
 
 def test_gradients_of_states_of_all_sizes() -> None:
-    """By the first exponent, the sum of logarithms of the states after nine steps has the derivative nine, whatever their size."""
+    """The logarithms of the states after nine steps sum to a derivative of nine by the first exponent, whatever their size."""
     kernel, random = native_kernel(GROWING, "fp32", 40), np.random.default_rng(5)
     start = np.exp(random.uniform(-1, 1, (2, 40)) * math.log(1e30)).astype(np.float32)
     x = np.stack([random.uniform(-0.5, 0.5, (2, 9, 40)), np.full((2, 9, 40), -np.inf)], axis=2).astype(np.float32)

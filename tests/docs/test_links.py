@@ -8,6 +8,8 @@ from pathlib import Path
 from support.documentation import PAGES, ROOT, anchors, name_of, prose
 from support.everyday import for_each
 
+# Endings of files that are examples themselves; folders hold what they share and what they gave.
+EXAMPLES = {".py", ".ipynb", ".yaml", ".c", ".cpp"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -24,8 +26,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert dead == [], f"{name_of(page)}: nothing is there"
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    linked = {(ROOT / target.partition("#")[0]).resolve() for target in LINK.findall(prose(ROOT / "README.md"))}
-    assert [name_of(page) for page in PAGES if page.name != "README.md" and page not in linked] == [], (
-        "list the page under Documentation in README.md"
-    )
+def test_every_page_is_in_the_menu() -> None:
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert pages - set(listed) == set(), "list the page in the menu of mkdocs.yml"
+
+
+def test_the_readme_ends_with_eight_places_to_go() -> None:
+    end = prose(ROOT / "README.md").partition("## Where to go next")[2]
+    assert len(re.findall(r"^\d\. ", end, re.MULTILINE)) == 8
+
+
+def test_the_gallery_has_every_example() -> None:
+    gallery = ROOT / "docs" / "gallery.md"
+    linked = {(gallery.parent / target).resolve() for target in LINK.findall(prose(gallery))}
+    examples = ROOT / "examples"
+    files = {path for folder in (examples, examples / "serve") for path in folder.iterdir() if path.suffix in EXAMPLES}
+    assert files - linked == set(), "show the example in docs/gallery.md"
