@@ -1,4 +1,4 @@
-"""Tables and figure of docs/classic.md, minGRU and minLSTM beside GRU and LSTM: computed from the committed records.
+"""Tables and figure of docs/classic.md, minGRU and minLSTM against GRU and LSTM: computed from the committed records.
 
 `examples/classic.ipynb` writes the records classic_cpu.json and, where torch finds a GPU, classic_cuda.json.
 """

@@ -1,4 +1,4 @@
-"""Kernels without hints beside kernels planned for the sizes, on the GPU; from the checkout:
+"""Kernels without hints against kernels planned for the sizes, on the GPU; from the checkout:
 
 `python -m benchmarks.sizes OUT.json [--seed N]`. Seven chosen problems, and forty that are drawn over cells, precisions
 and sizes. Of each pass the device's time of the kernel that the sizes of the call choose, and of the solver's first pick for

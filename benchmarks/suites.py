@@ -1,4 +1,4 @@
-"""Suites of the five commands: scans, dense cells, single calls, layers beside torch's, and the JAX front."""
+"""Suites of the five commands: scans, dense cells, single calls, layers against torch's, and the JAX front."""
 
 from __future__ import annotations
 

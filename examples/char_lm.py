@@ -1,4 +1,4 @@
-"""A language model over bytes: Python's own documentation and standard library, every cell beside layers of torch.
+"""A language model over bytes: Python's own documentation and standard library, every cell against layers of torch.
 
 Nothing is downloaded: the text is what comes with the interpreter, so losses are to be compared within one run; the record has
 the hash of the text.

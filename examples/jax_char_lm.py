@@ -1,4 +1,4 @@
-"""A language model over bytes in JAX: Python's own documentation and standard library, cells beside an LSTM by `lax.scan`.
+"""A language model over bytes in JAX: Python's own documentation and standard library, cells against an LSTM by `lax.scan`.
 
 Nothing is downloaded: the text is what comes with the interpreter, so losses are to be compared within one run; the record has
 the hash of the text.

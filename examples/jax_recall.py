@@ -26,7 +26,7 @@ from training.record import Line, finish, new_record, save
 
 import minrnn_gen.jax
 
-# How much a step later counts, and what the loss has beside the policy's gradient.
+# How much a step later counts, and what the loss has in addition to the policy's gradient.
 DISCOUNT = 0.9
 OF_VALUE, OF_ENTROPY = 0.5, 0.01
 
@@ -112,7 +112,7 @@ class Agent:
         return {name: jnp.zeros((environments, 1, self.settings.width)) for name in self.layer.states}
 
     def step(self, params: Any, observation: Any, begins: Any, state: Any, key: Any) -> tuple[Any, Any]:
-        """Return the action of one environment, and the state behind it."""
+        """Return the action of one environment, and the state after it."""
         state = jax.tree.map(lambda array: jnp.where(begins, 0.0, array)[None], state)
         y, state = self.layer.step(params["recurrence"], observation[None], state)
         action = jax.random.categorical(key, (y[0] @ params["readout"])[:-1])

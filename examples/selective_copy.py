@@ -27,7 +27,7 @@ NOISE = 0
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run: `copied` letters of `letters` kinds lie among `time` steps, and as many steps behind ask for them."""
+    """Settings of a run: `copied` letters of `letters` kinds lie among `time` steps; as many further steps ask for them."""
 
     cells: tuple[str, ...] = ("min_gru", "min_lstm")
     layers: tuple[int, ...] = (1, 2, 3)

@@ -162,7 +162,7 @@ class Kernel:
     def explain(self) -> str:
         """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected.
 
-        Where both directions run beside each other, a line says so.
+        Where both directions run concurrently, a line says so.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)

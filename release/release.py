@@ -1,7 +1,7 @@
 """A release: wheels and sdist built, checked from outside, and the changelog's section; the tag only when it is asked for.
 
 `python release/release.py` changes nothing in the checkout but `dist/`. With `--tag` it also writes the section into
-CHANGELOG.md, commits that, and tags the commit; with `--wheels` it leaves out what a tagged commit has behind it. The version
+CHANGELOG.md, commits that, and tags the commit; with `--wheels` it skips what a tagged commit has passed. The version
 is `__version__` in minrnn_gen/__init__.py, and nowhere else.
 
 There are two wheels: one for this platform, with the C part of a replayed call, and one of Python alone, for any other. On

@@ -1,4 +1,4 @@
-"""`python -m benchmarks cpu`: layers on the CPU here, beside those of torch.nn and beside their matrix products."""
+"""`python -m benchmarks cpu`: layers on the CPU here, against those of torch.nn and against their matrix products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Busy = Annotated[
 
 
 def cpu(json_file: JsonFile = None, quick: Quick = False, busy: Busy = 0) -> None:
-    """Measure layers on the CPU beside torch's."""
+    """Measure layers on the CPU against torch's."""
     from benchmarks.cpu_suite import measure
     from benchmarks.report.cpu_record import text_of
     from benchmarks.report.record import write_text

@@ -51,7 +51,7 @@ class CallTable(StrEnum):
 
 
 class LayerTable(StrEnum):
-    """Tables of layers beside those of torch."""
+    """Tables of layers against those of torch."""
 
     HEADLINE = "headline"
     WEIGHTS = "weights"
@@ -117,7 +117,7 @@ def scan(
     baseline_names: Baselines = None,
     baseline_seconds: BaselineSeconds = DEFAULT_BASELINE_SECONDS,
 ) -> None:
-    """Measure scans, cells and layers beside a copy, baselines and the CPU."""
+    """Measure scans, cells and layers against a copy, baselines and the CPU."""
     from benchmarks.suites import SCAN
 
     _measure(SCAN, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
@@ -133,7 +133,7 @@ def recurrent(
     baseline_names: Baselines = None,
     baseline_seconds: BaselineSeconds = DEFAULT_DENSE_BASELINE_SECONDS,
 ) -> None:
-    """Measure dense cells by both paths, beside baselines."""
+    """Measure dense cells by both paths, against baselines."""
     from benchmarks.suites import RECURRENT
 
     _measure(RECURRENT, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
@@ -147,7 +147,7 @@ def calls(
     quick: Quick = False,
     baseline_names: Baselines = None,
 ) -> None:
-    """Measure what a call costs the host, and a step in decoding, beside torch.nn."""
+    """Measure what a call costs the host, and a step in decoding, against torch.nn."""
     from benchmarks.suites import CALLS
 
     _measure(CALLS, Files(json_file, None, html_file), only, quick, baseline_names, 0.0)
@@ -162,7 +162,7 @@ def layers(
     quick: Quick = False,
     baseline_names: Baselines = None,
 ) -> None:
-    """Measure layers as people call them, without gradients and in training steps, beside torch's."""
+    """Measure layers as people call them, without gradients and in training steps, against torch's."""
     from benchmarks.suites import LAYERS
 
     _measure(LAYERS, Files(json_file, plot_file, html_file), only, quick, baseline_names, 0.0)
@@ -176,7 +176,7 @@ def jax(
     quick: Quick = False,
     baseline_names: Baselines = None,
 ) -> None:
-    """Measure the JAX front beside what JAX has, and beside the torch front."""
+    """Measure the JAX front against what JAX has, and against the torch front."""
     from benchmarks.suites import JAX
 
     _measure(JAX, Files(json_file, None, html_file), only, quick, baseline_names, 0.0)

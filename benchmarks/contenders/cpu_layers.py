@@ -1,4 +1,4 @@
-"""Layers on the CPU beside those of torch.nn, and scans beside a loop in C: ours and theirs in turn."""
+"""Layers on the CPU against those of torch.nn, and scans against a loop in C: ours and theirs in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minrnn_gen.torch.operators.raw_scan import scan
 LAYERS = ("LSTM", "GRU", "RNN")
 BATCHES, TIMES, WIDTHS = (1, 4, 16, 64), (1, 32, 256), (32, 128, 256, 512)
 QUICK_BATCHES, QUICK_TIMES, QUICK_WIDTHS = (1, 16), (1, 32), (32, 128)
-# Batch, time, inputs and units of layers whose recurrence is a scan, beside their matrix products alone.
+# Batch, time, inputs and units of layers whose recurrence is a scan, against their matrix products alone.
 SCAN_LAYERS = {"MinGRU": MinGRU, "MinLSTM": MinLSTM}
 SCAN_SIZES = ((16, 1024, 128, 256), (4, 4096, 256, 512))
 # Batch, time and channels of scans without a spec.
@@ -112,7 +112,7 @@ def _rows_of_layer(name: str, batch: int, steps: int, hidden: int, busy: int = 0
 
 
 def rows_of_scan_layers(quick: bool) -> Iterator[CpuRow]:
-    """Measure layers of scans beside the products that they need, which torch computes alone."""
+    """Measure layers of scans against the products that they need, which torch computes alone."""
     for name, layer_class in SCAN_LAYERS.items():
         for batch, steps, inputs, hidden in SCAN_SIZES[: 1 if quick else None]:
             torch.manual_seed(0)
@@ -128,7 +128,7 @@ def rows_of_scan_layers(quick: bool) -> Iterator[CpuRow]:
 
 
 def rows_of_raw_scans(quick: bool) -> Iterator[CpuRow]:
-    """Measure scans without a spec beside a loop in C."""
+    """Measure scans without a spec against a loop in C."""
     for batch, steps, channels in RAW_SIZES[: 1 if quick else None]:
         torch.manual_seed(0)
         a, b = torch.rand(batch, steps, channels), torch.randn(batch, steps, channels)

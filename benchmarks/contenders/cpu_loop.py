@@ -1,4 +1,4 @@
-"""A loop in C over the recurrence h[t] = a[t] h[t-1] + b[t]: what a raw scan on the CPU is measured beside."""
+"""A loop in C over the recurrence h[t] = a[t] h[t-1] + b[t]: what a raw scan on the CPU is measured against."""
 
 from __future__ import annotations
 

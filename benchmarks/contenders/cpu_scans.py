@@ -1,4 +1,4 @@
-"""Scans of n values and in log space on the CPU, beside NumPy and beside a loop over time in torch, as transformers has it."""
+"""Scans of n values and in log space on the CPU, against NumPy and a loop over time in torch, as transformers has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding token by token: steps of a kernel, with a CUDA graph and eager, beside the cells and layers of torch.nn."""
+"""Decoding token by token: steps of a kernel, with a CUDA graph and eager, against the cells and layers of torch.nn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense cells: minrnn-gen as planned and by the stepwise path, beside other libraries."""
+"""Dense cells: minrnn-gen as planned and by the stepwise path, against other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused cells in both layouts, beside a copy of the bytes that they have to move."""
+"""Fused cells in both layouts, against a copy of the bytes that they have to move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host time of a call of a layer, until Python goes on while the device works: `minrnn_gen.torch` beside torch.nn."""
+"""Host time of a call of a layer, until Python goes on while the device works: `minrnn_gen.torch` against torch.nn."""
 
 from __future__ import annotations
 

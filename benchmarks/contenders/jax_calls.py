@@ -1,4 +1,4 @@
-"""The JAX front beside what JAX has: jitted calls by the host's clock, from an idle device until it is done."""
+"""The JAX front against what JAX has: jitted calls by the host's clock, from an idle device until it is done."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _jitted(name: str, subject: Subject, function: Function, refused: str | None
 
 
 def program_bytes(program: Any, *arguments: Any) -> int:
-    """Return the bytes of the results of a jitted program and of what XLA keeps beside them while it runs."""
+    """Return the bytes of the results of a jitted program and of what XLA keeps in addition while it runs."""
     memory = program.lower(*arguments).compile().memory_analysis()
     return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
 

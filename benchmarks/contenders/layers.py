@@ -1,4 +1,4 @@
-"""minGRU layer, projection included: minrnn-gen beside the paper's own form in torch, eager and compiled."""
+"""minGRU layer, projection included: minrnn-gen against the paper's own form in torch, eager and compiled."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Inputs:
     even multiples except in its first column, so that no sum is 0.
     """
 
-    # A value has 7 bits behind its sign then, the digits of bfloat16; 1,024 products of two of them have 24.
+    # A value has 7 bits after its sign then, the digits of bfloat16; 1,024 products of two of them have 24.
     STEP = 2.0**-4
     LARGEST = 4.0
 

@@ -1,4 +1,4 @@
-"""Raw scans: minrnn-gen in both layouts, beside the scans of other libraries."""
+"""Raw scans: minrnn-gen in both layouts, against the scans of other libraries."""
 
 from __future__ import annotations
 

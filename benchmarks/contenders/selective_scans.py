@@ -1,4 +1,4 @@
-"""Mamba's selective scan: minrnn-gen in both layouts, beside the functions of other libraries."""
+"""Mamba's selective scan: minrnn-gen in both layouts, against the functions of other libraries."""
 
 from __future__ import annotations
 

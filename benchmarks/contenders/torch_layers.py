@@ -1,4 +1,4 @@
-"""Layers as people call them in torch: ours beside torch.nn's, and beside the forms in which torch computes minGRU and minLSTM.
+"""Layers as people call them in torch: ours against torch.nn's, and the forms in which torch computes minGRU and minLSTM.
 
 A run is one call, by the host's clock until the device is done, or one training step: forward, backward, gradients set to None.
 """
@@ -21,7 +21,7 @@ from minrnn_gen.precision import PrecisionName
 OURS, TORCH_NN, LOG_SPACE, COMPILED = "minrnn-gen", "torch.nn", "torch.log_space", "torch.compile"
 NAMES = (TORCH_NN, LOG_SPACE, COMPILED)
 # Precisions whose tolerances the results keep. TF32, torch's default in recurrent layers of fp32, rounds the operands of
-# products to as many digits as fp16 has. Torch's ways are compared with as they are: errors stand beside their times.
+# products to as many digits as fp16 has. Torch's ways are compared with as they are: errors stand next to their times.
 _FP32_TOLERANCE: PrecisionName = "fp16"
 _TORCH_TOLERANCE: PrecisionName = "bf16"
 # Fact of a row: the dtype of the results.

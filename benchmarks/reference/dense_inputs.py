@@ -30,7 +30,7 @@ class Inputs:
 
     @property
     def states_out(self) -> tuple[str, ...]:
-        """The states that are results beside y: in the table `accuracy` the states that are sums over time."""
+        """The states that are results in addition to y: in the table `accuracy` the states that are sums over time."""
         return tuple(name for name in self.cell.states if name in ("c", "n")) if self._problem.table == "accuracy" else ()
 
     def judged(self, results: Arrays) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Inputs:
 
 
 class ProjectedInputs:
-    """Inputs x [B, T, I] and a weight [G H, I] that makes the pre-activations, beside the R and dy of `Inputs`.
+    """Inputs x [B, T, I] and a weight [G H, I] that makes the pre-activations, in addition to the R and dy of `Inputs`.
 
     In the table `accuracy` x is the pre-activations and the weight the identity, so that all contenders have the same
     pre-activations; elsewhere I is H.

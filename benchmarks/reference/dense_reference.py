@@ -142,7 +142,7 @@ def _slstm_back(xp: Any, kept: tuple[Array, ...], dafter: Arrays) -> tuple[Array
     return da, da, [xp.zeros_like(dh), dc * f, dn * f, xp.zeros_like(dh)]
 
 
-# Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014 with the reset behind the product; arXiv 2405.04517.
+# Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014 with the reset after the product; arXiv 2405.04517.
 DENSE_REFERENCES = {
     "elman": DenseReference(("h",), ("h",), _elman, _elman_back),
     "lstm": DenseReference(("i", "f", "z", "o"), ("h", "c"), _lstm, _lstm_back),

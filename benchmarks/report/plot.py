@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share their axes: `size` below, `quantity` beside.
+    """Curves that share their axes: `size` below, `quantity` at the side.
 
     `is_log`: a logarithmic axis of values, which span orders of magnitude; `is_size_log`: a logarithmic axis of sizes.
     `is_scatter`: points instead of lines, with the diagonal where quantity and size are equal.
@@ -123,7 +123,7 @@ def _of_sweep(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _of_spread(rows: Sequence[Row]) -> list[Panel]:
-    """Return panels of a layer's training step over batch, time and units, beside the best of the other ways."""
+    """Return panels of a layer's training step over batch, time and units, against the best of the other ways."""
     panels = []
     single = [
         row for row in rows if row.problem.model == CENTRE.model and row.problem.layers == 1 and not row.problem.bidirectional
@@ -178,7 +178,7 @@ def svg_of(record: Record) -> str:
 
 
 def svg_text(panels: Sequence[Panel], title: str) -> str:
-    """Return panels as SVG, beside and below each other; it needs matplotlib."""
+    """Return panels as SVG, side by side and in rows; it needs matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -229,7 +229,7 @@ def styled(curves: Sequence[Curve]) -> list[tuple[Curve, str, str]]:
 
 
 def _name_lines(axes: Any, panel: Panel) -> None:
-    """Write the name of each line beside its end, outside the panel, no two closer than can be read."""
+    """Write the name of each line next to its end, outside the panel, no two closer than can be read."""
     named = []
     for curve, color, _ in styled(panel.curves):
         end = (curve.sizes[-1], curve.values[-1])

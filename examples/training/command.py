@@ -78,5 +78,5 @@ def run_command(
 
 
 def _typed(value: object) -> str:
-    """Return a value as it is typed behind its option."""
+    """Return a value as it is typed after its option."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -20,7 +20,7 @@ from minrnn_gen.errors import BadInput
 if TYPE_CHECKING:  # imported only by the first call that needs such a cell
     from minrnn_gen.cell.language import Cell
 
-# Of a cell's name, with what is put behind it.
+# Length of a cell's name, with its suffix.
 NAME_LENGTH = 64
 
 

@@ -43,7 +43,7 @@ class HostCompiler:
     def compile(self, text: str, include: str = "") -> tuple[bytes, tuple[str, ...]]:
         """Return a text as a shared library, and the options for this CPU; raises CompileFailed with the first error.
 
-        `include`: a folder with headers beside the system's.
+        `include`: a folder with headers in addition to the system's.
         """
         headers = (f"-I{include}",) if include else ()
         with tempfile.TemporaryDirectory() as name:

@@ -113,7 +113,7 @@ def _address(function: Any) -> int:
 def host_library(text: str, store: Store, manifest: dict[str, Any], include: str = "", headers: str = "") -> ctypes.CDLL:
     """Return a text as a loaded library, from the store where it is there; raises ToolchainMissing and CompileFailed.
 
-    `headers` is what it reads of the folder `include`, beside the system's.
+    `headers` is what it reads of the folder `include`, in addition to the system's.
     """
     compiler = c_compiler()
     key = digest("cpu", compiler.key, text, *((headers,) if headers else ()))

@@ -10,7 +10,7 @@ from minrnn_gen.program.number import Expr, Number, divisor_of
 
 
 class Address(int):
-    """An address in memory, `offset_bytes` behind the start of the array in `slot` of a call; None: of no known array."""
+    """An address in memory, `offset_bytes` after the start of the array in `slot` of a call; None: of no known array."""
 
     slot: int | None
     offset_bytes: int

@@ -57,7 +57,7 @@ class CallArguments(NamedTuple):
 
 
 def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
-    """Return what a backward is given beside its forward, whose slots come behind: dy, and gradients of the final states.
+    """Return the arguments of a backward that follow those of its forward: dy, and gradients of the final states.
 
     None where the mapping has other names than the interface.
     """
@@ -188,7 +188,7 @@ class Gradients:
     """Outputs of a backward of one direction: gradients of x and of the initial states and, on request, `sums`.
 
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
-    recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one behind the other for each part of
+    recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one after the other for each part of
     a group's channels. `vectors` [batch, H, n], where asked for, are sums over time of the gradients of parameters with n.
     `dinputs` are the gradients of the inputs X.*, in the memory of y.
     """

@@ -184,7 +184,7 @@ class Embedding:
         return self._padded(ones, -1, self.inner.head_dim).reshape((*self.outer.directions, self.inner.hidden_size))
 
     def _channel_axis(self, array: Any) -> int:
-        """Return the axis of channels of y, counted from behind; of a single step it is the last."""
+        """Return the axis of channels of y, counted from the end; of a single step it is the last."""
         axes = Y_AXES[self.outer.layout]
         return axes.index("h") - len(axes) if len(array.shape) == len(axes) else -1
 
@@ -204,7 +204,7 @@ class Embedding:
         return _contiguous(_merged(by_head[cut], axis))
 
     def _padded(self, array: Any, axis: int, size: int) -> Any:
-        """Return an array with zeros behind along an axis, counted from behind, up to a size."""
+        """Return an array padded with zeros at the end of an axis, counted from the end, to a size."""
         shape = list(array.shape)
         if shape[axis] == size:
             return array
@@ -216,7 +216,7 @@ class Embedding:
 
 
 def _split(array: Any, axis: int, size: int) -> Any:
-    """View an axis, counted from behind, as two, the second of a size."""
+    """View an axis, counted from the end, as two, the second of a size."""
     shape = tuple(array.shape)
     at = len(shape) + axis
     return array.reshape((*shape[:at], shape[at] // size, size, *shape[at + 1 :]))

@@ -27,7 +27,7 @@ class Interface:
     Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
     front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.
     A dense cell, and no other, has `recurrent_gates`. Of a cell with the axis n, and of no other, `state_size` is n, which
-    `vector_states` and `vector_parameters` have behind the hidden axis, and the inputs `shared` behind that of `groups`.
+    `vector_states` and `vector_parameters` have after the hidden axis, and the inputs `shared` after that of `groups`.
     Of a cell with the axis p, and of no other, `projection_size` is P, which `projected_states` and `projected_parameters` have
     instead of H; of one that lists products, `products` are the shapes of all, and `unbiased` gates have no recurrent bias.
     `model` is the name of such a cell.
@@ -213,7 +213,7 @@ class Interface:
         return (*shape, self.state_size) if name in self.vector_states else shape
 
     def states_shape(self, name: str, batch: int, time: int) -> tuple[int, ...]:
-        """Return the shape of a state after every step, by its name: as y, with the axis n behind the channels."""
+        """Return the shape of a state after every step, by its name: as y, with the axis n after the channels."""
         shape = self._shape_over_time(self.units_of_state(name), batch, time)
         if name not in self.vector_states:
             return shape

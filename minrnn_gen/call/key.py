@@ -15,7 +15,7 @@ CallKey = tuple[Hashable, ...]
 # Launches depend on where an array starts by its remainder of this alone.
 ALIGNMENT_BYTES = WIDEST_COPY_BYTES
 
-# Two types of torch and one of CuPy have keys; beside them a few are remembered that have none.
+# Two types of torch and one of CuPy have keys; in addition to them a few are remembered that have none.
 _TYPES_HELD = 16
 
 
@@ -27,7 +27,7 @@ class KeyedArrays(NamedTuple):
     addresses: list[int]
 
     def behind(self, arrays: list[Any], addresses: list[int]) -> KeyedArrays:
-        """Return the arrays with slots behind those of others, which `key` has to identify already."""
+        """Return the arrays with slots after those of others, which `key` has to identify already."""
         return KeyedArrays(self.key, arrays + self.arrays, addresses + self.addresses)
 
 

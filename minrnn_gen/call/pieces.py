@@ -1,4 +1,4 @@
-"""A call's runs over pieces of time: views of the whole arrays, between which states and their gradients are handed on."""
+"""A call's runs over pieces of time: views of the whole arrays, between which states and their gradients are passed on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
     @property
     def has_later(self) -> bool:
-        """Whether steps lie behind it."""
+        """Whether steps lie after it."""
         return self.start + self.steps < self.time
 
 

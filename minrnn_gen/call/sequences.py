@@ -18,7 +18,7 @@ _NUMBERS = re.compile(r"(torch\.)?(u?int\d+|b?float\d+\w*)")
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The sequences in x: `count` of them, beside each other in its batch axis or, with `cu_seqlens`, packed along time.
+    """The sequences in x: `count` of them, side by side in its batch axis or, with `cu_seqlens`, packed along time.
 
     `resets` bool [rows of x, T]; `lengths` [B]; `cu_seqlens` [count + 1]; None where not given.
     """

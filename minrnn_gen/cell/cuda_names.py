@@ -1,4 +1,4 @@
-"""Names of a cell in CUDA text: behind a prefix that no keyword, macro, CUDA name or identifier of a template begins with."""
+"""Names of a cell in CUDA text: after a prefix that no keyword, macro, CUDA name or identifier of a template begins with."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from minrnn_gen.cell.tree import Expr
 class CellFunction(Expr):
     """An operation of the language that is not +, -, *, / or a power.
 
-    `cell_name` is its spelling in equations and, behind `fn_`, in CUDA; `argument_count` is how many arguments it takes;
+    `cell_name` is its spelling in equations and, after `fn_`, in CUDA; `argument_count` is how many arguments it takes;
     `transcendental_count` is how many results of a GPU's special-function unit (exponentials, logarithms, roots, reciprocals)
     one evaluation takes.
     """

@@ -1,4 +1,4 @@
-"""A step in the form whose chain of operations behind late inputs is the shortest: for kernels that wait for these inputs."""
+"""A step in the form whose chain of operations after late inputs is the shortest: for kernels that wait for these inputs."""
 
 from __future__ import annotations
 

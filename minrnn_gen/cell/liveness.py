@@ -94,7 +94,7 @@ def _error_in_list(source: CellSource, key: str, listed: tuple[str, ...], positi
     line = document.lines.get((key, position))
     if line is not None and not document.inside:
         text = source.canonical.decode("utf-8", "replace").splitlines()[line - 1]
-        # Behind the key, if that stands on the same line; the same name may stand there before.
+        # After the key, if that stands on the same line; the same name may stand there before.
         start = text.find(":") + 1 if document.lines.get((key,)) == line else 0
         earlier = sum(listed[index] == name and document.lines.get((key, index)) == line for index in range(position))
         places = [match.start() for match in re.finditer(rf"\b{name}\b", text) if match.start() >= start]

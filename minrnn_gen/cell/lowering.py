@@ -98,7 +98,7 @@ class LoweredScanBackward:
 
         delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1].
 
-    Behind the last step the gradient of the final state takes the place of f + a * delta; before the first, f + a * delta is
+    After the last step the gradient of the final state takes the place of f + a * delta; before the first, f + a * delta is
     the gradient of the initial state.
 
     `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`. `gradients`

@@ -33,7 +33,7 @@ class ProductRound:
 
     In a forward `program` gives the `argument`; it takes what a step does, of products those of the rounds before. In a
     backward it gives `gradient_R_<gate>` of these gates; it takes what the step's does, of `gradient_argument_<round>` those
-    of the rounds behind. `levels` give the means over units that it takes besides. `of_projected`: the argument has P units.
+    of the rounds after. `levels` give the means over units that it takes besides. `of_projected`: the argument has P units.
     """
 
     gates: tuple[str, ...]

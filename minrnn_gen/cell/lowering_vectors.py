@@ -70,7 +70,7 @@ class LoweredVectors(_EveryStep):
 
     @cached_property
     def finished(self) -> FinishedProgram:
-        """The step behind what is prepared, and apart from it what y takes of sums over n."""
+        """The step after what is prepared, and apart from it what y takes of sums over n."""
         steps = restricted(self.prepared.steps, {"y", *(f"state_{name}" for name in self.states)})
         return finished(replace(self.prepared, steps=steps), "y")
 
@@ -129,7 +129,7 @@ class LoweredVectorsBackward(_EveryStep):
 
     @cached_property
     def advance(self) -> StagedProgram:
-        """The states after a step behind what is prepared."""
+        """The states after a step, by the part after what is prepared."""
         return restricted(self.prepared.steps, {f"state_{name}" for name in self.states})
 
     @cached_property

@@ -20,7 +20,7 @@ class CutProgram:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of what the rest reads of the preparation, inputs that are handed on among them."""
+        """The names of what the rest reads of the preparation, inputs that are passed on among them."""
         return tuple(name for name, _ in self.preparation.results)
 
 

@@ -182,7 +182,7 @@ class ExpressionReader:
         return self.product(node, node.attr, None)
 
     def gate_name(self, node: ast.Attribute) -> None:
-        """Raise `BadInput` for what is behind the dot and no name of a gate."""
+        """Raise `BadInput` for a name after the dot that is no gate."""
         if node.attr in RESERVED:
             raise self.source.error_at(node, why_a_word(node.attr, "a gate's name"))
         if not NAME.fullmatch(node.attr):

@@ -238,7 +238,7 @@ def staged(program: Program, wide_inputs: Collection[str]) -> StagedProgram:
 
 
 class _Stages:
-    """The statements of a program, each put into its stage: behind the sums that it reads, and before the steps if it can."""
+    """The statements of a program, each put into its stage: after the sums that it reads, and before the steps if it can."""
 
     def __init__(self, program: Program, wide_inputs: Collection[str]) -> None:
         self._program = program

@@ -80,7 +80,7 @@ class Place:
 def located(document: Document, key: str, text: str, file_text: str) -> EquationText:
     """Return `text`, the value of `key`, without its indentation, and placed in `file_text` if it is written there as it is.
 
-    That is a literal block, or a single line beside its key, in quotes or without.
+    That is a literal block, or a single line next to its key, in quotes or without.
     """
     bare, own_indentation = without_indentation(text)
     own_lines = _LINE_END.split(text)

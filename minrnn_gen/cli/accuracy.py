@@ -1,4 +1,4 @@
-"""A result beside the fp64 reference, and how far the two may lie apart."""
+"""A result against the fp64 reference, and how far the two may lie apart."""
 
 from __future__ import annotations
 

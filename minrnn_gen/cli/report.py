@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
-    """Return what the compiler reported of each kernel beside what its plan promised."""
+    """Return what the compiler reported of each kernel, and what its plan promised."""
     return [
         {
             "name": kernel.name,
@@ -68,7 +68,7 @@ def decision(built: BuiltKernel, profile: GpuProfile) -> list[tuple[str, str]]:
 
 
 def resources(built: tuple[BuiltKernel, ...]) -> Table:
-    """Return the resources the compiler reported, each beside what the plan promised."""
+    """Return the resources the compiler reported, each with what the plan promised."""
     numbers = ("registers per thread", "shared bytes per block", "spilled bytes")
     table = new_table("kernel", *numbers, right=numbers)
     for built_kernel in built:

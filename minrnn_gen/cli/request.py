@@ -117,7 +117,7 @@ class Request:
         return Kernel(self.builder, built)
 
     def compile_pass(self, which: Pass) -> BuiltKernel:
-        """Compile the kernel of one pass, or find it in the cache; raises BadInput for a pass that the spec has not."""
+        """Compile the kernel of one pass, or find it in the cache; raises BadInput for a pass that the spec lacks."""
         from minrnn_gen.run.ahead import build_plain
 
         with progress(f"compiling for {self.target.profile.name}"):

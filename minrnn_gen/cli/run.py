@@ -1,4 +1,4 @@
-"""`minrnn-gen run`: the kernel on random data, beside the fp64 reference and the clock."""
+"""`minrnn-gen run`: the kernel on random data, against the fp64 reference and the clock."""
 
 from __future__ import annotations
 

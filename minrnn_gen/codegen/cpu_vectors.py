@@ -237,7 +237,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def backward_gates(self) -> tuple[str, ...]:
-        """The gates that a step back reads beside what is prepared."""
+        """The gates that a step back reads in addition to what is prepared."""
         inputs = self._back.backward.inputs
         return tuple(gate for gate in self.gates if f"W_{gate}" in inputs and f"W_{gate}" not in self.prepared_values)
 

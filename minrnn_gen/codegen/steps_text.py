@@ -253,7 +253,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def rounds(self) -> tuple[RoundText, ...]:
-        """The gradients of the products of each round, by those of the rounds behind it; the last round comes first."""
+        """The gradients of the products of each round, by those of the rounds after it; the last round comes first."""
         rounds = []
         for number, products in enumerate(self.lowered.rounds, start=1):
             parts = cut(products.program, [name for name in products.program.inputs if name.startswith("gradient_")])

@@ -24,7 +24,7 @@ class _Printer:
     """Prints stages as the lines of a function of a lane; `places` has that of each input, value `k` of one with n.
 
     A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes, but for `shares`,
-    of which each lane keeps its own. Values of a loop that are read behind it stay in arrays.
+    of which each lane keeps its own. Values of a loop that are read after it stay in arrays.
     """
 
     program: StagedProgram
@@ -75,7 +75,7 @@ class _Printer:
         ]
 
     def _read_later(self, stages: tuple[Stage, ...], made: Mapping[str, int], results: set[str]) -> set[str]:
-        """Return the names with n values that are read behind the loop which makes them."""
+        """Return the names with n values that are read after the loop which makes them."""
         kept = {name for name in results if name in made and name in self.program.wide}
         for number, stage in enumerate(stages):
             for statement in statements_of(stage):

@@ -51,7 +51,7 @@ chunk_hgrn = fused_recurrent_hgrn
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _joined(precision: str, gates: Any, state: Any, cu_seqlens: Any) -> tuple[Any, Any]:
-    """Return (o, final state) of sequences that lie one behind the other, gates [1, total, 2, D]."""
+    """Return (o, final state) of sequences that lie one after the other, gates [1, total, 2, D]."""
     named = None if state is None else {"h": state}
     o, final = recurrence(_kernel(gates.shape[3], precision), gates, state=named, cu_seqlens=cu_seqlens)
     return o, final["h"]

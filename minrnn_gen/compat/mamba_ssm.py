@@ -105,7 +105,7 @@ def mamba_inner_fn(
     dt_rms_weight: Any = None,
     b_c_dt_rms_eps: float = 1e-6,
 ) -> Any:
-    """Return [batch, T, width], a Mamba block behind its first map: convolution, projections, scan, with all gradients.
+    """Return [batch, T, width], a Mamba block after its first map: convolution, projections, scan, with all gradients.
 
     xz [batch, 2 dim, T] is x and z. u is silu of the causal convolution of x with conv1d_weight [dim, 1, K] and conv1d_bias
     [dim]. x_proj_weight [rank + N + N, dim] maps u to a small Δ and, where they are None, B and C, to which B_proj_bias and

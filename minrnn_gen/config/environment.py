@@ -71,7 +71,7 @@ def calls_jax_by_c() -> bool:
 
 
 def layers_run_beside_each_other() -> bool:
-    """Return whether layers, and directions, may run beside each other: not where `MINRNN_WAVEFRONT` is never.
+    """Return whether layers, and directions, may run concurrently: not where `MINRNN_WAVEFRONT` is never.
 
     Raises BadInput where it is anything else, and neither empty nor auto.
     """

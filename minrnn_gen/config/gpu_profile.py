@@ -124,7 +124,7 @@ class GpuProfile(pydantic.BaseModel):
         return self
 
     def share(self, count: int) -> GpuProfile:
-        """Return the GPU with one of `count` equal shares of its SMs, for kernels that run beside others."""
+        """Return the GPU with one of `count` equal shares of its SMs, for concurrent kernels."""
         sources = {**self.sources, "sm_count": f"a share of {self.sm_count} SMs, one of {count}"}
         return self.model_copy(update={"sm_count": max(1, self.sm_count // count), "sources": sources})
 

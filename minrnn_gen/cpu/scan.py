@@ -84,7 +84,7 @@ def run_scan(
 
     `gates` [T, B, G, H] and `y` [T, B, H] in any storage dtype and strides (y is written); `bias` [G, H] or None;
     `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps' resets and lengths. Of a cell with the axis n
-    they have one more axis behind H, of n or of 1, and `shared` {name: [T, B, H or 1, n]} are its inputs S.*.
+    they have one more axis after H, of n or of 1, and `shared` {name: [T, B, H or 1, n]} are its inputs S.*.
     `channel_inputs` {name: [T, B, H]} are inputs X.*. Everything is
     computed and carried in `arithmetic` (numpy.float32 or numpy.float64), and y is rounded to its own dtype. `all_states`
     {state: [T, B, H]}, of any of the states, are written as well. `method` is how the recurrence is computed, chosen by the
@@ -139,7 +139,7 @@ def input_values(
 
 
 def gate_values(names: tuple[str, ...], gates: Values, bias: Values | None, arithmetic: Any) -> dict[str, Values]:
-    """Return {W_<gate>: [T, B, H]} of gates [T, B, G, H] in `arithmetic`, bias [G, H] added; H may have 1 behind it."""
+    """Return {W_<gate>: [T, B, H]} of gates [T, B, G, H] in `arithmetic`, bias [G, H] added; H may have 1 after it."""
     offsets = None if bias is None else bias.astype(arithmetic)
     values = {}
     for index, name in enumerate(names):
@@ -157,7 +157,7 @@ def project(x: Values, weight: Values, arithmetic: Any) -> Values:
 
 @dataclass(frozen=True)
 class ScanGradients:
-    """Gradients beside that of x: `initial` {state: [B, H]}, `parameters` {name: [H]}, `bias` [G, H] whether given or not.
+    """Gradients other than that of x: `initial` {state: [B, H]}, `parameters` {name: [H]}, `bias` [G, H] whether given or not.
 
     The sums over batch and time, of the latter two, are in float64. Of a cell with the axis n they have one more of 1, and its
     parameters with it are `vectors` {name: [H, n]}.
@@ -261,7 +261,7 @@ def _deltas(
     marks: StepMarks,
     method: ScanMethod | None,
 ) -> dict[str, tuple[Values, Values]]:
-    """Return {state: (its gradient after each step of a block, what arrives before it)}, given what arrives behind it."""
+    """Return {state: (its gradient after each step of a block, what arrives before it)}, given what arrives after it."""
     steps, dtype = len(inputs["gradient_y"]), inputs["gradient_y"].dtype
     adjoint = cell.adjoint.evaluate({name: inputs[name] for name in cell.adjoint.inputs})
 

@@ -114,7 +114,7 @@ def in_shape(value: Values, shape: tuple[int, ...], dtype: Any) -> Values:
 
 @dataclass(frozen=True)
 class StepsGradients:
-    """Gradients beside that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H] of bias,
+    """Gradients other than that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H] of bias,
     recurrent bias and parameters, and `R`, as a call has it, where there is a product.
 
     The sums over batch and time, of the latter two, are in float64, and 0 beyond P units of what has them. Of a cell with the

@@ -180,7 +180,7 @@ class _Collected:
     def _gpu(
         self, builder: Builder, source: ExportSource, variants: Sequence[Variant], described: Sequence[list[Paths]]
     ) -> ExportedGpu:
-        """Compile the kernels of a GPU, and describe the calls that run them, each behind those of its variant before it."""
+        """Compile the kernels of a GPU, and describe the calls that run them, each after those of its variant before it."""
         first, numbers, dispatch = len(self._kernels), dict[KernelKey, int](), list[Dispatch]()
         for variant, programs in zip(variants, described, strict=True):
             by_place = self._by_place(builder, variant)
@@ -253,7 +253,7 @@ class _Collected:
         return next((first[0] for first in firsts if first), None)
 
     def _launched(self, builder: Builder, variant: Variant) -> Iterator[tuple[KernelPass, Specialization]]:
-        """Yield the pass and the specialization of each run of a variant, behind those of a backward what rounds multiplied."""
+        """Yield the pass and the specialization of each run of a variant, after those of a backward what rounds multiplied."""
         for specialization in self._specializations(builder, variant).values():
             yield variant.kernel_pass, specialization
         if variant.kernel_pass == "backward" and builder.cell_shape.rounds:

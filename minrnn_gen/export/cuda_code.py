@@ -136,7 +136,7 @@ class CudaCode:
 
     @staticmethod
     def words(image: bytes) -> list[str]:
-        """Return a cubin as rows of numbers of 8 bytes, zeros behind its end."""
+        """Return a cubin as rows of numbers of 8 bytes, zeros after its end."""
         padded = image + bytes(-len(image) % 8)
         numbers = [f"0x{int.from_bytes(padded[at : at + 8], 'little'):x}" for at in range(0, len(padded), 8)]
         return [",".join(numbers[at : at + 8]) for at in range(0, len(numbers), 8)]

@@ -226,7 +226,7 @@ def called_in(texts: Sequence[str]) -> frozenset[str]:
 
 
 def joined(program: Sequence[tuple[Decisions, list[str]]], depth: int = 0) -> list[str]:
-    """Return the lines of all paths, with those that only some have behind the conditions that lead to them."""
+    """Return the lines of all paths, with those that only some have after the conditions that lead to them."""
     if len(program) == 1:
         return program[0][1]
     condition = program[0][0][depth][0]

@@ -39,7 +39,7 @@ class OperatorInput(NamedTuple):
 
 
 class OperatorLayer(NamedTuple):
-    """A layer of an operator: the name of its kernel in C, its interface, and the arrays beside x that its calls have."""
+    """A layer of an operator: the name of its kernel in C, its interface, and its calls' arrays other than x."""
 
     kernel: str
     interface: Interface
@@ -165,7 +165,7 @@ class ExportedOperator:
         return tuple((AXIS_WORDS[axis], None if axis in "bt" else sizes[axis]) for axis in interface.x_axes)
 
     def names_of(self, layer: int) -> list[tuple[str, str]]:
-        """Return the arrays of a layer's call beside x and states, and the tensors that they are."""
+        """Return the arrays of a layer's call other than x and states, and the tensors that they are."""
         return [(tensor.array, tensor.name) for tensor in self.inputs if tensor.layer == layer or tensor.array in _SEQUENCES]
 
     def _initial(self, state: str) -> OperatorInput:
@@ -205,7 +205,7 @@ def schema_of(name: str, inputs: Sequence[str], results: int) -> str:
 
 
 def write_operators(folder: str | os.PathLike[str], name: str, operators: Sequence[ExportedOperator]) -> tuple[Path, ...]:
-    """Write NAME.cpp, NAME_onnx.c and what builds a library of each; the operators' kernels lie in folders beside them."""
+    """Write NAME.cpp, NAME_onnx.c and what builds a library of each; the operators' kernels lie in folders next to them."""
     kernels = {layer.kernel: layer.interface for operator in operators for layer in operator.layers}
     header = (f"Layers of minrnn_gen as operators of torch, exported by minrnn-gen {__version__}.",)
     files = {

@@ -22,7 +22,7 @@ BATCH, TIME = 3, 6
 LENGTHS = (6, 0, 2)
 # Products of a case on the CPU that records it, some seconds: a larger one is left out.
 PRODUCTS_MOST = 1 << 35
-# The first steps of as many sequences, one behind the other, and where the last one ends.
+# The first steps of as many sequences, one after the other, and where the last one ends.
 CU_SEQLENS = (0, 4, 4, 6)
 
 
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def cu_seqlens(self) -> tuple[int, ...]:
-        """Where sequences begin that lie behind each other."""
+        """Where sequences begin that lie one after the other."""
         return self.boundaries if self.name == "packed" else ()
 
     @property

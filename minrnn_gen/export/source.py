@@ -38,7 +38,7 @@ SHARED = ("workspace", "products")
 class ExportArray(NamedTuple):
     """One array of a call in C: the kind of its elements, "storage", "real" or a type of C, and its shape in words.
 
-    Strides are of an array beside it; what is no input is written.
+    Its strides are a second array; an array that is no input is written.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ExportArray(NamedTuple):
 class ExportSource:
     """Context of an export's templates: the interface, the prefix of all names in C, and the kernels' text.
 
-    `left_out` is what the spec has and the export has not, in a sentence each; `absent` are members that no call has.
+    `left_out` is what the spec has and the export lacks, in a sentence each; `absent` are members that no call has.
     `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
     none is negative. `kept_states` are those that a forward keeps for a backward. `projected_at` are the fewest steps at which
     a scan multiplies x itself.
@@ -150,7 +150,7 @@ class ExportSource:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The arrays that every call needs beside x and y."""
+        """The arrays other than x and y that every call needs."""
         interface = self.interface
         weights = [*(["weight"] if interface.input_size else []), *(["R"] if interface.recurrent_gates else [])]
         named = [*(f"parameter_{name}" for name in interface.parameters), *(f"shared_{name}" for name in interface.shared)]

@@ -137,7 +137,7 @@ def graph_functions() -> tuple[Any, ...]:
 
 @lru_cache(maxsize=_LAYOUTS_HELD)
 def _layout_of(kinds: tuple[type, ...]) -> struct.Struct:
-    """Return the layout of a slot for each argument of these types, and behind them of as many addresses of slots.
+    """Return the layout of a slot for each argument of these types, and after them of as many addresses of slots.
 
     The driver reads of a slot as many bytes as the parameter has, so that an int serves for a narrower one too.
     """

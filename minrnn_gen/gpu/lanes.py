@@ -1,4 +1,4 @@
-"""Lanes: streams beside the current one of a library, on which steps of one run are enqueued, and the events between them."""
+"""Lanes: side streams of a library's current stream, on which steps of one run are enqueued, and the events between them."""
 
 from __future__ import annotations
 

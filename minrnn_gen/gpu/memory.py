@@ -1,4 +1,4 @@
-"""Arrays beside the caller's: allocated on a GPU or in host memory, read from any library, converted and copied."""
+"""Arrays of our own: allocated on a GPU or in host memory, read from any library, converted and copied."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def own_dtype(like: Placed, dtype: str) -> Any:
 
 
 def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int]:
-    """Allocate in `place`, beside the tensor `like`, on the current stream; return the library's array and its address."""
+    """Allocate in `place`, on the device of `like`, on the current stream; return the library's array and its address."""
     array, address = allocator(like, place)(allocation)
     fill = allocation.fill
     if fill is not None:
@@ -90,7 +90,7 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
 
 
 def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int]]:
-    """Return what allocates in `place`, beside the tensor `like`, on the stream that is current now; it fills nothing."""
+    """Return what allocates in `place`, on the device of `like`, on the stream that is current now; it fills nothing."""
     if place.library == "numpy":
         import numpy
 

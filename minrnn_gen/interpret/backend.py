@@ -118,7 +118,7 @@ class EmulatedBackend:
         """Prepare nothing: NumPy ends backwards."""
 
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> EmulatedRecorder:
-        """Begin a run beside `like` that may touch `operands`; raises BadInput for one that a GPU could not load."""
+        """Begin a run on the device of `like` that may touch `operands`; raises BadInput for one that a GPU could not load."""
         operands = tuple(operands)
         for array in operands:
             if array is not None and 0 not in array.shape and int(array.pointer) % array.itemsize:
@@ -147,7 +147,7 @@ class EmulatedRecorder(DescribedRun):
     def __init__(
         self, backend: EmulatedBackend, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]
     ) -> None:
-        """Begin a run beside `like` whose launches may touch `operands`."""
+        """Begin a run on the device of `like` whose launches may touch `operands`."""
         self._backend, self._operands = backend, [array for array in operands if array is not None]
         self._emulated: dict[KernelRef, EmulatedKernel] = {}
         super().__init__(like, keyed, backend, resident_blocks)

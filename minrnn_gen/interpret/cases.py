@@ -140,12 +140,12 @@ def _first_step(array: Any, axes: str) -> Any:
 
 
 def _resets(random: numpy.random.Generator, case: Case) -> Any:
-    """Return resets [batch, time]: here and there, but in every fourth sequence only beside the ends of tiles."""
+    """Return resets [batch, time]: here and there, but in every fourth sequence only next to the ends of tiles."""
     resets = random.random((case.batch, case.time)) < RESETS_SHARE
     if case.tile_steps:
         ends = numpy.arange(case.tile_steps, case.time, case.tile_steps)
         resets[2::4] = False
-        # Behind an end, before the next, and none at every third: over that end a state is carried.
+        # After an end, before the next, and none at every third: over that end a state is carried.
         resets[2::4, ends[::3]] = resets[2::4, ends[1::3] - 1] = True
     return resets
 

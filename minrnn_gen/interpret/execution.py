@@ -139,7 +139,7 @@ class Execution:
             self._allocate(slot)
 
     def _allocate(self, slot: int | None) -> None:
-        """Allocate a buffer, unless it is there: a NumPy array, or one of torch beside its tensors."""
+        """Allocate a buffer, unless it is there: a NumPy array, or one of torch with its tensors."""
         if slot is None or slot not in self._waiting:
             return
         buffer, number = self._waiting.pop(slot)

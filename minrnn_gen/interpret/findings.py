@@ -62,7 +62,7 @@ class KernelMisbehaved(MinrnnError):
 
 def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -> tuple[Finding, ...]:
     """Return findings with the lines of the kernel's text that their instructions in `library` come from."""
-    # A return address is behind the call: the line is that of the byte before.
+    # A return address points past the call: the line is that of the byte before.
     offsets = sorted({pc - 1 for finding in raw for pc in (finding.pc, finding.other_pc) if pc})
     lines = dict(zip(offsets, lines_of(library, offsets), strict=True)) if offsets else {}
     findings = (

@@ -168,7 +168,7 @@ def _machine_sources() -> list[bytes]:
 
 
 def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:
-    """Return the translation unit around a kernel's text: the header before it, and the table of its entries behind it."""
+    """Return the translation unit around a kernel's text: the header before it, and the table of its entries after it."""
     table = "".join(f'minrnn_host::entry<{entry}>("{entry}"), ' for entry in entries)
     return (
         f"#define MINRNN_IS_BFLOAT16 {str(is_bfloat16).lower()}\n"

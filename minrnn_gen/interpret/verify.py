@@ -29,7 +29,7 @@ from minrnn_gen.precision import LARGEST_OF_NORM, Precision, error_allowed, prec
 
 # Results that are larger hide the errors of small ones; the largest number of float16 is 16 times as large.
 LARGEST_RESULT = 4096.0
-# A call of whole tiles of a scan behind its projection, of which some wait for others.
+# A call of whole tiles of a scan after its projection, of which some wait for others.
 PROJECTED = Case(2, 2 * TILE_STEPS)
 
 Arrays = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Requests executed on a GPU: a trace of the kernels' launches, replayed in the buffers and on the stream that XLA gives.
 
 A call is recorded once, on arrays of its shapes full of zeros. Its launches, products and fills are then replayed at other
-addresses. What they allocated beside the results lies in a workspace, one more result of XLA's custom call. So a replay
+addresses. Their allocations other than the results lie in a workspace, one more result of XLA's custom call. So a replay
 allocates nothing and reads nothing back, and XLA may capture it into a command buffer.
 """
 
@@ -43,7 +43,7 @@ class OperandCast(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCall:
-    """A call on one GPU. Operands, behind them their `casts`, and results have the slots of a trace of so many `addresses`.
+    """A call on one GPU. Operands, after them their `casts`, and results have the slots of a trace of so many `addresses`.
 
     `results` are those of the trace, which `backward` names where they are of a backward; `scratch`: slots and where they start
     in the workspace.

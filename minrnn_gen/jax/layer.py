@@ -307,9 +307,9 @@ class RNN:
         return arrays
 
     def _parameters(self, params: Parameters, layer: int, dtype: Any) -> list[Any]:
-        """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
+        """Return R, weight, bias and recurrent bias of a layer, None for what it lacks, and its own vectors."""
         directed = [self._parameters_in(params, names, layer) for names in self._made.names[layer]]
-        # Vectors of the cell have an axis of directions; of others the rows of both lie behind each other.
+        # Vectors of the cell have an axis of directions; of others the rows of both lie one after the other.
         merged: list[Any] = [
             None if arrays[0] is None else _together(arrays, is_vector=place >= VECTORS_FROM)
             for place, arrays in enumerate(zip(*directed, strict=True))

@@ -63,7 +63,7 @@ class Ranks(NamedTuple):
 
 
 def folded(products: Any, ends: Any) -> Any:
-    """Return the states behind each piece, of the products and of the ends from zero; the first end is the state behind it.
+    """Return the states after each piece, of the products and of the ends from zero; the first end is the state after it.
 
     Where a product is zero, nothing that came before counts, were it not a number.
     """

@@ -41,7 +41,7 @@ def _made(recipe: str) -> Kernel:
 
 @functools.lru_cache
 def kernel_of_share(recipe: str, count: int) -> Kernel:
-    """Return the kernel of a recipe for one of `count` equal shares of the GPU, beside others of which it runs."""
+    """Return the kernel of a recipe for one of `count` equal shares of the GPU, for runs that are concurrent with others."""
     spec = spec_from(recipe)
     return Kernel(builder_of(spec, target_of(spec).share(count)))
 
@@ -130,7 +130,7 @@ def _free_name(name: str, used_names: Collection[str]) -> str:
 def recipe_with_products(kernel: Kernel) -> str:
     """Return the recipe of a kernel that computes the forward of a scan and, as further states, products of coefficients.
 
-    Behind the cell's states come theirs, in the same order: each begins at 1, and a step multiplies it as it does the state.
+    After the cell's states come theirs, in the same order: each begins at 1, and a step multiplies it as it does the state.
     """
     return _with_products(kernel.recipe)
 

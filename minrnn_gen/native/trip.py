@@ -27,7 +27,7 @@ def library_of_source() -> ModuleType | None:
 
 LIBRARY = library_of_source()
 
-# Kinds of operations, and what each is given behind its kind; slots and offsets are those of arrays in a call.
+# Kinds of operations, and what each is given after its kind; slots and offsets are those of arrays in a call.
 LAUNCH, PRODUCT, SET_BYTES, COPY, KERNEL = 0, 1, 2, 3, 4
 
 Describer = Callable[[list[Any]], tuple[bytes, list[int]] | None]

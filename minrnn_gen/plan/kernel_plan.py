@@ -31,7 +31,7 @@ class Specialization:
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `states_out`: the dtype of the states after every step, if they are written. `packed`:
-    sequences lie behind each other, their tiles not known before the launch. `input_size`: of x where the kernel projects it.
+    sequences lie one after the other, their tiles not known before the launch. `input_size`: of x where the kernel projects it.
     """
 
     alignment_bytes: int
@@ -291,7 +291,7 @@ class KernelPlan:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of memory with a head of R in the order in which blocks stream it, behind exchanges; 0 where none do."""
+        """Bytes of memory with a head of R in the order in which blocks stream it, after exchanges; 0 where none do."""
         return self.launch.partition.get("packed_bytes", 0)
 
     @property

@@ -68,7 +68,7 @@ class CellShape:
     `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
     `means`: how many levels of means over units the programs of a step have, how many means one of them takes at most, and one
     level; all 0 without. `means_over_all`: some are over all heads.
-    `inputs`: those of X.*, which are read beside the gates.
+    `inputs`: those of X.*, which are read in addition to the gates.
     """
 
     name: str

@@ -188,7 +188,7 @@ class Loop:
 
 
 class Step(NamedTuple):
-    """Operations on a lane, behind the steps of other lanes that they wait for, by number."""
+    """Operations on a lane, after the steps of other lanes that they wait for, by number."""
 
     lane: int
     waits: tuple[int, ...]

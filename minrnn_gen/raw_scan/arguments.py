@@ -33,7 +33,7 @@ class Recurrence:
 
     @property
     def sequences(self) -> int:
-        """How many recurrences run side by side before and behind `axis`."""
+        """How many recurrences run side by side before and after `axis`."""
         return math.prod(self.state_shape)
 
 

@@ -23,7 +23,7 @@ CHANNELS_WANTED = 256
 class Arrangement:
     """Arrays as `launches` times [batch, time, hidden_size], or, in layout BDT, [batch, hidden_size = 1, time].
 
-    `batch_is_before`: the batch are the axes before time, else some behind it.
+    `batch_is_before`: the batch are the axes before time, else some after it.
     """
 
     layout: RawLayout
@@ -58,11 +58,11 @@ class Arrangement:
 
 
 def arrangement_of(recurrence: Recurrence) -> Arrangement:
-    """Return how a kernel walks arrays of the recurrence's shape, which has elements beside time.
+    """Return how a kernel walks arrays of the recurrence's shape, which has elements in addition to time.
 
-    Axes before time are the batch, those behind it the channels. With nothing before, the first of those behind are the batch,
+    Axes before time are the batch, those after it the channels. With nothing before, the first of those after are the batch,
     so that a kernel, made for one hidden size, serves every size of the others. With more channels than a spec may have, each
-    index before time takes a launch of its own, and again the first of the axes behind are the batch.
+    index before time takes a launch of its own, and again the first of the axes after are the batch.
     """
     before, time = math.prod(recurrence.shape[: recurrence.axis]), recurrence.shape[recurrence.axis]
     behind = recurrence.shape[recurrence.axis + 1 :]

@@ -25,7 +25,7 @@ _NOTHING_LAUNCHED: tuple[int, RawLayout] = (1, "BTD")
 
 
 def recorder_for(recurrence: Recurrence, like: Array, keyed: KeyedArrays | None) -> CudaRecorder:
-    """Begin a run of the recurrence's kernels beside `like`."""
+    """Begin a run of the recurrence's kernels on the device of `like`."""
     assert like.device is not None
     size, layout = _NOTHING_LAUNCHED
     if recurrence.sequences:

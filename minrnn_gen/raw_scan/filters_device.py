@@ -26,7 +26,7 @@ _CARRIED_BYTES = 8
 
 
 def recorder_for(arrays: Mapping[str, Array | None], keyed: KeyedArrays | None) -> CudaRecorder:
-    """Begin a run of the kernels of the arrays' order beside x."""
+    """Begin a run of the kernels of the arrays' order on the device of x."""
     x, b = arrays["x"], arrays["b"]
     assert x is not None and b is not None and x.device is not None
     precision = precision_storing(x.dtype)

@@ -25,7 +25,7 @@ CARRIED = "float64"
 class MapRecurrence:
     """h[t] = A[t] h[t-1] + b[t] of full maps along `axis` of b's `shape`, [..., T, ..., m]; `reverse`: from the last t on.
 
-    `is_constant`: A is [..., m, m] with the axes of b behind time alone.
+    `is_constant`: A is [..., m, m] with the axes of b after time alone.
     """
 
     shape: tuple[int, ...]

@@ -27,7 +27,7 @@ LOG = logging.getLogger("minrnn_gen")
 class _Rows(NamedTuple):
     """Arrays of a recurrence's shape as [rows, time, channels], with these strides.
 
-    Axes before time are the rows, those behind it the channels; with none behind it, those before it. Kernels take a complex
+    Axes before time are the rows, those after it the channels; with none after it, those before it. Kernels take a complex
     number as two channels next to each other, the `parts`.
     """
 
@@ -102,7 +102,7 @@ def _contiguous(recurrence: Recurrence) -> _Rows:
 
 
 def _viewed(recurrence: Recurrence, strides: tuple[int, ...]) -> _Rows | None:
-    """Return how arrays with these strides are viewed; None where the axes before time, or those behind it, are not as one."""
+    """Return how arrays with these strides are viewed; None where the axes before time, or those after it, are not as one."""
     shape, axis = recurrence.shape, recurrence.axis
     before, behind = merged_stride(shape[:axis], strides[:axis]), merged_stride(shape[axis + 1 :], strides[axis + 1 :])
     if before is None or behind is None:

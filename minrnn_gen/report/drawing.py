@@ -154,7 +154,7 @@ def bars(rows: Iterable[tuple[str, float, float, str]], *columns: str, warns: bo
 
 
 def breakable(name: str) -> str:
-    """Return a name that may go on in the next line behind an underscore."""
+    """Return a name that may go on in the next line after an underscore."""
     return escape(name).replace("_", "_<wbr>")
 
 

@@ -1,4 +1,4 @@
-"""Timeline of a step or of a call as the cost model predicts it: its terms as bars, behind and above each other."""
+"""Timeline of a step or of a call as the cost model predicts it: its terms as bars, in sequence and stacked."""
 
 from __future__ import annotations
 

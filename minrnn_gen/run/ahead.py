@@ -29,7 +29,7 @@ def step_specialization(builder: Builder) -> Specialization:
 
 
 def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> Specialization:
-    """Return the specialization of plain calls of one pass; raises BadInput for a pass that the spec has not."""
+    """Return the specialization of plain calls of one pass; raises BadInput for a pass that the spec lacks."""
     spec = builder.spec
     if kernel_pass == "step":
         if len(RUNS_REVERSED[spec.direction]) > 1:
@@ -45,7 +45,7 @@ def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes
 def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:
     """Build the kernel of one pass of plain calls of these sizes, by default the typical ones.
 
-    Raises BadInput for a pass that the spec has not.
+    Raises BadInput for a pass that the spec lacks.
     """
     sizes = sizes or builder.hinted_sizes
     return builder.build(builder.choose(kernel_pass, plain_specialization(builder, kernel_pass, sizes), sizes))

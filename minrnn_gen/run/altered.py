@@ -73,7 +73,7 @@ class Alteration:
         return cls(interface, recipe, xp, resets, marks, states, sequence, count, ones)
 
     def added_to(self, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the inputs X.* of the call, the caller's and what the kernel takes beside them."""
+        """Return the inputs X.* of the call, the caller's and what the kernel takes in addition to them."""
         axes, dtype = self.interface.channel_axes, self.interface.precision.storage_dtype
         added = {
             added_input: spread(self.xp, axes, self.resets, memory.cast(self.states[name], dtype), self.sequence)
@@ -117,7 +117,7 @@ class AlteredSaved:
         self.saved.release()
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return what is held beside the arrays of the call and y, as `Saved.arrays` does."""
+        """Return what is held in addition to the arrays of the call and y, as `Saved.arrays` does."""
         return self.saved.arrays()
 
     def final(self) -> tuple[Any, ...]:

@@ -61,7 +61,7 @@ class Lanes(Protocol):
     """Lanes of a run. Steps are numbered from 0 in the order in which they begin; a lane takes its own one after the other."""
 
     def step(self, lane: int, waits: Sequence[int], /) -> AbstractContextManager[None]:
-        """Have what is done within be the next step, on a lane, behind the steps of other lanes that it `waits` for."""
+        """Have what is done within be the next step, on a lane, after the steps of other lanes that it `waits` for."""
 
 
 class Recorder(Protocol):
@@ -108,7 +108,7 @@ class Recorder(Protocol):
         """Have the kernels that are chosen and loaded within be those for half of the GPU: of `Backend.half`."""
 
     def lanes(self, count: int) -> AbstractContextManager[Lanes]:
-        """Return lanes, on which steps run beside each other; they begin behind the run so far, and it goes on behind them."""
+        """Return lanes, on which steps run concurrently; they begin after the run so far, and it goes on after them."""
 
     def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
         """Have `action` enqueue what only Python does; it gets a function that returns the address of a pointer of the run."""
@@ -174,7 +174,7 @@ class Backend(Protocol):
         """Have the kernels with which a backward ends compiled."""
 
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> Recorder:
-        """Begin a run beside `like` that reads `operands`; those of `keyed` have their slots."""
+        """Begin a run on the device of `like` that reads `operands`; those of `keyed` have their slots."""
 
     def graph(
         self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Queue], None]

@@ -43,7 +43,7 @@ class CellRun(ABC):
         """Begin to build what a backward needs: nothing, since which kernel that is depends on its arrays."""
 
     def beside(self, _kernel_pass: BackwardOrForward, _sizes: Sizes, /) -> DirectionsChoice | None:
-        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        """Return how both directions of a pass of these sizes run concurrently; None where they do not."""
         return None
 
     def forward_from_inputs(

@@ -105,7 +105,7 @@ class CudaBackend:
         self._kernels.prepare_gradients()
 
     def begin(self, like: Array, keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> CudaRecorder:
-        """Begin a run beside `like`; the arrays of `keyed` have their slots."""
+        """Begin a run on the device of `like`; the arrays of `keyed` have their slots."""
         return CudaRecorder(like, keyed, self._kernels, gives_workspace=not self.has_graphs)
 
     def graph(
@@ -140,14 +140,14 @@ class CudaBackend:
 class CudaRecorder(TracedRun):
     """A run of the kernels of a backend on a GPU: described, then performed as a trace, which is kept for calls of its key.
 
-    `gives_workspace`: products work in memory of the run, as they do on lanes, where they run beside each other. Without,
+    `gives_workspace`: products work in memory of the run, as they do on lanes, where they run concurrently. Without,
     cuBLAS allocates some where the stream is captured, and a graph with allocations cannot become a part of another one.
     """
 
     _kernels: KernelLoader
 
     def __init__(self, like: Array, keyed: KeyedArrays | None, kernels: KernelLoader, gives_workspace: bool = False) -> None:
-        """Begin a run beside `like`."""
+        """Begin a run on the device of `like`."""
         self._modules: dict[KernelRef, LoadedKernel] = {}
         super().__init__(like, keyed, kernels, gives_workspace=gives_workspace)
 

@@ -13,7 +13,7 @@ from minrnn_gen.plan.size_classes import Occupied, occupied, predicted_us
 
 BackwardOrForward = Literal["forward", "backward"]
 
-# Measured on an H200 (docs/lab-notes.md): what a piece takes beside its steps, for the launch, the prologue and an event, and
+# Measured on an H200 (docs/lab-notes.md): what a piece takes besides its steps, for the launch, the prologue and an event, and
 # what the host takes for each step on a lane.
 PIECE_US, HOST_STEP_US = 12.0, 24.0
 # Of the tensor cores' rate, in 16 bits, what products of all steps at once reach, and of a piece; by an H200's datasheet others

@@ -34,7 +34,7 @@ Result = BackwardResult | SlotGradients
 
 
 class RestoredBackward(NamedTuple):
-    """A backward of a forward that is known by its arrays alone; `pick` takes those of the trace from them and one behind."""
+    """A backward of a forward that is known by its arrays alone; `pick` takes those of the trace from them and one more."""
 
     trace: Trace[Result, Call]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -55,7 +55,7 @@ class GpuRun:
         self.restored = ByKey[RestoredBackward]()
 
     def directions_beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
-        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        """Return how both directions of a pass of these sizes run concurrently; None where they do not."""
         return self._cells.beside(kernel_pass, sizes)
 
     @cached_property

@@ -72,7 +72,7 @@ class InPlace:
 
     @staticmethod
     def _described(call: Call, arrays: Sequence[Any]) -> list[Array]:
-        """Describe arrays whose slots come behind those of the call, where it has slots."""
+        """Describe arrays whose slots come after those of the call, where it has slots."""
         described = (memory.inspect(array, "result") for array in arrays)
         in_slots = described if call.keyed is None else with_slots(described, len(call.flat()))
         return [array for array in in_slots if array is not None]

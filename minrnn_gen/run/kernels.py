@@ -40,7 +40,7 @@ class BuiltKernels:
 
     @cached_property
     def half(self) -> Self:
-        """The kernels for half of the GPU, of which two run beside each other."""
+        """The kernels for half of the GPU, two of which run concurrently."""
         return type(self)(self._builder.half, ())
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:

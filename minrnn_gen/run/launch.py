@@ -71,7 +71,7 @@ def row_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[s
 
 
 def _strides(call: Call, name: str, wanted: str, array: Array, axes: str) -> dict[str, int]:
-    """Packed sequences lie one behind the other in time: from one to the next there is no stride."""
+    """Packed sequences lie one after the other in time: from one to the next there is no stride."""
     by_axis = strides_by_axis(array, axes)
     if call.sequences.cu_seqlens is not None:
         by_axis["b"] = 0

@@ -52,7 +52,7 @@ class Saved:
     """The arrays of one forward that its backward reads; any number of backwards may use it, until `release`.
 
     It holds the caller's arrays, y and, with `all_states`, the states themselves, not copies: writing into them changes the
-    gradients. Beside them it holds the pre-activations of an input projection, and states that y does not have.
+    gradients. It also holds the pre-activations of an input projection, and states that y does not have.
     """
 
     def __init__(self, origin: object, result: ForwardResult, forward: Forward | ForwardReplay) -> None:
@@ -71,7 +71,7 @@ class Saved:
         self._held = None
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return what is held beside the arrays of the call and y: states after every step, products, pre-activations, if any.
+        """Return what is held besides the arrays of the call and y: states after every step, products, pre-activations, if any.
 
         With the former they are all that `Executor.restore` needs.
         """

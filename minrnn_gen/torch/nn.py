@@ -91,7 +91,7 @@ def _check_mode(value: Any, name: str) -> None:
 
 
 def _shown_with(*names: str) -> Callable[[Function], Function]:
-    """Give a method the signature that torch.nn's has: what it takes beside these names it refuses."""
+    """Give a method the signature that torch.nn's has: what it takes in addition to these names it refuses."""
 
     def shown_with(function: Function) -> Function:
         signature = inspect.signature(function)

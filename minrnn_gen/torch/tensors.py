@@ -93,7 +93,7 @@ def autocasts(x: torch.Tensor) -> bool:
 
 
 def without_values(value: Any, name: str) -> Array:
-    """Describe a tensor beside an x on the meta device, as if without gaps: it has a shape and no memory."""
+    """Describe a tensor that comes with an x on the meta device, as if without gaps: it has a shape and no memory."""
     check_tensor(value, name)
     if not value.is_meta:
         if name in ("lengths", "cu_seqlens"):

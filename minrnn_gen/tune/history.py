@@ -40,7 +40,7 @@ class Best:
 
 @dataclass(frozen=True)
 class History:
-    """Results in a folder beside the store's kernels, one file for each GPU's profile, and those that ship with the package.
+    """Results in a folder next to the store's kernels, one file for each GPU's profile, and those that ship with the package.
 
     Any number of processes may add at once. A line that was cut off, or is none, costs that line; a disk that is full or
     read-only costs the history, not the result.
@@ -120,7 +120,7 @@ class History:
     def sizes_measured(self, setting: Setting) -> tuple[tuple[int, int], ...]:
         """Return the batches and times at which something was measured of a setting that differs in these alone, newest first.
 
-        What shipped is behind what was measured here; a driver, and a device that is not known, may be any.
+        Shipped results rank after those measured here; a driver, and a device that is not known, may be any.
         """
         sizes: dict[tuple[int, int], None] = {}
         here = reversed(_alike(self.path(setting.gpu), setting))
@@ -143,7 +143,7 @@ class History:
 
 
 def open_history(store: Store) -> History:
-    """Return the history beside `store`, with the results that ship with the package."""
+    """Return the history next to `store`, with the results that ship with the package."""
     return History(store, package_folder("gpu_profiles").parent / SHIPPED)
 
 

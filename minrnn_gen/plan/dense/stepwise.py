@@ -23,7 +23,7 @@ POINTWISE_US = {"forward": 2.7, "backward": 7.2}
 # Multiply-adds of an SM and cycle in products of so few rows; in fp64 assumed. Those in tf32 are not measured: they start as
 # those in 16 bits do, at half of their rate, as the peaks of the datasheet are (NVIDIA H200: 494 and 989 TFLOP/s, dense).
 PRODUCTS_PER_SM_CYCLE = {"fp64": 32.0, "fp32": 64.0, "tf32": 275.0, "fp16": 550.0, "bf16": 550.0}
-# A backward makes all products once more before its steps, and those of the gradient of R behind them.
+# A backward makes all products once more before its steps, and those of the gradient of R after them.
 BACKWARD_PRODUCTS = 2
 
 

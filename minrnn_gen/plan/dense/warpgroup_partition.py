@@ -20,7 +20,7 @@ WARPGROUP_THREADS = WARPGROUP_WARPS * WARP_LANES
 PRODUCER_WARPS = 4
 LINE_BYTES = 128  # of L2
 REGISTER_UNIT = 8  # of setmaxnreg
-# Registers of a thread that fetches, where warpgroups divide the registers anew: fewer beside more than two that multiply.
+# Registers of a thread that fetches, where warpgroups divide the registers anew: fewer with more than two that multiply.
 PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24
 REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
 # Flags that a warp reads at once, of chunks of outputs that are complete.
@@ -292,7 +292,7 @@ class WarpgroupPartition:
 
     @cached_property
     def parts_beside_matrix(self) -> dict[str, int]:
-        """The parts of shared memory beside R and the ring."""
+        """The parts of shared memory other than R and the ring."""
         return self._parts_beside_matrix(self.rounds)
 
     def _parts_beside_matrix(self, rounds: int) -> dict[str, int]:
@@ -309,7 +309,7 @@ class WarpgroupPartition:
 
     @cached_property
     def fixed_map(self) -> dict[str, int]:
-        """The parts of shared memory beside the ring."""
+        """The parts of shared memory other than the ring."""
         matrix_bytes = self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
         return ({"matrix": matrix_bytes} if matrix_bytes else {}) | self.parts_beside_matrix
 
@@ -336,7 +336,7 @@ class WarpgroupPartition:
         return max(self.producer_warps, min(of_warpgroups, 2 * self.block_chunks))
 
     def _slots_beside(self, parts: Mapping[str, int]) -> int:
-        """Slots that fit beside other parts of shared memory."""
+        """Slots that fit with other parts of shared memory."""
         left_bytes: int = self.most_shared_bytes - sum(parts.values())
         return left_bytes // self.ring_bytes(1)
 

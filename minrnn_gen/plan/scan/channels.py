@@ -19,7 +19,7 @@ REGISTERS_FIXED = 42
 REGISTERS_PER_GATE_AND_CHANNEL = 3
 # The backward has pointers to four arrays instead of two.
 BACKWARD_REGISTERS_FIXED = 16
-# Loads of a tile that the compiler keeps under way beside the steps already computed.
+# Loads of a tile that the compiler keeps in flight with the steps already computed.
 REGISTERS_PER_STEP_VALUE = 1.25
 # A tile reads the aggregates of so many tiles before it, so that only every so many tiles one waits for another's state.
 GROUP_TILES = 32

@@ -26,8 +26,8 @@ CYCLES_PER_SHARED_TILE = {"forward": 147.0, "backward": 471.0}  # besides, where
 CYCLES_PER_FOLD = {"forward": 34.6, "backward": 49.2}  # a warp's aggregate of one state read from shared memory and applied
 CYCLES_PER_READ = {"forward": 336.0, "backward": 323.0}  # a tile's aggregate waited for through L2 and composed
 CYCLES_OF_ENDS = {"forward": 12_000.0, "backward": 17_700.0}  # the first tile from an idle memory, and the last one scanned
-# What the memory takes besides where an SM reads rows far apart, with three blocks or more, or whole columns one beside
-# another: 7 to 9 % of forwards of 8 x 16,384 x 1,536 and 1 x 262,144 x 4,096.
+# Additional time of the memory where an SM reads rows far apart, with three blocks or more, or whole columns next to each
+# other: 7 to 9 % of forwards of 8 x 16,384 x 1,536 and 1 x 262,144 x 4,096.
 SHARE_OF_ROWS_APART = 0.07
 # What a tile takes, of what it would, where it is finished two tiles later: a forward holds both in registers, and a backward
 # waits for less.

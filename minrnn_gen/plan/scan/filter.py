@@ -19,7 +19,7 @@ DOUBLE_BYTES = 8
 # a power's line and sums. Read off compiled kernels.
 REGISTERS_FIXED = {"filter": 46, "filter_backward": 40}
 REGISTERS_PER_ORDER = {"filter": 14, "filter_backward": 18}
-# A block stores the state after its tile, and the next one reads it, over and over, beside all that moves through L2; assumed.
+# A block stores the state after its tile, and the next one reads it, over and over, while all else moves through L2; assumed.
 L2_TRIPS_PER_TILE = 4.0
 # Of a result in double precision that the next instruction waits for; assumed.
 CYCLES_PER_OPERATION = 8.0

@@ -1,4 +1,4 @@
-"""The search space of scans behind their input projection in one kernel: a persistent product by warpgroups, along time."""
+"""The search space of scans with their input projection in one kernel: a persistent product by warpgroups, along time."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ BACKWARD_REGISTERS_PER_GATE = 3
 BACKWARD_REGISTERS_PER_VALUE = 1.25
 # exp, log and tanh in fp64 are inlined code with values of their own.
 REGISTERS_OF_FP64_FUNCTIONS = 12
-# Tile number, column and workspace; in the backward they fit beside what only the second pass over the tile needs.
+# Tile number, column and workspace; in the backward they fit with what only the second pass over the tile needs.
 FORWARD_REGISTERS_OF_LOOKBACK = 10
-# The resets that are read, their bits, and what is composed beside a constant: with fewer, kernels spilled.
+# The resets that are read, their bits, and what is composed with a constant: with fewer, kernels spilled.
 FORWARD_REGISTERS_OF_RESETS = 8
 # Five doublings of the distance, a shift by one lane, and the last lane's state to all.
 SHUFFLES = 7
@@ -87,7 +87,7 @@ def _result_count(problem: Problem) -> int:
 def _stages_bytes(problem: Problem, warps: int, time_warps: int, steps_per_lane: int, stages: int) -> int:
     """Each warp's tiles under way; a stream whose lanes have several vectors sets these off against each other.
 
-    The backward also copies, for every state, a piece with the step beside the tile.
+    The backward also copies, for every state, a piece with the step next to the tile.
     """
     vector_bytes = steps_per_lane * problem.precision.storage_bytes
     stream = limits.WARP_LANES * vector_bytes + (BANKS_BYTES if vector_bytes > VECTOR_BYTES else 0)

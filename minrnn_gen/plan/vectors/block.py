@@ -13,7 +13,7 @@ from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
 REGISTERS_IN_PARTS = 52
-# Values that one step needs at once beside those that it has of each array, as of the diagonal cells.
+# Values that one step needs at once in addition to those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
 # What a part makes of each state: a product and a sum, and for gradients another sum.
@@ -132,7 +132,7 @@ class Block:
         gates = _aligned(len(cell.gates) * row)
         gate_rows = gates
         if self.copies_gates and is_time_last:
-            # Rows of steps of a channel, each with a piece behind it.
+            # Rows of steps of a channel, each with a piece after it.
             gate_rows = len(cell.gates) * self.channels * (self.tile_steps * precision.storage_bytes + WIDEST_COPY_BYTES)
         arithmetic = precision.arithmetic_bytes
         of_step = max(1, len(cell.shared)) * self.lanes * self.values + is_time_last * self.chunk

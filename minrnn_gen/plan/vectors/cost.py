@@ -34,7 +34,7 @@ INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 8.0, 20.0
 # warp of a backward waits for the states at its begin, from memory.
 CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 400.0, "backward": 900.0}, 800.0
 WARPS_AT_BARRIER = 4
-# Around steps at once: what they read of what was prepared, the first exponential behind it, and the sums of the steps before.
+# Around steps at once: what they read of what was prepared, the first exponential after it, and the sums of the steps before.
 CYCLES_PER_STEPS_AT_ONCE = 180.0
 # Loads to registers under way need room in L1, which is what shared memory leaves of both. These have 28 KiB more than shared
 # memory can take, which takes them in steps of some 32 KiB (CUDA C++ Programming Guide, compute capabilities 8.0 to 9.0). Where
@@ -42,7 +42,7 @@ CYCLES_PER_STEPS_AT_ONCE = 180.0
 L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
 # What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
-# A load of a step waits for its address, and a state for what it is read beside: latencies of memory one behind the other. The
+# A load of a step waits for its address, and a state for what is read with it: latencies of memory one after the other. The
 # blocks of an SM start one after the other. Both fitted to decode steps of selective on an H200.
 STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
 # Between decode steps the text of their kernel leaves the caches. What each of its instructions takes to come, as kernels with
@@ -198,7 +198,7 @@ def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     if problem.kernel_pass == "backward":
         # Gradients of S.* of every block are added up by another launch.
         parts_us = parts_us + _sums_bytes(problem, block) / gpu.bandwidth_bytes_per_s * 1e6
-    # Blocks that run beside fewer, behind all others, take longer than their part.
+    # Blocks left over after all others run with fewer, and take longer than their part.
     left = of_busiest_sm - (rounds - 1) * held.blocks_per_sm
     filled = ISSUE_SHARE[problem.kernel_pass] * gpu.partitions_per_sm
     of_rounds = (rounds - 1) * held.blocks_per_sm / _share_of_warps(held.blocks_per_sm * warps / gpu.partitions_per_sm)

@@ -243,7 +243,7 @@ class CpuRun:
         arithmetic: str,
         method: ScanMethod | None,
     ) -> None:
-        """Run a call of one direction; `y` and `states` are [T, B, H], with n or 1 behind where the cell has the axis."""
+        """Run a call of one direction; `y` and `states` are [T, B, H], with n or 1 after where the cell has the axis."""
         interface, lowered = self.interface, self.builder.lowered
         gates, vectors = views.gates(interface, call), views.vectors(interface, call)
         initial, shared = views.initial(interface, call, arithmetic), views.shared(interface, call)

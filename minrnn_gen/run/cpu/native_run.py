@@ -23,7 +23,7 @@ from minrnn_gen.run.cpu.trace import NativeRecorder
 from minrnn_gen.run.recording.replay import TraceCache
 from minrnn_gen.run.saved import Forward
 
-# Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, beside a weight as large:
+# Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, with a weight as large:
 # a larger one is read too often for that. In pieces of 2^19, which one core's cache holds, handing over between the two takes
 # a tenth to a quarter of an LSTM's time (64 sequences of 256 steps, 32 and 128 units).
 PIECE_BYTES = 1 << 22

@@ -37,7 +37,7 @@ class NativeRecorder(TracedRun):
     """A run of native code on arrays in host memory."""
 
     def __init__(self, store: Store, like: Array, keyed: KeyedArrays | None) -> None:
-        """Begin a run beside `like`; kernels of `store` are launched on its threads."""
+        """Begin a run on the device of `like`; kernels of `store` are launched on its threads."""
         super().__init__(like, keyed)
         self._store, self._loaded = store, dict[KernelRef, CpuKernel]()
         self._has_key = keyed is not None

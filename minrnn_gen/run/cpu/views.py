@@ -1,4 +1,4 @@
-"""Views of a call's arrays as the CPU target takes them: time first, and behind the channels n or 1 where a cell has the axis.
+"""Views of a call's arrays as the CPU target takes them: time first, and after the channels n or 1 where a cell has the axis.
 
 A cell without the axis n has arrays [T, B, G, H], [T, B, H] and [B, H]. All functions take calls of one direction.
 """
@@ -17,7 +17,7 @@ from minrnn_gen.cpu.recurrence import Values
 
 
 def with_n(interface: Interface, values: Values) -> Values:
-    """View what has no axis n with one of 1 behind the channels, if the cell has the axis."""
+    """View what has no axis n with one of 1 after the channels, if the cell has the axis."""
     return values[..., None] if interface.has_vectors else values
 
 

@@ -1,4 +1,4 @@
-"""Whether both directions of a dense cell run beside each other, by kernels for half of the GPU each, as the model predicts.
+"""Whether both directions of a dense cell run concurrently, by kernels for half of the GPU each, as the model predicts.
 
 Both halves are resident at once, also where blocks of a kernel wait for others anywhere on the GPU. What is chosen depends on
 the spec, the sizes and the GPU alone.
@@ -28,7 +28,7 @@ DIRECTIONS = 2
 
 @dataclass(frozen=True)
 class DirectionsChoice:
-    """Two directions beside each other, by kernels for `sm_count` SMs each, and what is predicted, in microseconds."""
+    """Two concurrent directions, by kernels for `sm_count` SMs each, and what is predicted, in microseconds."""
 
     sm_count: int
     predicted_us: float
@@ -44,7 +44,7 @@ class DirectionsChoice:
 
 
 def choose_directions(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
-    """Return how both directions of a pass run beside each other; None where one after the other is as fast."""
+    """Return how both directions of a pass run concurrently; None where one after the other is as fast."""
     if not (sizes.batch and sizes.time):
         return None
     gpu, half = builder.target.profile, builder.half

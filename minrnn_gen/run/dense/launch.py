@@ -170,7 +170,7 @@ class BackwardArrays:
     `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
     `arguments` [rows, hidden]: what the products of each round multiplied instead of the output.
     `row_strides`: from a sequence and from a step to the next, in rows. Of a piece of time all begin at its first step;
-    `earlier` and `later` say whether there is a piece before and behind it: of an earlier one the rows are read, and of a later
+    `earlier` and `later` say whether there is a piece before and after it: of an earlier one the rows are read, and of a later
     one the sums go on.
     """
 
@@ -188,7 +188,7 @@ class BackwardArrays:
 
     @property
     def neighbours(self) -> int:
-        """The pieces beside this one as bits, see templates/persistent_backward.cu.j2."""
+        """The neighbouring pieces as bits, see templates/persistent_backward.cu.j2."""
         return self.earlier | self.later << 1
 
 

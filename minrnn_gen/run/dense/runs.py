@@ -97,7 +97,7 @@ class DenseRun(CellRun):
 
     A persistent kernel takes all steps of a run in one launch; where the plan is of another family, `StepwiseRun` takes them
     one after the other. What can be multiplied for all steps at once is, before and after. Both directions of a call run
-    beside each other where that is expected to be faster.
+    concurrently where that is expected to be faster.
 
     `at_once`: of how many runs the GPU holds the blocks at once that wait for others anywhere.
     """
@@ -117,11 +117,11 @@ class DenseRun(CellRun):
 
     @cached_property
     def half(self) -> DenseRun:
-        """The kernels for half of the GPU, of which two run beside each other."""
+        """The kernels for half of the GPU, two of which run concurrently."""
         return DenseRun(self.interface, self.builder.half, self.backend.half, DIRECTIONS)
 
     def beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
-        """Return how both directions of a pass of these sizes run beside each other; None where they do not."""
+        """Return how both directions of a pass of these sizes run concurrently; None where they do not."""
         can_be = self.interface.directions and self.backend.has_lanes and layers_run_beside_each_other()
         return self._choice_for(kernel_pass, sizes) if can_be else None
 

@@ -98,7 +98,7 @@ def _lanes(layers: int, shares: int, gpu: GpuProfile, footprint: Occupied | None
 def _total_us(expected: Expected, gpu: GpuProfile, layers: int, cut: Cut, products_first: bool, products_us: float) -> float:
     """Return the predicted time of a cut: of its longest chain, or of turns, or of the host.
 
-    Products beside recurrences take longer, by the part of the GPU that these have.
+    Products concurrent with recurrences take longer, by the part of the GPU that these have.
     """
     assert expected.occupied is not None
     steps, piece_us = wavefront(layers, cut.pieces, cut.lanes, products_first), expected.us + PIECE_US

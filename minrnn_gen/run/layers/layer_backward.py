@@ -1,4 +1,4 @@
-"""A layer's backward over pieces of time: what is multiplied for all steps at once, before and behind them, and the pieces."""
+"""A layer's backward over pieces of time: what is multiplied for all steps at once, before and after them, and the pieces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Layers of one dense cell on top of each other as one run, which takes pieces of their time beside each other.
+"""Layers of one dense cell on top of each other as one run, which runs pieces of their time concurrently.
 
 A wavefront writes what the layers one after the other write, into the same arrays: whole ones, of which a step has a piece.
-States, and their gradients, are handed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
+States, and their gradients, are passed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
 
 The order of a call: x, resets, then for each layer R, weight, bias, recurrent_bias and the cell's own vectors, then the initial
 states of all layers, all or none, then with dropout the masks of all layers but the last; None where absent.
@@ -36,7 +36,7 @@ from minrnn_gen.run.recording.replay import TraceCache
 
 
 class Cut(NamedTuple):
-    """How a call is cut: `pieces` of time, of which steps of as many layers as there are `lanes` run beside each other."""
+    """How a call is cut: `pieces` of time, and as many layers as `lanes` run steps concurrently."""
 
     lanes: int
     pieces: int
@@ -74,7 +74,7 @@ class StackRun:
         mark_ranges(self, layers, ("forward", "backward"))
 
     def forward(self, tensors: Sequence[Any], cut: Cut, saves: bool, dropout: float = 0.0) -> list[Any]:
-        """Return y, the final states of all layers, and where it `saves` what a backward needs beside.
+        """Return y, the final states of all layers, and where it `saves` what a backward needs.
 
         That is of each layer the states after every step and the pre-activations, then the outputs of all layers but the last,
         as they are before `dropout`, the probability with which their masks were drawn; without masks it is 0.

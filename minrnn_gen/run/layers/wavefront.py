@@ -2,7 +2,7 @@
 
 A layer takes a piece once it has taken the piece before, and the layer below has taken this one. Between two layers is a
 product: in a forward the projection of a layer's input, in a backward the gradient of it. Recurrences have a number of lanes,
-of which each takes one after the other; products have a lane of their own: that of a piece runs beside the recurrence of the
+of which each takes one after the other; products have a lane of their own: that of a piece runs during the recurrence of the
 piece before.
 """
 
@@ -36,7 +36,7 @@ class Step:
 
 @functools.lru_cache(maxsize=256)
 def wavefront(layers: int, pieces: int, lanes: int, products_first: bool) -> tuple[Step, ...]:
-    """Return the steps of all layers in an order in which each stands behind what it waits for; products have the last lane.
+    """Return the steps of all layers in an order in which each follows what it waits for; products have the last lane.
 
     `products_first`: those of a piece come before its recurrence, as in a forward. A list schedule: of the steps in the order
     of their distance to the first, each takes the lane on which it begins first.

@@ -31,7 +31,7 @@ class DescribedRun(Describer):
         resident_blocks: Callable[[KernelPlan], int] = lambda plan: plan.launch.resident_blocks,
         gives_workspace: bool = False,
     ) -> None:
-        """Begin a run beside `like`."""
+        """Begin a run on the device of `like`."""
         self.keyed = KeyedArrays((), [like.owner], [int(like.pointer)]) if keyed is None else keyed
         self.is_kept = keyed is not None
         self.made: list[Array] = []

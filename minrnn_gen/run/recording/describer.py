@@ -38,7 +38,7 @@ class PlannedKernels(Protocol):
 
 
 class Describer:
-    """A run that is described: buffers get slots behind those of the call's arrays, operations are noted in order.
+    """A run that is described: buffers get slots after those of the call's arrays, operations are noted in order.
 
     Kernels are planned and not loaded. `resident_blocks` gives how many blocks of a kernel a device holds at once.
     """
@@ -162,7 +162,7 @@ class Describer:
         self.note(data.CopyHeadsFirst(R.shape, R.dtype, self._at(R.pointer), self._at(target)))
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
-        """Return named pieces of one buffer, one behind the other, for the launches of this run alone."""
+        """Return named pieces of one buffer, one after the other, for the launches of this run alone."""
         return Scratch.laid_out(sizes_bytes, self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").address)
 
     def computed(self, compute: Callable[..., Any], sources: Sequence[Array], shape: tuple[int, ...], dtype: str) -> Array:
@@ -198,7 +198,7 @@ class Describer:
 
     @contextmanager
     def step(self, lane: int, waits: Sequence[int]) -> Iterator[None]:
-        """Have what is noted within be the next step, on a lane, behind the steps of other lanes that it `waits` for."""
+        """Have what is noted within be the next step, on a lane, after the steps of other lanes that it `waits` for."""
         self._lane, self._operations = lane, []
         yield
         self._steps.append(data.Step(lane, tuple(waits), tuple(self._operations)))

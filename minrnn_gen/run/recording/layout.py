@@ -53,7 +53,7 @@ def laid_out(allocated: Sequence[Allocated], held: Collection[int], bytes_dtype:
         if slot in held and allocation.fill is not None and size_bytes
     ]
     scratch: list[tuple[int, int]] = []
-    # Those of one fill lie behind each other: it is done once.
+    # Those of one fill lie one after the other: it is done once.
     end = 0
     for fill in dict.fromkeys(allocation.fill for slot, allocation, _ in allocated if slot not in held):
         begin, first = end, len(scratch)

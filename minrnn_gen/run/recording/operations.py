@@ -290,7 +290,7 @@ class Program:
             self._go_on(refused, stream, handle, addresses)
 
     def _go_on(self, refused: tuple[int, int, int], stream: int, handle: int, addresses: list[int]) -> None:
-        """Repeat what a thread without a context was refused, and all behind it; raise any other refusal."""
+        """Repeat what a thread without a context was refused, and all after it; raise any other refusal."""
         index, kind, status = refused
         if kind == trip.PRODUCT:
             cublas.check(status)

@@ -111,7 +111,7 @@ def resident_blocks_of(kernel: Launchable) -> int | None:
 
 
 def sizes_of(call: Call) -> Sizes:
-    """Return the sizes of a call; of sequences that lie behind each other, their mean length."""
+    """Return the sizes of a call; of sequences that lie one after the other, their mean length."""
     packed = call.sequences.cu_seqlens is not None
     return Sizes(call.batch, call.time // call.batch if packed else call.time)
 

@@ -159,5 +159,5 @@ def _shared_inputs(names: ArrayNames, call: Call, wanted: str, axes: str) -> dic
 
 
 def _apart(call: Call, by_axis: dict[str, int]) -> dict[str, int]:
-    """Return strides in which packed sequences lie one behind the other: from one to the next there is none."""
+    """Return strides in which packed sequences lie one after the other: from one to the next there is none."""
     return by_axis | {"b": 0} if call.sequences.cu_seqlens is not None else by_axis

@@ -88,7 +88,7 @@ class VectorsRun(CellRun):
     def run_back(
         self, recorder: Recorder, kernel: Launchable, part: Call, incoming: IncomingGradient, gradients: Gradients
     ) -> None:
-        """Run one direction back, behind the ends of its parts of time where it has several."""
+        """Run one direction back, after the ends of its parts of time where it has several."""
         carried = self.interface.precision.arithmetic_dtype
         checkpoints = recorder.new_array((checkpoint_values_of(kernel.plan, part),), carried)
         arrays = (part, self.shared_axes, incoming, gradients, checkpoints)

@@ -1,4 +1,4 @@
-"""Layers that run beside each other on pieces of time, where that is expected to be faster than one after the other."""
+"""Layers that run concurrently on pieces of time, where that is expected to be faster than one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHOICES_HELD, _RUNS_HELD = 1024, 256
 
 @dataclass(frozen=True)
 class Beside:
-    """Layers beside each other: how they are cut, their run, and the kernel of a lane."""
+    """Concurrent layers: how they are cut, their run, and the kernel of a lane."""
 
     choice: CutChoice
     run: StackRun
@@ -51,7 +51,7 @@ class Beside:
 
 
 def beside_each_other(recipes: Sequence[str], kernel_pass: BackwardOrForward, batch: int, time: int) -> Beside | None:
-    """Return how layers run beside each other in a pass of these sizes; None where one after the other is as fast."""
+    """Return how layers run concurrently in a pass of these sizes; None where one after the other is as fast."""
     if not is_asked_for():
         return None
     return _chosen(tuple(recipes), kernel_pass, batch, time)

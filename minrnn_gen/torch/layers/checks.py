@@ -106,7 +106,7 @@ def check_input(input: Any, input_size: int) -> None:
 
 
 def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
-    """Refuse a packed input of other features, with lengths beside its own, or while a program is exported."""
+    """Refuse a packed input of other features, with lengths in addition to its own, or while a program is exported."""
     if torch.compiler.is_exporting():
         raise BadInput(
             "a PackedSequence was given to a layer that torch.export records, and its number of steps follows from values, "

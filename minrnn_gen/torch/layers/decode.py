@@ -77,7 +77,7 @@ class DecodingStack(LayerStack):
 
         which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
         inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Where
-        layers, or both directions of a layer, run beside each other, a line says how. Plans for the GPU here, or where there is
+        layers, or both directions of a layer, run concurrently, a line says how. Plans for the GPU here, or where there is
         none for the default one. Raises BadInput for anything else.
         """
         if which not in PASSES:

@@ -312,7 +312,7 @@ class LayerStack:
         return "rnn" if self._made.recurrent_gates else "matmul"
 
     def _beside(self, x: Any, layer: int, casts: bool) -> list[Any]:
-        """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take beside x; refused where not."""
+        """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take with x; refused where not."""
         parameters = self._parameters_of(layer)
         if not casts:
             checks.check_beside(parameters[1], self._made.names[layer][0].weight_ih, x)
@@ -346,11 +346,11 @@ class LayerStack:
         return torch.get_autocast_dtype(x.device.type)
 
     def _parameters_of(self, layer: int) -> list[Any]:
-        """Return R, weight, bias and recurrent bias of a layer, None for what it has not, and its own vectors."""
+        """Return R, weight, bias and recurrent bias of a layer, None for what it lacks, and its own vectors."""
         directed = [parameters_of_kernels(self._made, names, layer, self._named) for names in self._made.names[layer]]
         if len(directed) == 1:
             return directed[0]
-        # Vectors of the cell have an axis of directions; of all others the rows of both lie behind each other.
+        # Vectors of the cell have an axis of directions; of all others the rows of both lie one after the other.
         return [
             None if arrays[0] is None else _of_directions(arrays, torch.stack if place >= VECTORS_FROM else torch.cat)
             for place, arrays in enumerate(zip(*directed, strict=True))
@@ -388,5 +388,5 @@ def _of_directions(arrays: Sequence[Any], join: Callable[[Sequence[Any]], Any]) 
 
 
 def _vector_beside(vector: Any, x: Any) -> Any:
-    """Return a bias or a vector in a dtype that kernels take beside x: float32, or that of x itself."""
+    """Return a bias or a vector in a dtype that kernels take with x: float32, or that of x itself."""
     return vector if vector is None or vector.dtype in (torch.float32, x.dtype) else vector.to(x.dtype)

@@ -14,7 +14,7 @@ _BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
 def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
     """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states.
 
-    Another list before those two, of inputs S.* and X.* or of masks, comes behind both.
+    Another list before those two, of inputs S.* and X.* or of masks, comes after both.
     """
     *head, parameters, state = call
     shared = head.pop() if isinstance(head[-1], list | tuple) else ()

@@ -140,7 +140,7 @@ def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _array_names(kernel: Kernel) -> tuple[str, ...]:
-    """Return the arrays of a layer beside x and states, in the order of the operators here."""
+    """Return the arrays of a layer other than x and states, in the order of the operators here."""
     return (*_OF_EVERY_CELL, *(f"parameter_{name}" for name in kernel.parameters))
 
 

@@ -19,7 +19,7 @@ class Way(Protocol):
 
     @property
     def results_count(self) -> int:
-        """How many results have gradients; those behind them are for the backward."""
+        """How many results have gradients; those after them are for the backward."""
 
     @property
     def returned_count(self) -> int | None:

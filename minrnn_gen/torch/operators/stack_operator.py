@@ -27,7 +27,7 @@ from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
 
 _CALL = "Tensor x, Tensor? resets, Tensor? lengths, Tensor? cu_seqlens, Tensor[] masks, Tensor?[] parameters, Tensor[] state"
-# A stack takes all arrays of sequences, behind x.
+# A stack takes all arrays of sequences, after x.
 _SEQUENCES_COUNT = SEQUENCES.stop - SEQUENCES.start
 _SEQUENCES = slice(X + 1, X + 1 + _SEQUENCES_COUNT)
 
@@ -113,7 +113,7 @@ class _Layers:
         return bool(self.kernels[0].interface.directions)
 
     def beside_each_other(self, tensors: Tensors, kernel_pass: BackwardOrForward) -> Beside | None:
-        """Return how the layers run beside each other, where that is faster than one after the other."""
+        """Return how the layers run concurrently, where that is faster than one after the other."""
         x, _, lengths, cu_seqlens = tensors[X], *tensors[_SEQUENCES]
         if not x.is_cuda or lengths is not None or cu_seqlens is not None:
             return None

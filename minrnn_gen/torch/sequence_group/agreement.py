@@ -108,7 +108,7 @@ def refuse(member: Member | None, tensor: Any, refusal: BadInput) -> None:
 
 
 def device_of(tensor: Any) -> torch.device:
-    """Return where ranks exchange what they were called with: beside the tensor, or in host memory where it has none."""
+    """Return where ranks exchange their arguments: on the tensor's device, or in host memory where it has none."""
     return tensor.device if isinstance(tensor, torch.Tensor) and not tensor.is_meta else torch.device("cpu")
 
 

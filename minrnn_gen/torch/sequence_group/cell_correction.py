@@ -1,6 +1,6 @@
 """The head of a cell's piece run again with the states that enter, and its tail with the gradient of its end states.
 
-Beside it the same steps run without what enters, as other sequences of one call: what enters counts behind them where the two
+The same steps also run without what enters, as other sequences of one call: what enters counts after them where the two
 differ. Whether it does is one bool in the memory of the piece; on a GPU no host waits for it. The host is busy all the same:
 every operation here costs some 10 us of it while the GPU scans the piece.
 
@@ -48,7 +48,7 @@ def run_again_in_two(
 
 
 def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, steps: int) -> Any:
-    """Correct the first steps of results, which are those from zero; say whether what entered counts behind them.
+    """Correct the first steps of results, which are those from zero; say whether what entered counts after them.
 
     `into`: y and, where they are kept, the states after every step.
     """
@@ -75,7 +75,7 @@ def correct_tail(
 
     `outputs`: y and the states after every step, of which y may be one; `between`: the states before the last steps, None where
     `outputs` have them; `gradients`: those of the call, whose list is changed, and that of y. Gradients are linear in what
-    arrives, and those of vectors are sums over sequences: those that run beside it without `dstate` have a negative dy, so that
+    arrives, and those of vectors are sums over sequences: those that run with it without `dstate` have a negative dy, so that
     their part is taken off.
     """
     of_call, dy = gradients

@@ -149,7 +149,7 @@ def ways_of(
     spec, interface = kernel.spec, kernel.interface
     has_matrix = kernel.builder.cell_shape.has_matrix
     words = len(interface.gates) + 1
-    # Otherwise y of all groups is put together: read and written. Beside the steps of a dense cell that is nothing.
+    # Otherwise y of all groups is put together: read and written, which is nothing against the steps of a dense cell.
     is_in_place = not (interface.input_size or interface.has_vectors)
     allowed: dict[Way, float] = {"pipeline": 0.0 if has_matrix or is_in_place else 2 / words}
     if _folds(kernel) and spec.training:

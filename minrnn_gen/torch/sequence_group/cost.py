@@ -26,8 +26,8 @@ CORRECTION_SECONDS = 100e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
-# What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us beside an H200, 160 to 230 in a
-# loop of calls without gradients beside an H100. A group takes no less, nor does the wait for the first.
+# What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us with an H200, 160 to 230 in a
+# loop of calls without gradients with an H100. A group takes no less, nor does the wait for the first.
 HOST_SECONDS_OF_GROUP = 300e-6
 # What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
 PIPELINE_SECONDS = 200e-6

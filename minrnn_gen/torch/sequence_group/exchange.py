@@ -87,7 +87,7 @@ def sum_over_ranks(tensor: Any, member: Member) -> Any:
 
 
 class Neighbours:
-    """The ranks before and behind a piece in the order of the recurrence, `backward` from the last piece to the first."""
+    """The ranks before and after a piece in the order of the recurrence, `backward` from the last piece to the first."""
 
     def __init__(self, member: Member, reverse: bool, backward: bool = False) -> None:
         position = member.position(reverse)
@@ -113,7 +113,7 @@ class Neighbours:
         return _as(like, values)
 
     def send(self, tensor: Any) -> None:
-        """Start to send a tensor to the rank behind, if there is one."""
+        """Start to send a tensor to the next rank, if there is one."""
         values = _real(tensor)
         if self._behind is not None and values.numel():
             with _contributing(values.nbytes):

@@ -1,4 +1,4 @@
-"""The fold of pieces into the state behind them, and how much of a piece what enters it still counts in."""
+"""The fold of pieces into the state after them, and how far into a piece its entering state still counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARGIN = 1.1
 
 
 def fold(pieces: Sequence[Any]) -> Any:
-    """Return the state behind pieces, each a pair (product of the coefficients, end state from zero), from the first on.
+    """Return the state after pieces, each a pair (product of the coefficients, end state from zero), from the first on.
 
     Where a product is zero, nothing that came before counts, were it not a number.
     """
@@ -54,7 +54,7 @@ def correct_pieces(run: RunPart | None, time: int, member: Member, reverse: bool
 
 
 def _corrects_on(run: RunPart, begin: int, due: Any, state: Any, time: int) -> bool:
-    """Correct steps behind the first `begin` ones until what enters is rounding; return whether all need not run again."""
+    """Correct steps after the first `begin` ones until what enters is rounding; return whether all need not run again."""
     while not _is_rounding(due, state):
         steps = _next_steps(begin, due, state, time)
         if not steps:
@@ -82,7 +82,7 @@ def first_steps(time: int) -> int:
 
 
 def _next_steps(begin: int, due: Any, state: Any, time: int) -> int:
-    """Return the steps of the part behind the first `begin` ones, 0 for none.
+    """Return the steps of the part after the first `begin` ones, 0 for none.
 
     What enters shrinks by about the same factor at each step, from the size of a state at the begin of the piece.
     """

@@ -133,7 +133,7 @@ class Gathered:
         return all_gather_in_order(own, self.piece.member, self.piece.reverse)
 
     def _products(self, call: Sequence[Any], like: Any, counts: Any, y: Any, known: Any = None) -> list[Any]:
-        """Return the products of the coefficients of all pieces, zero where what entered does not count behind the piece.
+        """Return the products of the coefficients of all pieces, zero where what entered does not count after the piece.
 
         Those of the first and of the last are in no fold; of two pieces there are none. `y` says how y of the piece looks, and
         `known` is this piece's product as found before, zero where that was not asked for.

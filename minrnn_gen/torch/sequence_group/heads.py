@@ -219,7 +219,7 @@ class _Joined(torch.autograd.Function):
     def forward(ctx: Any, share: Any, axis: int, member: Member, runs: int) -> Any:
         ctx.axis, ctx.member, ctx.runs = axis, member, runs
         parts = all_gather(share, member).unbind()
-        # Both directions lie behind each other along the channels of y.
+        # Both directions lie one after the other along the channels of y.
         chunks = [part.chunk(runs, axis) for part in parts]
         return torch.cat([chunk[run] for run in range(runs) for chunk in chunks], axis)
 

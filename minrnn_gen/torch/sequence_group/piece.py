@@ -79,7 +79,7 @@ class Piece:
         return Y_AXES[self.kernel.interface.layout]
 
     def apart(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
-        """Return the tensors of a call without its states, those behind them included, and the initial states."""
+        """Return the tensors of a call without its states, those after them included, and the initial states."""
         *arrays, _ = tensors
         states = self.kernel.interface.slots.states
         return [*arrays[: states.start], *arrays[states.stop :]], arrays[states]
@@ -114,7 +114,7 @@ class Piece:
         return self._states_last(calls.backward(self.kernel, tensors, results, dy, dstates, self.all_states))
 
     def forward_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], counts: Any = None) -> Any:
-        """Run a call, which the states `state` enter, `into` arrays that are there; return the states behind it.
+        """Run a call, which the states `state` enter, `into` arrays that are there; return the states after it.
 
         `into`: y and, where they are kept, the states after every step. `counts`, a bool in the memory of x, says whether it
         runs: where not, nothing is written and `state` is returned. On a GPU no host waits for it. None: it runs.
@@ -160,14 +160,14 @@ class Piece:
         return twice
 
     def of_steps(self, y: Any, saved: Sequence[Any]) -> list[Any]:
-        """Return y and the states after every step among what a forward saves; pre-activations come behind them."""
+        """Return y and the states after every step among what a forward saves; pre-activations come after them."""
         projected = 1 if saved and self.kernel.interface.input_size else 0
         return [y, *saved[: len(saved) - projected]]
 
     def runs_in_place(self, call: Sequence[Any]) -> bool:
         """Whether kernels write into arrays that are there."""
         interface = self.kernel.interface
-        # Kernels read inputs X.* at the strides of y, which a part of an array has not.
+        # Kernels read inputs X.* at the strides of y, which a part of an array lacks.
         return bool(call[0].is_cuda) and not interface.input_size and not interface.inputs
 
     def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
@@ -224,7 +224,7 @@ class Piece:
 
     def steps_in(self, array: Any, begin: int, count: int) -> Any:
         """Return `count` steps from `begin` on of y, or of states after every step."""
-        # The axis n stands behind the channels, which time is behind in one layout.
+        # The axis n follows the channels; in one layout so does time.
         return array.narrow(-1 if self.y_axes[-1] == "t" else self.y_axes.index("t"), begin, count)
 
     def axes_of_streams(self, call: Sequence[Any]) -> dict[int, str]:

@@ -13,7 +13,7 @@ from minrnn_gen.call.slots import CU_SEQLENS, FIXED, LENGTHS, SEQUENCES, WEIGHTS
 from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, RefusedEverywhere
 
-# Of arrays with an axis of directions in front, how many axes there are with it; with fewer, both lie behind each other.
+# Of arrays with an axis of directions in front, how many axes there are with it; with fewer, both lie one after the other.
 _AXES_OF_DIRECTED = {"R": 5, "weight": 3, "bias": 3, "recurrent_bias": 4}
 
 
