@@ -106,7 +106,7 @@ def nearest_name(value: object, allowed: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is by its type, as in "x is an ndarray"."""
+    """Return a value's type with its article, as in "x is an ndarray"."""
     name = type(value).__name__
     # The n of ndarray is spoken as a letter.
     return f"{'an' if name[0] in 'aeiouAEIOU' or name == 'ndarray' else 'a'} {name}"

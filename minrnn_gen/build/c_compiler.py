@@ -90,7 +90,7 @@ def _compiler(asked: str) -> HostCompiler:
 
 @functools.cache
 def host_identity() -> str:
-    """Return what distinguishes this CPU from others that a shared cache may serve."""
+    """Return the properties that distinguish this CPU from others that a shared cache may serve."""
     uname = platform.uname()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()

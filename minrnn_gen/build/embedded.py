@@ -13,7 +13,7 @@ BuilderT = TypeVar("BuilderT", bound=Builder)
 
 
 def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
-    """Return what builds the kernels that serve a cell with products of its own, and the parameter `Embedding.mask`.
+    """Return the builder of the kernels that serve a cell with products of its own, and the parameter `Embedding.mask`.
 
     None for any other cell, whose kernels are its own.
     """
@@ -32,6 +32,6 @@ def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
 
 
 def builder_of_kernels(builder: BuilderT) -> BuilderT:
-    """Return what builds the kernels of a builder's calls: itself, but for cells with products of their own."""
+    """Return the builder of the kernels of a builder's calls: itself, but for cells with products of their own."""
     embedded = embedded_builder(builder)
     return builder if embedded is None else embedded[0]

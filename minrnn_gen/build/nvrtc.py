@@ -181,7 +181,7 @@ def parse_resources(log: str, dynamic_shared_bytes: int) -> tuple[KernelResource
 
 
 def broken_promises(plan: KernelPlan, kernels: tuple[KernelResources, ...]) -> tuple[str, ...]:
-    """Return what the compiled kernels take beyond the plan, one phrase each; empty when the plan holds."""
+    """Return the compiled kernels' excess over the plan, one phrase each; empty when the plan holds."""
     broken = []
     for kernel in kernels:
         if kernel.spill_bytes:

@@ -221,7 +221,7 @@ class Store:
                 yield entry
 
     def size_bytes(self) -> int:
-        """Return what the cache occupies: the size of all its files, temporary ones included."""
+        """Return the size of the cache: that of all its files, temporary ones included."""
         total = 0
         if not self._is_trusted():
             return total

@@ -196,7 +196,7 @@ def torch_stream(device: int) -> int:
 
 
 def torch_empty(device: int | None) -> Callable[..., Any] | None:
-    """Return what allocates a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
+    """Return an allocator of a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
 
     None is host memory. It is what torch's own compiled code asks, in half the time of `new_empty`; not every build has it.
     """

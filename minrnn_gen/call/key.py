@@ -59,7 +59,7 @@ _Describer = Callable[[list[Any]], _Described | None]
 
 @lru_cache(maxsize=_TYPES_HELD)
 def _describer_of(kind: type) -> _Describer | None:
-    """Return what gives the keys and the addresses of arrays that are of the library of this very type, if it has them."""
+    """Return a function for the keys and the addresses of arrays that are of the library of this very type, if it has them."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and hasattr(torch, "Tensor") and (kind is torch.Tensor or kind is torch.nn.Parameter):
         return trip.describer_of(torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled) or _tensors

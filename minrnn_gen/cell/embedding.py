@@ -43,7 +43,7 @@ class _Embedding:
         return (file | {"parameters": parameters} if parameters else file), mask
 
     def _equation(self, symbol: Symbol, value: Expr) -> Expr:
-        """Return what defines a symbol: of the output, which the next step and the next layer multiply, selected."""
+        """Return the definition of a symbol: of the output, which the next step and the next layer multiply, selected."""
         return self._within(value) if symbol == self._cell.output and self._cell.projection.output else value
 
     def _within(self, value: Expr) -> Expr:

@@ -207,7 +207,7 @@ class _Reader(ExpressionReader):
         return (*of_W, *(gate for gate in self.product_uses if gate not in gates))
 
     def arguments_beside(self, output: Expr) -> tuple[tuple[str, Expr], ...]:
-        """Return what each gate's product multiplies, where that is not the previous output."""
+        """Return the argument of each gate's product, where it is not the previous output."""
         before = next((ex.previous(state) for state in self.state_uses if ex.current(state) == output), None)
         arguments = tuple(
             (gate, argument) for gate, argument in self.arguments.items() if argument is not None and argument != before

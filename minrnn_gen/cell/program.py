@@ -55,7 +55,7 @@ class Program:
         return calls + len({divisor for statement in self.statements for divisor in _divisors(statement.expression)})
 
     def restricted(self, labels: Collection[str]) -> Program:
-        """Return what gives the results of these labels alone."""
+        """Return the program of the results of these labels alone."""
         results = tuple((label, name) for label, name in self.results if label in labels)
         needed, kept = {name for _, name in results}, list[Statement]()
         for statement in reversed(self.statements):
@@ -108,7 +108,7 @@ _Evaluation = Callable[[Mapping[str, Array], np.dtype[Any]], Array]
 
 
 def _evaluation(expression: Expr) -> _Evaluation:
-    """Return what computes `expression` from the values held so far, in their dtype."""
+    """Return a function that computes `expression` from the values held so far, in their dtype."""
     if isinstance(expression, Number):
         number = float(expression)
         return lambda _, dtype: np.asarray(number, dtype)

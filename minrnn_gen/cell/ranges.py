@@ -93,7 +93,7 @@ class Ranges:
         return known.within(self._range(number, lambda operand: self._again(operand, assumed, depth + 1), assumed, depth))
 
     def _related(self, name: str, operands: tuple[int, ...], of: Callable[[int], Range]) -> Range:
-        """Return what the operands' relation to each other says of the value."""
+        """Return the bounds of the value that follow from the operands' relation."""
         if name == "subtract":
             return self._difference(*operands)
         if name == "multiply" and operands[0] == operands[1]:

@@ -325,7 +325,7 @@ class ExpressionReader:
         return built
 
     def epsilon(self, name: str, node: ast.expr, depth: int) -> Expr:
-        """Return what a norm adds under its root."""
+        """Return the number that a norm adds under its root."""
         value = self.expression(node, depth + 1)
         if not ex.is_number(value) or value.value <= 0:
             raise self.source.error_at(node, f"{name} adds a number above 0 under its root; write one, such as 1e-5")

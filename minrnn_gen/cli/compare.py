@@ -60,7 +60,7 @@ def compare(
 
 
 def _calls(kernel: Kernel, arguments: dict[str, Any], copy: Call) -> dict[str, Call]:
-    """Return what is timed by name: ours, torch's layer where it has the cell, and a copy."""
+    """Return the contenders by name: ours, torch's layer where it has the cell, and a copy."""
     from minrnn_gen.cli.beside import torch_layer_of
 
     calls: dict[str, Call] = {OURS: lambda: kernel(**arguments)}

@@ -39,7 +39,7 @@ class Request:
 
 
 def request_of(function: Any, config: Any, backend: Any, dtype: Any) -> Request:
-    """Return what is asked for; of a `config`, which replaces the other arguments, any object with names of theirs will do.
+    """Return the request; `config` replaces the other arguments and may be any object with their names.
 
     Raises BadInput for an unknown name and for what the kernels here do not do.
     """

@@ -104,7 +104,7 @@ class _Node(torch.nn.Module):
         return done.spikes if self.step_mode == "m" else done.spikes.squeeze(0)
 
     def extra_repr(self) -> str:
-        """Return what the neurons were made with."""
+        """Return the arguments that the neurons were made with."""
         return (
             f"v_threshold={self.v_threshold}, v_reset={self.v_reset}, detach_reset={self.detach_reset}, "
             f"step_mode={self.step_mode}"
@@ -185,7 +185,7 @@ class LIFNode(_Node):
         self.tau, self.decay_input = tau, decay_input
 
     def extra_repr(self) -> str:
-        """Return what the neurons were made with."""
+        """Return the arguments that the neurons were made with."""
         return f"{super().extra_repr()}, tau={self.tau}"
 
     def _charge(self) -> str:
@@ -215,7 +215,7 @@ class ParametricLIFNode(_Node):
         self.w = torch.nn.Parameter(torch.as_tensor(-math.log(init_tau - 1.0)))
 
     def extra_repr(self) -> str:
-        """Return what the neurons were made with."""
+        """Return the arguments that the neurons were made with."""
         return f"{super().extra_repr()}, tau={1 / self.w.detach().sigmoid()}"
 
     def _vectors(self) -> dict[str, Any]:

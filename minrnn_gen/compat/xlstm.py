@@ -43,7 +43,7 @@ def uninstall() -> None:
 
 
 def _function_of(training: bool, config: Any) -> _CellFunction:
-    """Return what computes a cell, as `xlstm` asks for it; raises BadInput for what no kernel here does."""
+    """Return the function of a cell, as `xlstm` asks for it; raises BadInput where no kernel here has it."""
     del training  # a backward is there whenever a gradient is asked for
     if config.gradient_recurrent_cut:
         raise BadInput("gradient_recurrent_cut is True, which no kernel here does; leave it False, or take backend 'vanilla'")

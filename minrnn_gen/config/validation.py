@@ -33,7 +33,7 @@ class Violation:
 
 
 def hint_of_key(key: object, known: Iterable[str], known_elsewhere: Mapping[str, str]) -> str:
-    """Return what may be meant by a key that is not `known`, in brackets, or the empty string."""
+    """Return the likely spelling of a key that is not `known`, in brackets, or the empty string."""
     instead = known_elsewhere.get(key) if isinstance(key, str) else None
     return f" ({instead})" if instead else nearest_name(key, known)
 
@@ -44,7 +44,7 @@ def violations(
     data: Mapping[str, Any],
     known_elsewhere: Mapping[str, str],
 ) -> list[Violation]:
-    """Return what is wrong, one violation for each key, those to mend first first.
+    """Return the violations, one for each key, the first to mend first.
 
     Unknown keys come first and missing ones last: a misspelt key is both, and counts once, as its spelling. What is allowed
     where a key is unknown is said once.
@@ -78,7 +78,7 @@ def _is_within(path: _Path, outer: _Path) -> bool:
 
 
 def _message(violation: Any, path: _Path, value: Any, root: _JsonSchema) -> str:
-    """Return what is wrong with a value that is given, or missing."""
+    """Return the violation of a value that is given, or missing."""
     kind, schema = violation["type"], _schema_at(root, root, path)
     if kind == "missing":
         return f"this key is missing; give {_allowed(schema, root)}"

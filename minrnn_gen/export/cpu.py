@@ -77,7 +77,7 @@ class HostCode:
 
 
 def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
-    """Return what is exported of a spec."""
+    """Return the export of a spec."""
     left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     spec = native.builder.spec
     return ExportSource(

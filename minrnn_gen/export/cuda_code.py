@@ -143,7 +143,7 @@ class CudaCode:
 
 
 def manifest_of(code: CudaCode) -> dict[str, Any]:
-    """Return what NAME.json says of the kernels."""
+    """Return the kernels' part of NAME.json."""
     kernels = [
         {
             "gpu": kernel.plan.problem.gpu,

@@ -77,7 +77,7 @@ class _Unlike(Exception):
 
 
 def _in_common(programs: Sequence[Paths]) -> tuple[Paths, list[tuple[int, ...]]] | None:
-    """Return what programs have in common, with symbols k[..] for numbers that differ, and these by program, or None."""
+    """Return the common form of programs, with symbols k[..] for numbers that differ, and these by program, or None."""
     columns: list[tuple[int, ...]] = []
     try:
         common = _merged(tuple(programs), columns)

@@ -123,7 +123,7 @@ class HostCalls:
         return HostRecorder(self.source, call.x), call, projected, Outputs(y, tuple(kept), (), products)
 
     def _products(self, rows: Number, time: Number) -> Array | None:
-        """Return what a forward saves besides states, where a backward comes."""
+        """Return the arrays other than states that a forward saves, where a backward follows."""
         shape = products_shape(self.source.interface, rows, time) if self.source.has_backward else ()
         return self._arrays.array("saved_products", shape, self._arrays.real) if shape else None
 
@@ -139,7 +139,7 @@ class HostCalls:
         return self._arrays.array(name, (runs, *shape), dtype).selected(0, run).address
 
     def _gradients(self, recorder: HostRecorder, call: Call, projected: Call) -> tuple[Gradients, ProductGradients | None]:
-        """Return what launches write: arrays of the call, and rooms."""
+        """Return the buffers that launches write: arrays of the call, and rooms."""
         interface, arrays = self.source.interface, self._arrays
         if interface.input_size:
             dx = recorder.room(projected.x.shape, arrays.real)

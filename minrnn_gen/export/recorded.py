@@ -221,7 +221,7 @@ def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any
 
 
 def _result(source: ExportSource, name: str, kind: str, values: Any) -> ResultArray:
-    """Return what is recorded of a result.
+    """Return the record of a result.
 
     Other machines add in another order, and round functions otherwise: each of the sums over inputs, units and steps that lead
     to an element adds the roundoff of its terms, taken as independent; what is stored is rounded once more, and what a GPU

@@ -90,7 +90,7 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
 
 
 def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int]]:
-    """Return what allocates in `place`, on the device of `like`, on the stream that is current now; it fills nothing."""
+    """Return an allocator in `place`, on the device of `like`, for the current stream; it fills nothing."""
     if place.library == "numpy":
         import numpy
 

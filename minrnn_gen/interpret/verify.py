@@ -225,13 +225,13 @@ def results_of(kernel: Kernel, inputs: Inputs, training: bool) -> dict[str, Arra
 
 
 def forward_of(kernel: Kernel, inputs: Inputs) -> tuple[Arrays, Any]:
-    """Return what a forward gives, by name, and what its backward needs."""
+    """Return the results of a forward, by name, and what its backward needs."""
     y, state, saved = kernel.forward(**inputs.forward)
     return {"y": y, **state}, saved
 
 
 def inference_of(kernel: Kernel, inputs: Inputs) -> Arrays:
-    """Return what a forward without a backward gives, by name."""
+    """Return the results of a forward without a backward, by name."""
     y, state = kernel(**inputs.forward)
     return {"y": y, **state}
 
@@ -242,7 +242,7 @@ def backward_of(kernel: Kernel, inputs: Inputs, saved: Any) -> Arrays:
 
 
 def step_of(kernel: Kernel, inputs: Inputs) -> Arrays:
-    """Return what a single step gives, by name."""
+    """Return the results of a single step, by name."""
     y, state = kernel.step(**inputs.step)
     return {"y": y, **state}
 

@@ -126,7 +126,7 @@ def _embedded(kernel: Kernel, arguments: CallArguments, all_states: bool, axis_n
 
 
 def _of_embedded(kernel: Kernel, arguments: CallArguments) -> tuple[Embedding, CallArguments]:
-    """Return what leads to the kernel that serves one with projected units, and the arguments of a call as that takes them."""
+    """Return the map to the kernel that serves one with projected units, and the arguments of a call as that takes them."""
     assert isinstance(kernel.executor, EmbeddedExecutor)
     embedding = replace(kernel.executor.embedding, library=jnp)
     return embedding, embedding.arguments(joined(kernel.interface, arguments, jnp))

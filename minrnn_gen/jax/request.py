@@ -26,7 +26,7 @@ class Shaped(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Shaped:
-        """Return what an array of JAX, or a tracer, looks like."""
+        """Return the form of an array of JAX, or of a tracer."""
         return cls(tuple(array.shape), array.dtype.name)
 
 
@@ -66,7 +66,7 @@ class Request:
         return tuple(filter(has_gradient, self.slots))
 
     def results(self, operands: Sequence[Shaped]) -> tuple[Shaped, ...]:
-        """Return what the results look like."""
+        """Return the form of the results."""
         x = operands[0]
         if self.form == "full":
             return tuple(operands[1:]) if self.kind == "scan" else (x, operands[2], operands[4])

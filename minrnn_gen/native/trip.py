@@ -40,7 +40,7 @@ def exchange_of(tensor: type) -> Any:
 
 
 def describer_of(tensor: type, parameter: type, is_recorded: Callable[[], bool]) -> Describer | None:
-    """Return what gives the key and the addresses of tensors of these two types; None where C does not read them.
+    """Return a function for the key and the addresses of tensors of these two types; None where C does not read them.
 
     `is_recorded` says whether tensors that require grad are refused.
     """

@@ -53,12 +53,12 @@ def bytes_per_s(gpu: GpuProfile, working_set_bytes: int) -> float:
 
 
 def transcendentals_per_sm_cycle(gpu: GpuProfile) -> float:
-    """Return what was measured, else what the guide says."""
+    """Return the measured rate, else the guide's."""
     return gpu.transcendentals_per_sm_cycle or TRANSCENDENTALS_PER_SM_CYCLE
 
 
 def launch_us(gpu: GpuProfile) -> float:
-    """Return what was measured, else what it is on an H200."""
+    """Return the measured rate, else that of an H200."""
     return gpu.launch_us or LAUNCH_US
 
 

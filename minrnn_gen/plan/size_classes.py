@@ -99,7 +99,7 @@ class Occupied:
 
 
 def occupied(problem: Problem, kernel: SizedKernel) -> Occupied | None:
-    """Return what a kernel takes of a GPU for the sizes of `problem`; None unless it takes all steps of a dense cell."""
+    """Return a kernel's demand on a GPU for the sizes of `problem`; None unless it takes all steps of a dense cell."""
     family, variables = _FAMILIES[kernel.family], kernel.variables
     if family.strategy != "persistent":
         return None

@@ -282,7 +282,7 @@ def _census(
 
 
 def _fewest_misses(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> list[Miss]:
-    """Return what the nearest point violates: the fewest constraints, one with advice among them, and those by the least.
+    """Return the violations of the nearest point: the fewest constraints, one with advice among them, and those by the least.
 
     Of equally near points the first. Values are chosen variable by variable, and given up as soon as they violate more than the
     nearest point found so far: whatever is chosen next, it takes nothing back.

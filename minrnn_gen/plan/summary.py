@@ -39,7 +39,7 @@ def largest_term(predicted_us: Mapping[str, float]) -> str:
 
 
 def term_in_words(name: str) -> str:
-    """Return what a term of a cost model stands for."""
+    """Return the meaning of a term of a cost model."""
     return _TERMS.get(name, name.replace("_", " "))
 
 

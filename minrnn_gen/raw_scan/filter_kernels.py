@@ -25,7 +25,7 @@ def filter_kernels(precision: PrecisionName, order: int, device: int) -> Compile
 
 
 def filter_builder(precision: PrecisionName, order: int, target: Target) -> Builder:
-    """Return what builds the kernels of filters of an order for `target`."""
+    """Return the builder of the kernels of filters of an order for `target`."""
     return Builder(filter_spec(precision, order), target, Store(cache_folder()))
 
 

@@ -42,7 +42,7 @@ def raw_kernels(precision: RawPrecision, hidden_size: int, layout: RawLayout, lo
 
 
 def raw_builder(precision: RawPrecision, hidden_size: int, layout: RawLayout, log_a: bool, target: Target) -> Builder:
-    """Return what builds the kernels of h[t] = a[t] h[t-1] + b[t], gates a and b, for `target`."""
+    """Return the builder of the kernels of h[t] = a[t] h[t-1] + b[t], gates a and b, for `target`."""
     return Builder(raw_spec(precision, log_a, hidden_size, layout), target, Store(cache_folder()))
 
 

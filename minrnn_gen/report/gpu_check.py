@@ -7,7 +7,7 @@ from typing import Any
 
 
 def markdown_of(check: Mapping[str, Any]) -> str:
-    """Return what a check found, `GpuCheck.summary()`, as a page of Markdown."""
+    """Return the findings of a check, `GpuCheck.summary()`, as a page of Markdown."""
     sections = [
         f"# minrnn-gen check-gpu: {check['device']}",
         _listed([f"profile `{check['profile']}`, {check['checked_before'] or 'never run before'}", *_versions(check)]),

@@ -14,7 +14,7 @@ _MEASURED, _FIRST, _FASTEST = "#8c959f", "#CC3311", "#0072B2"
 
 
 def html_of(kernels: Sequence[Mapping[str, Any]]) -> str:
-    """Return what came of kernels as a page; each is `pool.summary_of` and the `spec` that it is of."""
+    """Return the results of kernels as a page; each is `pool.summary_of` and the `spec` that it is of."""
     titles = [f"{kernel['spec']}: {kernel['model']}, {kernel['pass']}" for kernel in kernels]
     sections = [
         section(title, "", facts(_summary(kernel)) + _chart(kernel["raced"], kernel) + _table(kernel["raced"], kernel))

@@ -117,7 +117,7 @@ class AlteredSaved:
         self.saved.release()
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return what is held in addition to the arrays of the call and y, as `Saved.arrays` does."""
+        """Return the saved arrays other than those of the call and y, as `Saved.arrays` does."""
         return self.saved.arrays()
 
     def final(self) -> tuple[Any, ...]:

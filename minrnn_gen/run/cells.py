@@ -13,7 +13,7 @@ from minrnn_gen.run.vectors.runs import VectorsRun
 
 
 def run_of(interface: Interface, builder: Builder, backend: Backend, projects: Projects) -> CellRun:
-    """Return what runs the kernels of a builder; `projects` decides which scans multiply x themselves."""
+    """Return the run of a builder's kernels; `projects` decides which scans multiply x themselves."""
     match builder.family:
         case "scan" | "diagonal":
             return ScanRun(interface, builder, projects)

@@ -221,7 +221,7 @@ class Executor:
         return self.gpu.restored.keep(flat.key, RestoredBackward(trace, itemgetter(*order)))
 
     def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
-        """Return what a forward saved of a call, from the call's arguments, its y and `Saved.arrays()`.
+        """Return the saved state of a call, from the call's arguments, its y and `Saved.arrays()`.
 
         For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
         """

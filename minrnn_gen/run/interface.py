@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
 
 
 def interface_of(builder: Builder, cell: CellShape) -> Interface:
-    """Return what the kernels of a builder accept, whose cell is of this shape."""
+    """Return the interface of a builder's kernels, for a cell of this shape."""
     spec = builder.spec
     precision = precision_of(spec.precision)
     if cell.recurrent_gates or spec.input_size:  # without a matrix nothing is multiplied

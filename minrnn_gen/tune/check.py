@@ -78,7 +78,7 @@ class DeviceCheck:
     compilers: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     def run(self) -> GpuCheck:
-        """Return what was found; raises BadInput for cells or settings that cannot be planned, nothing for a faulty GPU."""
+        """Return the findings; raises BadInput for cells or settings that cannot be planned, nothing for a faulty GPU."""
         profile, live = self.profile, self.live
         self.watch("rates of the device", 0.0)
         rates, why_no_rates = self._rates()
@@ -225,7 +225,7 @@ def _rates_here() -> Mapping[str, float]:
 
 
 def versions(driver: str) -> dict[str, str]:
-    """Return what a result may depend on, by name; nothing that names a machine, a path or a person."""
+    """Return the facts that a result may depend on, by name; nothing that names a machine, a path or a person."""
     releases = {
         "minrnn-gen": __version__,
         "Python": platform.python_version(),

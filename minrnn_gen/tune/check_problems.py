@@ -52,7 +52,7 @@ class CheckedProblem:
         return f"{model} {sizes}{heads} {self.precision}{layout}"
 
     def builder(self, target: Target, store: Store) -> Builder:
-        """Return what builds its kernels for `target`; nothing that was measured before is asked."""
+        """Return the builder of its kernels for `target`; earlier measurements are ignored."""
         return Builder(load_spec({**self.spec, "precision": self.precision}), target, store)
 
     def key(self, builder: Builder) -> KernelKey:

@@ -132,7 +132,7 @@ class History:
         return tuple(sizes)
 
     def _shipped(self, setting: Setting) -> dict[Setting, list[Result]]:
-        """Return what shipped of this setting, whatever the driver."""
+        """Return the shipped results of this setting, whatever the driver."""
         groups: dict[Setting, list[Result]] = {}
         if self.shipped is not None:
             for result in _alike(self.shipped / f"{setting.gpu}.jsonl", setting):

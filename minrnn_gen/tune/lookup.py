@@ -166,7 +166,7 @@ def _opens_history() -> Callable[[], TunedLookup]:
 
 
 def remembered() -> TunedLookup:
-    """Return what is remembered here, for the GPU at hand."""
+    """Return the history here, for the GPU at hand."""
     history, live = open_history(Store(cache_folder())), gpu_device.live_device()
     if live is None:
         return TunedLookup(history)

@@ -57,12 +57,12 @@ def run_task(task: Task) -> Tuned:
 
 
 def tuned_of(kernels: Sequence[TunedKernel]) -> Tuned:
-    """Return what came of a spec, of its kernels in their order."""
+    """Return the results of a spec's kernels, in their order."""
     return Tuned(tuple(map(summary_of, kernels)), bool(kernels) and kernels[-1].ended == "interrupted")
 
 
 def summary_of(tuned: TunedKernel) -> dict[str, Any]:
-    """Return what came of one kernel as plain data."""
+    """Return the result of one kernel as plain data."""
     setting = tuned.setting
     return {
         "model": setting.cell,

@@ -218,7 +218,7 @@ class Workload:
         return lambda: _named(*kernel.forward(arguments.x, **arguments.forward)[:2])
 
     def _made(self, sizes: Sizes, place: Place, is_whole: bool) -> Arguments:
-        """Return what a call is given: the same values wherever they are placed; `is_whole`: all that it may be given.
+        """Return the arguments of a call: the same values wherever they are placed; `is_whole`: all that it may be given.
 
         Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
         size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
@@ -296,7 +296,7 @@ def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
 
 
 def _dropped(kernel: Kernel, source: Any, mask: Any) -> Any:
-    """Return what dropout makes of `source`, by the kernel that layers launch between them."""
+    """Return the dropout of `source`, by the kernel that layers launch between them."""
     target = source.copy()
     values, kept, dropped = (memory.inspect(array, "an array") for array in (source, mask, target))
     recorder = kernel.executor.backend.begin(values, None, (values, kept, dropped))

@@ -143,7 +143,7 @@ def registers(partition: Partition) -> int:
 
 
 def _registers_of_load(problem: Problem) -> int:
-    """Return what loading R takes besides."""
+    """Return the additional time of loading R."""
     if problem.matrix_product == "mma_16bit":
         return 0
     loads_pairs = problem.specialization.alignment_bytes >= 2 * problem.precision.storage_bytes

@@ -60,7 +60,7 @@ def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
 
 
 def _consumer_registers(problem: Problem) -> int:
-    """Return what a lane needs: its sums, and what the scan of a tile takes besides."""
+    """Return the registers of a lane: its sums, and those of the scan of a tile."""
     return len(problem.cell.gates) * (WARPGROUP_CHANNELS * TILE_STEPS // WARPGROUP_THREADS) + CONSUMER_REGISTERS_FIXED
 
 

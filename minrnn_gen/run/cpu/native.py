@@ -98,7 +98,7 @@ class NativeKernels:
         return self._compiled("backward")
 
     def plan(self, kernel_pass: CpuPass) -> NativePlan:
-        """Return what is generated for a pass."""
+        """Return the generated code of a pass."""
         precision = self.interface.precision
         x_dtype = precision.arithmetic_dtype if self.interface.input_size else precision.storage_dtype
         if self.interface.has_vectors:
@@ -171,7 +171,7 @@ def plain(recorder: NativeRecorder, arrays: Any, dtype: str | None = None) -> An
 
 
 def scan_plan(spec: Spec, kernel_pass: CpuPass) -> CpuPlan:
-    """Return what is generated for a pass of a scan of pre-activations as they are."""
+    """Return the generated code of a pass of a scan of pre-activations as they are."""
     precision = precision_of(spec.precision)
     return _plan(parse_cell(cell_source_of(spec)), kernel_pass, precision, precision.storage_dtype, reads_y=True)
 

@@ -112,7 +112,7 @@ class StepwiseRun:
     def _step(
         self, kernel: KernelKey, batch: int, scratch: Scratch, queue: Queue
     ) -> tuple[Callable[[], None], Callable[[int], None]]:
-        """Return what enqueues the product before a step, and what takes a step by its index."""
+        """Return a function that enqueues the product before a step, and one that takes a step by its index."""
         step, is_backward, gates = queue.load(kernel, STEP), _is_backward(kernel), self.gates
         blocks = divided_up(batch * step.plan.problem.hidden_size, step.plan.launch.threads)
         if heads := step.plan.launch.partition.get("heads_per_block"):

@@ -243,7 +243,7 @@ class StackRun:
         dinitial: tuple[Array, ...],
         probability: float,
     ) -> list[LayerBackward]:
-        """Return what the backward of each layer reads and writes, from the last layer down."""
+        """Return the arrays that the backward of each layer reads and writes, from the last layer down."""
         count, interface = len(self._interfaces), self._interfaces[0]
         y, *saved = map(_present, results)
         dy, *dfinal = incoming

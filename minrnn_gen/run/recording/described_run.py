@@ -98,5 +98,5 @@ class TracedRun(DescribedRun):
         return self._trace(program).replay(self.keyed)
 
     def _trace(self, program: Program) -> Trace[Any, Any]:
-        """Return what performs a program."""
+        """Return the executor of a program."""
         raise NotImplementedError

@@ -138,11 +138,11 @@ class ByKey(Generic[HeldT]):
         return len(self._held)
 
     def get(self, key: CallKey) -> HeldT | None:
-        """Return what is held for a key, if there is something."""
+        """Return the entry of a key, or None."""
         return self._held.get(key)
 
     def take(self, key: CallKey) -> HeldT | None:
-        """Return what is held for a key, and hold it no longer."""
+        """Remove and return the entry of a key."""
         return self._held.pop(key, None)
 
     def keep(self, key: CallKey, held: HeldT) -> HeldT:

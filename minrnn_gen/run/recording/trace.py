@@ -85,7 +85,7 @@ def _operations(
 def _enqueued(
     operation: Any, place: Place, modules: Mapping[KernelRef, Module], buffers: Buffers, sizes: Mapping[str, int]
 ) -> tuple[Operation, ...]:
-    """Return what enqueues an operation: several for a product that cuBLAS computes in parts."""
+    """Return the launches of an operation: several for a product that cuBLAS computes in parts."""
     match operation:
         case data.Launch(kernel, blocks, threads, arguments):
             numbers: list[Any] = [*arguments]

@@ -50,7 +50,7 @@ class ProjectedScan:
         return replace(call, x=preactivations, x_axes=self.interface.preactivation_axes, weight=None)
 
     def _specialization(self, call: Call, states_out: StatesOut) -> Specialization | None:
-        """Return what a kernel for a call depends on; None where the call is not for one, or two kernels are faster."""
+        """Return the key of the kernel for a call; None where the call is not for one, or two kernels are faster."""
         sequences, x, weight = call.sequences, call.x, call.weight
         is_plain = sequences.resets is None and sequences.lengths is None and sequences.cu_seqlens is None
         if weight is None or not is_plain or states_out != "none" or not call.batch or not call.time:

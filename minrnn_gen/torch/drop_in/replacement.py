@@ -71,7 +71,7 @@ def replace(model: Any, *, leave: Iterable[str] = (), subclasses: bool = False, 
     are. subclasses: replace instances of subclasses too, whose `super().forward` the kernels then compute; they are left
     otherwise, and where their `forward` does not call it. back: give layers that have been replaced their classes again.
 
-    Return what has been replaced, and what is left and why. Raises BadInput where the model is no module, and where a name to
+    Return the replaced layers, and those left, with the reason. Raises BadInput where the model is no module, and where a name to
     be left is none of a recurrent layer; the model is untouched then.
     """
     if not isinstance(model, torch.nn.Module):

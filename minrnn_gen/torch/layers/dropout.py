@@ -10,7 +10,7 @@ from minrnn_gen.run.layers.dropout import scale_of
 
 
 def draw_masks(x: Any, width: int, count: int, probability: float) -> tuple[Any, ...]:
-    """Return `count` masks for outputs of `width` channels, on the device of x, True where values stay; none at a probability of 0.
+    """Return `count` masks for outputs of `width` channels, on the device of x, True where values stay; none at probability 0.
 
     x [..., I] gives the other axes and the device, whose generator draws: `torch.manual_seed` repeats the masks.
     """

@@ -147,7 +147,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
 
     def extra_repr(self) -> str:
-        """Return what the layer was made with, where it differs from the defaults."""
+        """Return the arguments that the layer was made with, where it differs from the defaults."""
         said = [f"{self.model!r}", f"{self.input_size}", f"{self.hidden_size}"]
         defaults = {
             "num_layers": 1,

@@ -27,7 +27,7 @@ class _OfCell(RNN):
         super().__init__(self.cell, input_size, hidden_size, num_layers, **options)
 
     def extra_repr(self) -> str:
-        """Return what the layer was made with, without the cell that it is called after."""
+        """Return the arguments that the layer was made with, without the cell that it is called after."""
         return super().extra_repr().removeprefix(f"{self.cell!r}, ")
 
 

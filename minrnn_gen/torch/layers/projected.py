@@ -15,7 +15,7 @@ from minrnn_gen.run.projected_layers import NamedParameters, embedded_parameters
 
 
 def embedding_of(made: Architecture) -> Embedding | None:
-    """Return what leads to arrays of the kernels; None where they take a layer's own."""
+    """Return the map to arrays of the kernels; None where they take a layer's own."""
     return None if made.projected is None else replace(made.projected.embedding, library=torch)
 
 

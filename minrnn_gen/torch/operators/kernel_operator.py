@@ -143,7 +143,7 @@ def _fake(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
 
 
 def fake(recipe: str, saves: bool, tensors: Tensors, all_states: bool = False) -> list[Any]:
-    """Return what a call returns, without values: shapes may be symbols."""
+    """Return the results of a call without values: shapes may be symbols."""
     kernel = kernel_by(recipe)
     interface, x = kernel.interface, tensors[0]
     if len(x.shape) != len(interface.x_axes):

@@ -88,7 +88,7 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
 
 
 def gather_seconds(ranks: int, count: float) -> float:
-    """Return what it takes that all ranks have `count` bytes of each: around a ring, one rank after the other."""
+    """Return the time of an all-gather of `count` bytes of each rank: around a ring, one rank after the other."""
     nodes = -(-ranks // GPUS_OF_A_NODE)
     step = NVLINK_STEP_SECONDS if nodes == 1 else NVLINK_STEP_SECONDS_OF_NODES
     steps = (ranks - nodes) * step + (nodes - 1) * NETWORK_STEP_SECONDS
@@ -96,7 +96,7 @@ def gather_seconds(ranks: int, count: float) -> float:
 
 
 def message_seconds(ranks: int, count: float) -> float:
-    """Return what a message of `count` bytes to the next rank takes, the slowest of them."""
+    """Return the time of a message of `count` bytes to the next rank, the slowest of them."""
     is_one_node = ranks <= GPUS_OF_A_NODE
     return HOP_SECONDS + (NVLINK_STEP_SECONDS if is_one_node else NETWORK_STEP_SECONDS) + count / _bytes_per_second(ranks)
 

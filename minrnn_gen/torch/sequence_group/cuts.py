@@ -69,7 +69,7 @@ class Cut:
         return self._narrowed(states, self.state_axis, span, contiguous=True)
 
     def like_states(self, states: Any, span: tuple[int, int]) -> Any:
-        """Return what a group of all states looks like."""
+        """Return the form of a group of all states."""
         return self._narrowed(states, self.state_axis, span)
 
     def of_x(self, tensor: Any, span: tuple[int, int]) -> Any:

@@ -129,7 +129,7 @@ class Gathered:
         return self.corrects and not self.piece.has_sequences(call)
 
     def _gathered(self, own: Any) -> list[Any]:
-        """Return what all ranks have, in the order of the recurrence."""
+        """Return the tensors of all ranks, in the order of the recurrence."""
         return all_gather_in_order(own, self.piece.member, self.piece.reverse)
 
     def _products(self, call: Sequence[Any], like: Any, counts: Any, y: Any, known: Any = None) -> list[Any]:

@@ -38,7 +38,7 @@ def agree_on_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, is_
 
 
 def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run) -> list[Any]:
-    """Return what `run` returns for a call, each rank computing its share of the heads.
+    """Return the results of `run` for a call, each rank computing its share of the heads.
 
     Where the group gathers, every rank has all arrays and gets all results, and gradients of x and of initial states are whole
     on every rank. Those of weights and vectors are the rank's own share, zero elsewhere.

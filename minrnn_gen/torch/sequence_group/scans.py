@@ -165,7 +165,7 @@ class PieceOfScan:
         return (da, db, None if h0 is None else dinitial, None)
 
     def _head(self, a: Any, b: Any, y: Any, entering: Any) -> RunPart:
-        """Return what scans a part of the piece from its begin on with the state that enters it, into y."""
+        """Return a function that scans a part of the piece from its begin on with the state that enters it, into y."""
         carried = [entering, torch.zeros_like(entering)]
 
         def run(begin: int, steps: int) -> tuple[Any, Any]:
@@ -178,7 +178,7 @@ class PieceOfScan:
         return run
 
     def _tail(self, call: Tensors, gradients: Tensors, dstate: Any) -> RunPart:
-        """Return what runs the backward of a part of the piece from its end on with the gradient of its end state."""
+        """Return a function that runs the backward of a part of the piece from its end on with the gradient of its end state."""
         y, time = call[1], call[0].shape[self.axis]
         carried = [dstate, torch.zeros_like(dstate)]
 
@@ -195,7 +195,7 @@ class PieceOfScan:
         return run
 
     def _gathered(self, own: Any) -> list[Any]:
-        """Return what all ranks have, in the order of the recurrence."""
+        """Return the tensors of all ranks, in the order of the recurrence."""
         return all_gather_in_order(own, self.member, self.reverse)
 
     def _products(self, a: Any, like: Any) -> list[Any]:
