@@ -48,5 +48,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names that completion offers: those that are imported when they are asked for, and the fronts of other libraries."""
+    """Return the names that completion offers: those imported on demand, and the fronts of other libraries."""
     return sorted({*__all__, "compat", "jax", "torch", *(name for name in globals() if name.startswith("__"))})

@@ -84,7 +84,7 @@ def _compiler(asked: str) -> HostCompiler:
             status = os.stat(real)
             return HostCompiler(program, f"{real} {status.st_size} {status.st_mtime_ns}")
     if asked:
-        raise ToolchainMissing(f"CC is {asked!r}, which is no program here; name a C compiler, such as cc, gcc or clang")
+        raise ToolchainMissing(f"CC is {asked!r}, which is not installed; name a C compiler, such as cc, gcc or clang")
     raise ToolchainMissing("there is no C compiler; install cc, gcc or clang")
 
 

@@ -106,7 +106,7 @@ class _Reader(ExpressionReader):
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             shown = node_text(self.source, statement)
             raise self.source.error_at(
-                statement, f"'{shown}' is no equation; write `name = expression` or `state[t] = expression`"
+                statement, f"'{shown}' is not an equation; write `name = expression` or `state[t] = expression`"
             )
         target = statement.targets[0]
         if isinstance(target, ast.Subscript):

@@ -56,7 +56,7 @@ class StagedProgram:
 
 
 def restricted(program: StagedProgram, labels: Collection[str], prepared: Collection[str] = ()) -> StagedProgram:
-    """Return the program of the results of these labels, with `prepared` values as inputs; `program`'s constants are all there."""
+    """Return the program of these results, with `prepared` values as inputs; `program`'s constants are all there."""
     results = tuple((label, name) for label, name in program.results if label in labels)
     needed = {name for _, name in results}
 

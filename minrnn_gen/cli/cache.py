@@ -78,7 +78,7 @@ def _folder() -> Path:
 
     folder = cache_folder()
     if folder == NO_FOLDER:
-        raise BadInput(f"there is no cache, because {WHY_NO_FOLDER}; set MINRNN_CACHE_DIR to a folder")
+        raise BadInput(f"the cache is off, because {WHY_NO_FOLDER}; set MINRNN_CACHE_DIR to a folder")
     return folder
 
 

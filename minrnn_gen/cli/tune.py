@@ -83,7 +83,7 @@ def tune(
     if not (specs or import_file or export_file):
         raise BadInput("tune: nothing is given to tune; give a spec, or --import or --export with a file")
     if html_file is not None and not specs:
-        raise BadInput("--html: shows what is measured, and nothing is given to tune; give a spec")
+        raise BadInput("--html: draws measurements, but nothing is given to tune; give a spec")
     answer: dict[str, Any] = {}
     if import_file is not None:
         answer["imported"] = _import(import_file)

@@ -46,7 +46,7 @@ class _Neuron(torch.nn.Module):
         super().__init__()
         if inhibition:
             raise BadInput(
-                "inhibition is True, which no kernel here does: neurons would have to wait for each other; leave it False"
+                "inhibition is True, which no kernel supports: neurons would have to wait for each other; leave it False"
             )
         if state_quant:
             raise BadInput("state_quant is given, but no kernel here quantises states; leave it False")

@@ -46,7 +46,7 @@ def _function_of(training: bool, config: Any) -> _CellFunction:
     """Return the function of a cell, as `xlstm` asks for it; raises BadInput where no kernel here has it."""
     del training  # a backward is there whenever a gradient is asked for
     if config.gradient_recurrent_cut:
-        raise BadInput("gradient_recurrent_cut is True, which no kernel here does; leave it False, or take backend 'vanilla'")
+        raise BadInput("gradient_recurrent_cut is True, which no kernel supports; leave it False, or take backend 'vanilla'")
     if config.forward_clipval is not None:
         raise BadInput(
             f"forward_clipval is {config.forward_clipval}, but no kernel here bounds outputs; leave it None, or take backend "

@@ -155,7 +155,7 @@ def numpy_alone() -> Iterator[None]:
 
 
 def _one_of(variable: str, values: tuple[str, ...], meaning: str) -> str:
-    """Return a variable's value, the empty string where it is unset; raises BadInput where it is neither empty nor one of `values`."""
+    """Return a variable's value, or "" where it is unset; raises BadInput where it is neither empty nor one of `values`."""
     asked = os.environ.get(variable, "")
     if asked and asked not in values:
         raise BadInput(f"{variable} is {asked!r}; allowed: {meaning}")

@@ -45,7 +45,7 @@ ARGUMENTS_OF_LAYERS = {
 }
 
 _NO_SPEC = (
-    "this is a cell, and a spec is needed; write one beside it with the keys model, this file's path, and hidden_size, or a "
+    "this is a cell, and a spec is needed; write one next to it with the keys model, this file's path, and hidden_size, or a "
     "dict {'model': …, 'hidden_size': …}"
 )
 

@@ -104,7 +104,7 @@ def _compiler(asked: str) -> CppCompiler:
             answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
             return CppCompiler(program, answer.stdout.partition("\n")[0])
     if asked:
-        raise ToolchainMissing(f"CXX is {asked!r}, which is no program here; name a C++ compiler, such as g++ or clang++")
+        raise ToolchainMissing(f"CXX is {asked!r}, which is not installed; name a C++ compiler, such as g++ or clang++")
     raise ToolchainMissing("emulating kernels on a CPU needs a C++ compiler, and there is none: install g++ or clang++")
 
 

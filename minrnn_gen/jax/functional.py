@@ -65,7 +65,7 @@ def recurrence(
         if axis_name is not None:
             what = "holds" if reset_states is None else "reset_states"
             raise BadInput(
-                f"{what} was given with axis_name, over which kernels take none; leave axis_name out, or cut the sequences "
+                f"{what} was given with axis_name, which does not support it; leave axis_name out, or cut the sequences "
                 "there by cu_seqlens"
             )
         spec, arguments = altered_call(kernel_by(_recipe(spec)), arguments, reset_states, holds)

@@ -88,7 +88,7 @@ def refuse_on_gpu(device: int | None) -> None:
     """Refuse arrays of full maps in a GPU's memory, for which there is no kernel."""
     if device is not None:
         raise BadInput(
-            f"b is on CUDA device {device}, where there is no kernel of full maps; give arrays in host memory, or the form "
+            f"b is on CUDA device {device}, which has no kernel of full maps; give arrays in host memory, or the form "
             f"'rotation' or 'dual' where the maps are such"
         )
 

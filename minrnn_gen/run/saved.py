@@ -71,7 +71,7 @@ class Saved:
         self._held = None
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return the saved arrays other than those of the call and y: states after every step, products, pre-activations, if any.
+        """Return the saved arrays beyond those of the call and y: states after every step, products, pre-activations, if any.
 
         With the former they are all that `Executor.restore` needs.
         """

@@ -95,7 +95,7 @@ def test_a_stack_of_xlstm_blocks_is_theirs() -> None:
 
 
 def test_what_no_kernel_does_is_refused() -> None:
-    with pytest.raises(BadInput, match="gradient_recurrent_cut is True, which no kernel here does"):
+    with pytest.raises(BadInput, match="gradient_recurrent_cut is True, which no kernel supports"):
         slstm_cells("slstm", torch.float32, gradient_recurrent_cut=True)
     with pytest.raises(BadInput, match=r"forward_clipval is 2\.0, but no kernel here bounds outputs"):
         slstm_cells("slstm", torch.float32, forward_clipval=2.0)

@@ -209,7 +209,7 @@ def test_images_and_channels_of_their_own(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: ours.Leaky(0.9, inhibition=True), "inhibition is True, which no kernel here does"),
+        (lambda: ours.Leaky(0.9, inhibition=True), "inhibition is True, which no kernel supports"),
         (lambda: ours.Leaky(0.9, state_quant=torch.round), "state_quant is given, but no kernel here quantises states"),
         (lambda: ours.Leaky(0.9, reset_mechanism="half"), "reset_mechanism is 'half'; one of subtract, zero, none is expected"),
         (lambda: ours.Leaky(0.9, spike_grad=torch.sigmoid), "spike_grad is .*; what one of atan, .* returns is expected"),

@@ -110,7 +110,7 @@ def test_another_device_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "said"), [("PATH", "needs a C\\+\\+ compiler"), ("CXX", "'no-such-compiler', which is no program")]
+    ("variable", "said"), [("PATH", "needs a C\\+\\+ compiler"), ("CXX", "'no-such-compiler', which is not installed")]
 )
 def test_without_a_compiler_it_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, variable: str, said: str) -> None:
     from minrnn_gen.interpret import toolchain

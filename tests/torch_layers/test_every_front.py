@@ -118,7 +118,7 @@ def test_so_it_is_over_ranks(over_ranks: dict[str, Front]) -> None:
 
 def refused(error: BadInput) -> None:
     text = str(error)
-    assert "\n" not in text and ("of minrnn_gen" in text or "no plain ones of torch" in text), text
+    assert "\n" not in text and ("of minrnn_gen" in text or "without memory" in text), text
 
 
 def check_second_derivatives(front: Front) -> None:

@@ -38,7 +38,7 @@ class DirectionsChoice:
     def in_words(self) -> str:
         """The choice, and its reason."""
         return (
-            f"both directions beside each other: by kernels for {self.sm_count} SMs each, {self.predicted_us:.0f} us "
+            f"both directions at once: by kernels for {self.sm_count} SMs each, {self.predicted_us:.0f} us "
             f"predicted; one direction after the other {self.one_by_one_us:.0f} us"
         )
 

@@ -71,8 +71,8 @@ def replace(model: Any, *, leave: Iterable[str] = (), subclasses: bool = False, 
     are. subclasses: replace instances of subclasses too, whose `super().forward` the kernels then compute; they are left
     otherwise, and where their `forward` does not call it. back: give layers that have been replaced their classes again.
 
-    Return the replaced layers, and those left, with the reason. Raises BadInput where the model is no module, and where a name to
-    be left is none of a recurrent layer; the model is untouched then.
+    Return the replaced layers, and those left, with the reason. Raises BadInput for a model that is no
+    module, and for a name to be left that no recurrent layer has; the model is untouched then.
     """
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"model is {kind_of(model)}; a torch.nn.Module is expected")

@@ -92,7 +92,7 @@ class DecodingStack(LayerStack):
         if which != "step" and sequence_group is None:
             sizes = _sizes(recipe, batch, time)
             if beside := beside_each_other(self._recipes(self._precision_of(dtype)), which, sizes.batch, sizes.time):
-                texts.insert(0, f"all layers beside each other: {beside.in_words}")
+                texts.insert(0, f"all layers at once: {beside.in_words}")
         return "\n\n".join(texts)
 
     def _check_steps(self) -> None:

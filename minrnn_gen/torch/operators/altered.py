@@ -47,7 +47,7 @@ def check_no_group(reset_states: Any, holds: Any) -> None:
         )
     if holds is not None:
         raise BadInput(
-            "holds was given with a group of ranks, which hold no step; leave the group out, or take the held steps out"
+            "holds was given with a group of ranks, which does not support it; leave the group out, or take the held steps out"
         )
 
 

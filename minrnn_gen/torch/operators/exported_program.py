@@ -225,7 +225,7 @@ def check_program(program: Any) -> None:
     from torch.export import ExportedProgram  # which takes 0.2 s
 
     if not isinstance(program, ExportedProgram):
-        raise BadInput(f"program is {kind_of(program)}; what torch.export.export returns is expected")
+        raise BadInput(f"program is {kind_of(program)}; the result of torch.export.export is expected")
 
 
 def is_exported(node: torch.fx.Node) -> bool:

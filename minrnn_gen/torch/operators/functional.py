@@ -82,7 +82,7 @@ def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> t
     """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
     x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared, inputs = arguments
     if not isinstance(kernel, Kernel):
-        raise BadInput(f"kernel is {kind_of(kernel)}; what minrnn_gen.compile returns is expected")
+        raise BadInput(f"kernel is {kind_of(kernel)}; the result of minrnn_gen.compile is expected")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is {kind_of(all_states)}; True or False is expected")
     check_tensor(x, "x")

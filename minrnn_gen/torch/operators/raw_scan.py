@@ -148,7 +148,7 @@ def _fake_backward(
 def _fake_state(b: Any, axis: int, is_full: bool) -> Any:
     precision = precision_storing(str(b.dtype).removeprefix("torch."))
     if precision is None:
-        raise BadInput(f"b has dtype {b.dtype}, in which there is no scan; cast it")
+        raise BadInput(f"b has dtype {b.dtype}, which no scan supports; cast it")
     if not -b.dim() <= axis < b.dim():
         raise BadInput(f"axis is {axis}, but b has shape {list(b.shape)}; -{b.dim()} to {b.dim() - 1} are allowed")
     at = axis % b.dim()

@@ -224,7 +224,7 @@ def check_plain_call(kernel: Kernel, tensors: Tensors, is_global: bool) -> None:
     interface = kernel.interface
     calls.check_tensors(kernel, tensors)
     if not is_plain(tensors):
-        raise BadInput("a group of ranks was given with tensors that are no plain ones of torch in memory; give such ones")
+        raise BadInput("a group of ranks was given with tensors of a subclass or without memory; give plain dense tensors")
     x = tensors[0]
     time = x.shape[interface.x_axes.index("t")] if x.dim() == len(interface.x_axes) else 0
     local = with_local_sequences(tensors, 0, time) if is_global else tensors

@@ -178,7 +178,7 @@ class PieceOfScan:
         return run
 
     def _tail(self, call: Tensors, gradients: Tensors, dstate: Any) -> RunPart:
-        """Return a function that runs the backward of a part of the piece from its end on with the gradient of its end state."""
+        """Return a function for the backward of a part of the piece from its end on with the gradient of its end state."""
         y, time = call[1], call[0].shape[self.axis]
         carried = [dstate, torch.zeros_like(dstate)]
 
@@ -229,5 +229,5 @@ def _check(tensors: Tensors, log_a: bool, reverse: bool, axis: int) -> None:
             check_tensor(tensor, name)
     a, b, h0 = (tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for tensor in tensors)
     if not is_plain(tensors):
-        raise BadInput("sequence_group was given with tensors that are no plain ones of torch in memory; give such ones")
+        raise BadInput("sequence_group was given with tensors of a subclass or without memory; give plain dense tensors")
     check_scan(a, b, h0, log_a=log_a, reverse=reverse, axis=axis)
