@@ -93,7 +93,7 @@ class CellPrograms:
         from minrnn_gen.cell.lowering_vectors import lower_vectors
 
         if self.spec.scan_arithmetic == "log":
-            why = f"'log' is given, but {self.cell.name} has n values per channel, which are no logarithms; allowed: linear"
+            why = f"'log' is given, but {self.cell.name} has n values per channel, which are not logarithms; allowed: linear"
             raise self.spec.error("scan_arithmetic", why)
         return lower_vectors(self.cell, self.recurrence)
 

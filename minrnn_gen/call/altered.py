@@ -78,7 +78,7 @@ def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -
 
 
 def gathered(xp: Any, axes: str, resets: Any, gradient: Any, rows: int, sequence: Any = None) -> Any:
-    """Return the gradient of reset states from that of what `spread` returned: [directions, B, H], summed over resets.
+    """Return the gradient of reset states from that of the result of `spread`: [directions, B, H], summed over resets.
 
     `rows`: how many sequences there are.
     """

@@ -75,7 +75,7 @@ class Request:
         return _CHOICES[self.target.origin]
 
     def say_default(self) -> None:
-        """Say on stderr that the GPU is only the default, where it is."""
+        """Say on stderr where the GPU is only the default."""
         if self.target.origin == "default":
             from minrnn_gen.gpu.device import why_no_gpu
 

@@ -18,7 +18,7 @@ def comment(text: str) -> str:
 
 
 def header_lines(plan: KernelPlan, spec_json: str, spec_digest: str, constraints: tuple[Constraint, ...]) -> tuple[str, ...]:
-    """Return the lines that head a generated file: what it is, for whom, what is promised, what was rejected and why."""
+    """Return the heading of a generated file: its purpose, GPU, promises, and rejected candidates with the reason."""
     problem = plan.problem
     why = {constraint.name: constraint.why for constraint in constraints}
     return (

@@ -91,7 +91,7 @@ def signature_context(plan: KernelPlan, names: ArrayNames) -> Signature | dict[s
 
 
 def stored_in_call(begin: Signature) -> Signature:
-    """Return those parameters of a `_begin` that it stores in the struct `Call`: all that it does not read alone."""
+    """Return the parameters that a `_begin` stores in the struct `Call`: all but those that it alone reads."""
     forward = any(parameter.source == "outputs.y" for parameter in begin)
     left_out = {"scratch.call", "scratch.packed", "call.R", "call.initial" if forward else "incoming.dfinal"}
     return Signature(parameter for parameter in begin if parameter.source not in left_out)

@@ -14,7 +14,7 @@ def lfilter(waveform: Any, a_coeffs: Any, b_coeffs: Any, clamp: bool = True, bat
 
     a_coeffs, b_coeffs: [n + 1], coefficients of lower delays first; or [filters, n + 1]: with `batching` filter i takes the
     waveforms [..., i, T], without it every filter takes every waveform, and the result is [..., filters, T].
-    clamp: cut the result to -1 to 1. Raises BadInput for what does not fit.
+    clamp: cut the result to -1 to 1. Raises BadInput for arguments that do not fit.
     """
     check_real(waveform, "waveform")
     check_real(a_coeffs, "a_coeffs")

@@ -315,7 +315,7 @@ class _Collected:
     def _keys(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
         """Return the kernels that serve: of a dense cell those with R on the chip, and those that multiply step by step.
 
-        The latter read at run time how they are called: where all are such, every call has those of contiguous arrays.
+        The latter read their strides at run time: where all do, every call has those of contiguous arrays.
         """
         if kernel_pass == "arguments":
             return self._served(builder, kernel_pass, specialization, {"elementwise"})

@@ -329,7 +329,7 @@ class Recorder(RoomRecorder):
         return target
 
     def needed_for(self, slots: Iterable[int | None], *of: int) -> None:
-        """Leave rooms out where none of the arrays in slots `of` is given."""
+        """Leave buffers out where no array in the slots `of` is given."""
         chosen = set(slots)
         self.rooms = [room._replace(of=of) if room.slot in chosen else room for room in self.rooms]
 

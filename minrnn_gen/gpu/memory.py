@@ -199,7 +199,7 @@ def without_gaps(array: Array) -> Array:
 def read_back(array: Array) -> Any:
     """Return the values of an array on a GPU as a NumPy array, after everything before it on the current stream.
 
-    Where that stream is being captured there is nothing to read yet: None.
+    None while that stream is being captured, when there is nothing to read yet.
     """
     if gpu_stream.is_capturing(array):
         return None

@@ -19,7 +19,7 @@ from minrnn_gen.layers.kernels import kernel_by
 def altered_call(kernel: Kernel, arguments: CallArguments, reset_states: Any, holds: Any) -> tuple[Kernel, CallArguments]:
     """Return the kernel of a call with reset states, holds or both, and what it is given.
 
-    Raises BadInput for what does not fit.
+    Raises BadInput for arguments that do not fit.
     """
     interface, x = kernel.interface, as_array(arguments.x, "x")
     axes, storage = interface.channel_axes, interface.precision.storage_dtype

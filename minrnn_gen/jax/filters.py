@@ -19,7 +19,7 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
 
     Equation, shapes and dtypes are those of `minrnn_gen.torch.lfilter`; it is computed in float64 without JAX's x64 mode too,
     where coefficients and states are float32 outside of it. There is no derivative in forward mode and none of a gradient.
-    Raises BadInput for what does not fit, and on a CPU where a[0] is 0, for tracers an error of JAX when the program runs.
+    Raises BadInput for wrong arguments, and on a CPU where a[0] is 0, for tracers an error of JAX when the program runs.
     Source: Oppenheim & Schafer, Discrete-Time Signal Processing, section 6.3.
     """
     x, a, b = as_array(x, "x"), as_array(a, "a"), as_array(b, "b")

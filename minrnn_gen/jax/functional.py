@@ -51,7 +51,7 @@ def recurrence(
     (docs/python.md). The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are
     known, and those of tracers are clipped to what x has. With `axis_name` x and resets are this device's pieces of time in a
     `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. There is no derivative in forward mode and
-    none of a gradient. Raises BadInput for what does not fit.
+    none of a gradient. Raises BadInput for arguments that do not fit.
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):

@@ -189,7 +189,7 @@ class RNN:
         like `state`, or each [num_layers * directions, H] for all sequences. `key` draws what dropout drops; without it nothing
         is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each
         [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.
-        Raises BadInput for what does not fit.
+        Raises BadInput for arguments that do not fit.
         """
         if self._embedding is not None:
             refuse_projected(self._made.name, reset_states, holds)

@@ -65,7 +65,7 @@ class Ranks(NamedTuple):
 def folded(products: Any, ends: Any) -> Any:
     """Return the states after each piece, of the products and of the ends from zero; the first end is the state after it.
 
-    Where a product is zero, nothing that came before counts, were it not a number.
+    Where a product is zero, nothing before it counts, even NaN.
     """
     states = [ends[0]]
     for product, end in zip(products[1:], ends[1:], strict=True):

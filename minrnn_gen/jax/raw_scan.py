@@ -36,7 +36,7 @@ def scan(
     without JAX's x64 mode its states are float32, but carried in float64 within a call. There is no derivative in forward mode
     and none of a gradient. With `axis_name` a and b are this device's pieces of time in a `jax.shard_map` over that axis, but
     h0 and the final state are of the whole; for form "scalar" alone.
-    Raises BadInput for what does not fit.
+    Raises BadInput for arguments that do not fit.
     """
     for name, value in (("log_a", log_a), ("reverse", reverse), ("axis", axis)):
         check_static(value, name)

@@ -31,7 +31,7 @@ def gae(
     """Return (advantage, value target) of generalized advantage estimation, with gradients of all floating-point arrays.
 
     Equations, shapes and dtypes are those of `minrnn_gen.torch.gae`. In a transformation `done` and `terminated` are bool.
-    Raises BadInput for what does not fit. Source: Schulman et al., arXiv 1506.02438.
+    Raises BadInput for arguments that do not fit. Source: Schulman et al., arXiv 1506.02438.
     """
     steps, (value,), dtype = _steps(reward, {"value": value}, next_value, done, terminated, gamma, lmbda, axis)
     advantage, target = returns.gae(steps, value)
@@ -51,7 +51,7 @@ def lambda_returns(
     """Return the lambda-returns G of each step, with gradients of all floating-point arrays.
 
     Equations, shapes and dtypes are those of `minrnn_gen.torch.lambda_returns`. In a transformation `done` and `terminated`
-    are bool. Raises BadInput for what does not fit.
+    are bool. Raises BadInput for arguments that do not fit.
     """
     steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
     return returns.lambda_returns(steps).astype(dtype)
@@ -75,7 +75,7 @@ def vtrace(
     """Return (advantage, value target) of V-trace, with gradients of all floating-point arrays.
 
     Equations, shapes and dtypes are those of `minrnn_gen.torch.vtrace`. In a transformation `done` and `terminated` are bool.
-    Raises BadInput for what does not fit. Source: Espeholt et al., IMPALA, arXiv 1802.01561.
+    Raises BadInput for arguments that do not fit. Source: Espeholt et al., IMPALA, arXiv 1802.01561.
     """
     alike = {"value": value, "log_rho": log_rho}
     steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)

@@ -85,7 +85,7 @@ def _of_heads(recipe: str, ranks: int) -> str:
 
 
 def groups_of_share(hidden_size: int, groups: int, ranks: int) -> int:
-    """Return of how many equal groups one of `ranks` equal shares of the channels is, each within one of all `groups`."""
+    """Return the number of equal groups in one of `ranks` equal shares of the channels, each within one of all `groups`."""
     share = hidden_size // ranks
     return share // math.gcd(share, hidden_size // groups)
 

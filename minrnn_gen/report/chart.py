@@ -1,6 +1,6 @@
 """Charts and tables of a report that answer a reader: a point says what it is, a name hides its line, a heading sorts.
 
-Without scripts they show the same, but for that.
+Without scripts they show the same, except for this.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _decision(built: BuiltKernel, profile: GpuProfile, note: str) -> list[tuple[
 
 
 def _points(solution: Solution) -> list[Point]:
-    """Return the candidates as points, those that lie together as one."""
+    """Return the candidates as points, coinciding ones merged."""
     places: Counter[tuple[int, int]] = Counter()
     first: dict[tuple[int, int], tuple[float, int]] = {}
     for candidate in solution.candidates:

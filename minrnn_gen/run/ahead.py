@@ -21,7 +21,7 @@ _Request = tuple[KernelPass, Specialization, Sizes]
 
 
 def step_specialization(builder: Builder) -> Specialization:
-    """Return the specialization of a step: as whole rows of a dense cell's state are aligned."""
+    """Return the specialization of a step, aligned as whole rows of a dense cell's state are."""
     if not builder.cell_shape.has_matrix:
         return builder.hinted_specialization
     storage_bytes = precision_of(builder.spec.precision).storage_bytes

@@ -46,7 +46,7 @@ class Alteration:
     ) -> Alteration:
         """Return those of a call of a kernel with this interface, which the kernel of `recipe` runs.
 
-        Raises BadInput for what does not fit.
+        Raises BadInput for arguments that do not fit.
         """
         x = memory.inspect(arguments.x, "x")
         xp, place = sys.modules[x.library], {"device": x.owner.device} if x.library == "torch" else {}

@@ -120,7 +120,7 @@ class Recorder(Protocol):
         """Append an operation of a program."""
 
     def in_shape(self, array: Array, shape: tuple[int, ...]) -> Array:
-        """Have a whole contiguous array of the run be allocated in another shape of as many elements; return it."""
+        """Allocate a whole contiguous array of the run in another shape of the same size; return it."""
 
     def stop(self) -> None:
         """Keep nothing of this run for other calls."""
@@ -148,11 +148,11 @@ class Backend(Protocol):
 
     @property
     def has_graphs(self) -> bool:
-        """Whether many steps are launched as a graph of the backend's own, which no trace has."""
+        """Whether the backend launches many steps as a graph of its own; no trace has such graphs."""
 
     @property
     def has_lanes(self) -> bool:
-        """Whether steps of a run may be on lanes: not where something else replays what is recorded."""
+        """Whether steps of a run may be on lanes: not where others replay the recording."""
 
     @property
     def half(self) -> Backend:

@@ -133,7 +133,7 @@ class CudaBackend:
 
     @staticmethod
     def striding_blocks(_rows: int) -> int:
-        """Return how many blocks a kernel takes that strides over all there is."""
+        """Return the number of blocks of a kernel that strides over all elements."""
         return STRIDING_BLOCKS
 
 
@@ -153,7 +153,7 @@ class CudaRecorder(TracedRun):
 
     @property
     def ends_in_slots(self) -> bool:
-        """Whether it does: not where others replay the run."""
+        """Whether gradients become those of the arrays within the run: not where others replay it."""
         return not self._gives_workspace
 
     def can_store(self, *, waits: bool) -> bool:

@@ -52,7 +52,7 @@ class ProjectedLayers:
 
 
 def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_bias: bool) -> ProjectedLayers | None:
-    """Return what layers of a cell have besides; None where all products have one shape and bias.
+    """Return the additional parts of a cell's layers; None where all products have one shape and bias.
 
     Raises BadInput for a size that does not fit the cell.
     """

@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RacedCandidate:
-    """A candidate that was tried: what its time was predicted to be, and its median time, None where it was eliminated."""
+    """A candidate that was tried: its predicted time, and its median time, None where it was eliminated."""
 
     family: str
     variables: Mapping[str, int]

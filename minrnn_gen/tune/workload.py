@@ -291,7 +291,7 @@ def demand_specialization(kernel: Kernel, plan: KernelPlan) -> None:
     ran = {key.specialization for key in kernel.plans if key.kernel_pass == plan.problem.kernel_pass}
     if others := ran - {plan.problem.specialization}:
         raise MeasurementFailed(
-            f"calls of these sizes are of {others.pop()}, and the candidate is of {plan.problem.specialization}"
+            f"calls of these sizes run kernels of {others.pop()}, and the candidate is of {plan.problem.specialization}"
         )
 
 

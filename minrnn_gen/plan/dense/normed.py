@@ -86,7 +86,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 
 def _arguments_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """Return the terms of what multiplies in one round, of all steps at once."""
+    """Return the terms of a round's products over all steps at once."""
     return {"arguments": _block_us(problem.at(problem.batch * problem.time, 1), candidate), "launch": launch_us(problem.gpu)}
 
 

@@ -73,7 +73,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 
 def arguments_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
-    """Return the terms of what multiplies in one round, of all steps at once: bound by memory, or by its instructions."""
+    """Return the terms of a round's products over all steps at once: bound by memory, or by its instructions."""
     cell, precision = problem.cell, problem.precision
     read_bytes = (cell.read_count + 1) * precision.storage_bytes + len(cell.recurrent_gates) * precision.arithmetic_bytes
     instructions = gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD

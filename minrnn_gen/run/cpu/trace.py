@@ -66,7 +66,7 @@ class NativeRecorder(TracedRun):
         return self.hold(wrap_numpy(numbers, "steps")).pointer
 
     def run(self, kept: TraceCache[ResultT, None], result: ResultT) -> Replay[ResultT, None]:
-        """Perform the run, and keep it for calls of its key where that may be."""
+        """Perform the run, and keep it for calls of its key where possible."""
         replay = self.perform(result, None)
         return (kept.keep(replay) if self.is_kept else None) or replay
 

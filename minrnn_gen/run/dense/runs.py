@@ -99,7 +99,7 @@ class DenseRun(CellRun):
     one after the other. What can be multiplied for all steps at once is, before and after. Both directions of a call run
     concurrently where that is expected to be faster.
 
-    `at_once`: of how many runs the GPU holds the blocks at once that wait for others anywhere.
+    `at_once`: the number of runs whose waiting blocks the GPU holds at once.
     """
 
     backend: Backend

@@ -1,7 +1,7 @@
 """How a call of layers is cut: on how many lanes and into how many pieces of time, as the cost model predicts, or not at all.
 
 Kernels are planned for a share of the SMs. Where blocks wait for others anywhere on the GPU, there are no more lanes than
-shares: what runs at once is resident at once. Others may be more than the GPU holds; they take turns then. What is chosen
+shares: what runs at once is resident at once. Other launches may exceed the GPU; they take turns then. What is chosen
 depends on the specs, the sizes and the GPU alone.
 """
 

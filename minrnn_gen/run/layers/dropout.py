@@ -21,7 +21,7 @@ _NAMES = ArrayNames((), ())
 
 
 def scale_of(probability: float) -> float:
-    """Return the factor of what is kept where others are dropped with this probability: it keeps the mean of all."""
+    """Return the scale of kept values at this probability of dropping one: it preserves the mean."""
     return 1 / (1 - probability) if probability < 1 else 0.0
 
 
@@ -43,7 +43,7 @@ class Dropout:
     probability: float
 
     def of_gradient(self, gradient: Array) -> Dropout:
-        """Return the dropout, in place, that makes of the gradient of `target` that of `source`."""
+        """Return the dropout, in place, that turns the gradient of `target` into that of `source`."""
         return replace(self, source=gradient, target=gradient)
 
     def piece(self, axes: str, piece: Piece) -> Dropout:

@@ -69,7 +69,7 @@ class DescribedRun(Describer):
         return program
 
     def hold(self, array: Array) -> Array:
-        """Hold what was made of arrays of the call until the run is performed, which is not kept; return it."""
+        """Hold an array made from the call's arrays until the run is performed, and do not keep the run; return it."""
         self.stop()
         self.made.append(array)
         return array

@@ -83,7 +83,7 @@ class Describer:
         return False
 
     def in_shape(self, array: Array, shape: tuple[int, ...]) -> Array:
-        """Have a whole contiguous buffer be allocated in another shape of as many elements; return it."""
+        """Allocate a whole contiguous buffer in another shape of the same size; return it."""
         slot = array.address.slot
         assert slot is not None and slot >= self._inputs, "arrays of a call have the shape that they have"
         strides = contiguous_strides(shape)

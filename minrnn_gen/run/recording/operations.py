@@ -173,7 +173,7 @@ class ActionOperation:
         self._run(address)
 
     def in_c(self, _device: int) -> None:
-        """Return None: it is Python's."""
+        """Return None: only Python runs it."""
         return
 
 

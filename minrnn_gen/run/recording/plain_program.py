@@ -110,7 +110,7 @@ class PlannedBackend:
 
     @staticmethod
     def striding_blocks(_rows: int) -> int:
-        """Return how many blocks a kernel takes that strides over all there is."""
+        """Return the number of blocks of a kernel that strides over all elements."""
         return STRIDING_BLOCKS
 
 

@@ -17,7 +17,7 @@ def inputs_of_layers(
 ) -> tuple[tuple[Any, ...], ...]:
     """Return the inputs X.* of `names` of each layer, each of `shape`.
 
-    `inputs`: those of every layer by name, or a list with those of each layer. Raises BadInput for what does not fit.
+    `inputs`: those of every layer by name, or a list with those of each layer. Raises BadInput for arguments that do not fit.
     """
     if isinstance(inputs, list | tuple):
         if len(inputs) != layers:

@@ -38,7 +38,7 @@ class DecodingStack(LayerStack):
         x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
         over a prompt may come first; zeros where None. inputs: as of a call, each [B, H], or [H] without a batch.
         Cells with a kernel of decoding run it, others a forward of one step. Raises BadInput for layers in both directions,
-        which no single step has, for resets, and for what does not fit.
+        which no single step has, for resets, and for arguments that do not fit.
         """
         refuse_others()
         if resets is not None:
@@ -73,7 +73,7 @@ class DecodingStack(LayerStack):
         dtype: torch.dtype | None = None,
         sequence_group: Any = None,
     ) -> str:
-        """Return the decision behind the kernels of a pass in words, layer by layer, equal ones once.
+        """Return the decision behind the kernels of a pass in words, per layer, duplicates omitted.
 
         which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
         inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Where

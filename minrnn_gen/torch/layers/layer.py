@@ -192,7 +192,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         the meta device give results there.
         sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
         (docs/how-to/several-gpus.md).
-        Raises BadInput for what does not fit.
+        Raises BadInput for arguments that do not fit.
         """
         output, states = self._call(
             input, hx, resets, lengths, cu_seqlens, sequence_group, head_group, inputs, reset_states, holds

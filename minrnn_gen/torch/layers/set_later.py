@@ -12,13 +12,13 @@ _ABSENT = object()
 
 
 def is_new(module: Any, name: str, value: Any) -> bool:
-    """Say whether an attribute of a module is set to something else than it is."""
+    """Say whether an attribute of a module is set to a new value."""
     before = module.__dict__.get(name, _ABSENT)
     return type(before) is not type(value) or bool(before != value)
 
 
 def refuse(name: str, value: Any) -> NoReturn:
-    """Refuse what a layer keeps as it was made."""
+    """Refuse a change of an attribute that a layer keeps."""
     raise BadInput(
         f"{name} is {shown(value)} for a layer that exists, which its constructor alone takes; make another layer and load the "
         f"state_dict"

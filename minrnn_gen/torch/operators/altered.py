@@ -56,7 +56,7 @@ def added_inputs(
 ) -> tuple[Any, ...]:
     """Return the further inputs X.* of a call, whose `tensors` are by slot: of the states that it `begins` from, and of holds.
 
-    Raises BadInput for what does not fit.
+    Raises BadInput for arguments that do not fit.
     """
     x, resets, ends = tensors[0], tensors[RESETS], tensors[CU_SEQLENS]
     axes, dtype = interface.channel_axes, STORAGE[interface.precision.name]
@@ -113,7 +113,7 @@ def by_layer(
 ) -> tuple[Any, ...]:
     """Return the reset states of layers in the cell's order, each [runs, B, H] or [runs, H], runs those of all layers.
 
-    Raises BadInput for what does not fit.
+    Raises BadInput for arguments that do not fit.
     """
     check_given(resets)
     if isinstance(reset_states, Mapping):

@@ -25,7 +25,7 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
     x [..., C, T], of each channel its own. zi, zf: [..., n], the states before and after of scipy.signal.lfilter's transposed
     direct form II. Floating-point dtypes may differ: y has that of x, zf that of zi, gradients that of their tensors.
 
-    There are no gradients of gradients and there is no vmap. Raises BadInput for what does not fit, and where a[0] is 0.
+    There are no gradients of gradients and there is no vmap. Raises BadInput for wrong arguments, and where a[0] is 0.
     Source: Oppenheim & Schafer, Discrete-Time Signal Processing, section 6.3.
     """
     for name, tensor in {"x": x, "a": a, "b": b, **({} if zi is None else {"zi": zi})}.items():
@@ -50,7 +50,7 @@ def sosfilt(sos: Any, x: Any, zi: Any = None) -> Any:
 
     x: [..., T]. sos: [sections, 6], each b0, b1, b2, a0, a1, a2; or [C, sections, 6] for x [..., C, T], of each channel
     its own. zi, zf: [sections, ..., 2], as scipy.signal.sosfilt has them. Each section is `lfilter`, and passes a signal of
-    x's dtype to the next. Raises BadInput for what does not fit, and where an a0 is 0.
+    x's dtype to the next. Raises BadInput for wrong arguments, and where an a0 is 0.
     """
     check_real(x, "x")
     check_real(sos, "sos")

@@ -41,7 +41,7 @@ def scan(
     Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
     on the meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process
     group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
-    Raises BadInput for what does not fit.
+    Raises BadInput for arguments that do not fit.
     """
     form = check_form(form, log_a)
     if sequence_group is not None:

@@ -42,7 +42,7 @@ def gae(
     others. done: bool, or numbers 0 and 1, True where step t ends its episode; nowhere where None. terminated: True where it
     ends in a terminal state, whose value counts as 0; as `done` where None. gamma, lmbda: numbers, or tensors without axes or
     of the shape of `reward`. Floating-point dtypes may differ; results have the widest. 16 bits are computed in float32 and
-    rounded once. Raises BadInput for what does not fit. Source: Schulman et al., arXiv 1506.02438.
+    rounded once. Raises BadInput for arguments that do not fit. Source: Schulman et al., arXiv 1506.02438.
     """
     steps, (value,), dtype = _steps(reward, {"value": value}, next_value, done, terminated, gamma, lmbda, axis)
     advantage, target = returns.gae(steps, value)
@@ -63,7 +63,7 @@ def lambda_returns(
 
     v[t] is next_value[t], the value of the state after step t, 0 where `terminated`. At the last step, and where `done`,
     G[t] = reward[t] + gamma v[t]. Arguments are those of `gae`; next_value has the shape of `reward`.
-    Raises BadInput for what does not fit. Source: Sutton & Barto, Reinforcement Learning, 2nd edition, section 12.3.
+    Raises BadInput for arguments that do not fit. Source: Sutton & Barto, Reinforcement Learning, 2nd edition, section 12.3.
     """
     steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
     return returns.lambda_returns(steps).to(dtype)
@@ -93,7 +93,7 @@ def vtrace(
     lmbda target[t+1] + (1 - lmbda) value[t+1] within an episode, next_value[t] at its end, and 0 where `terminated`.
 
     The other arguments are those of `gae`. The thresholds are numbers, or tensors as gamma; pg_rho_thresh is rho_thresh where
-    None. Raises BadInput for what does not fit. Source: Espeholt et al., IMPALA, arXiv 1802.01561.
+    None. Raises BadInput for arguments that do not fit. Source: Espeholt et al., IMPALA, arXiv 1802.01561.
     """
     alike = {"value": value, "log_rho": log_rho}
     steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)

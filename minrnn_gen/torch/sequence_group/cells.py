@@ -64,7 +64,7 @@ _SETTLED: weakref.WeakKeyDictionary[Any, ByKey[_Settled]] = weakref.WeakKeyDicti
 def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool = False) -> list[Any]:
     """Return y of this rank's piece and the final states of whole sequences, and for `all_states` those of the piece's steps.
 
-    Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for what does not fit.
+    Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
     held, key = _SETTLED.setdefault(member.process_group, ByKey()), None
     if tensors[0].is_cuda:

@@ -27,7 +27,7 @@ _MARGIN = 1.1
 def fold(pieces: Sequence[Any]) -> Any:
     """Return the state after pieces, each a pair (product of the coefficients, end state from zero), from the first on.
 
-    Where a product is zero, nothing that came before counts, were it not a number.
+    Where a product is zero, nothing before it counts, even NaN.
     """
     _, state = pieces[0]
     for product, end in pieces[1:]:

@@ -23,7 +23,7 @@ Run = Callable[[Kernel, tuple[Any, ...]], Any]
 
 
 def agree_on_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, is_global: bool) -> None:
-    """Agree on a call; raises BadInput on every rank for what does not fit.
+    """Agree on a call; raises BadInput on every rank for arguments that do not fit.
 
     `is_global`: lengths and boundaries are those of a sequence group.
     """

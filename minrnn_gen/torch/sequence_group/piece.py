@@ -153,7 +153,7 @@ class Piece:
         return self.together(results[1 : 1 + self.states])
 
     def twice(self, call: Sequence[Any]) -> list[Any]:
-        """Return a call whose sequences are there twice."""
+        """Return a call with each of its sequences twice."""
         twice = list(call)
         for slot, axis in self.axes_of_inputs(call, "b").items():
             twice[slot] = None if call[slot] is None else torch.cat((call[slot], call[slot]), axis)

@@ -35,7 +35,7 @@ from minrnn_gen.torch.tensors import autocasts, check_tensor
 def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse: bool, axis: int) -> tuple[Any, Any]:
     """Return (y, final): y of this rank's piece, and the final state of the whole, the same bits on every rank.
 
-    Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for what does not fit.
+    Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
     refusal, shape = None, [0]
     if all(isinstance(tensor, torch.Tensor) for tensor in (a, b)) and autocasts(a) and a.dtype is not b.dtype:
