@@ -13,7 +13,8 @@ import re
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pages import API, AT_THE_TOP, FENCE, LINK, ROOT, anchor_of, api_page, published_name, schema_page, source_of, with_links
+from pages import API, AT_THE_TOP, FENCE, LINK, anchor_of, api_page, published_name, schema_page, source_of, with_links
+from parameters import ROOT
 from reports import decisions, records, with_reports
 
 from minrnn_gen.cli.schema import Kind
@@ -29,9 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from the top of the checkout, the files that pages link to, and what is generated."""
     for name, page in AT_THE_TOP.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
-    for package, names in API.items():
-        page = f"reference/{package.rpartition('.')[2]}.md"
-        files.append(File.generated(config, page, content=api_page(package, names)))
+    for page, topic in API.items():
+        files.append(File.generated(config, f"reference/{page}.md", content=api_page(topic)))
     for kind in Kind:
         files.append(File.generated(config, f"reference/{kind}-schema.md", content=schema_page(kind)))
     for name, text in (*records(), *decisions()):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from parameters import table_of
 
 from minrnn_gen.cli.schema import Kind, schema_of
 
-ROOT = Path(__file__).resolve().parents[2]
 AT_THE_TOP = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -21,69 +21,85 @@ AT_THE_TOP = {
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 
-# The public names whose docstrings are the reference; exceptions beside their base are on the page of the Python interface.
+
+class Topic(NamedTuple):
+    """A page of the reference: its title, the package, what it says first, and the public names whose docstrings fill it."""
+
+    title: str
+    package: str
+    first_words: str
+    names: tuple[str, ...]
+
+
+_TORCH, _COMPAT = "minrnn_gen.torch", "minrnn_gen.compat"
+_MIGRATION = "[Coming from another library](../migration.md) shows these modules in use."
+# Pages by the names of their files; exceptions below their base are on the page of the Python interface.
 API = {
-    "minrnn_gen": ("compile", "Kernel", "Spec", "scan", "scan_backward", "MinrnnError"),
-    "minrnn_gen.torch": (
-        "RNN",
-        "MinGRU",
-        "MinGRULog",
-        "MinGRUTanh",
-        "MinLSTM",
-        "MinLSTMLog",
-        "HGRN",
-        "QRNN",
-        "RGLRU",
-        "IndRNN",
-        "Elman",
-        "GRU",
-        "LSTM",
-        "SLSTM",
-        "PeepholeLSTM",
-        "LIF",
-        "RecurrentLIF",
-        "SelectiveScan",
-        "nn",
-        "recurrence",
-        "scan",
-        "lfilter",
-        "sosfilt",
-        "gae",
-        "vtrace",
-        "lambda_returns",
-        "replace",
-        "HeadGroup",
-        "SequenceGroup",
-        "sum_gradients",
-        "export_operators",
-        "onnx_translations",
+    "minrnn_gen": Topic(
+        "minrnn_gen",
+        "minrnn_gen",
+        "[The Python interface](../python.md) shows these names in use.",
+        ("compile", "Kernel", "Spec", "scan", "scan_backward", "MinrnnError"),
     ),
-    "minrnn_gen.jax": ("RNN", "recurrence", "scan", "lfilter", "sosfilt", "gae", "vtrace", "lambda_returns", "step"),
-    "minrnn_gen.compat": (
-        "flashrnn",
-        "mamba_ssm",
-        "spikingjelly",
-        "snntorch",
-        "accelerated_scan",
-        "fla",
-        "numpy_cells",
-        "xlstm",
-        "recurrent_gemma",
-        "transformers_mamba",
-        "mingru_pytorch",
-        "torchrl",
-        "torchaudio",
+    "torch-layers": Topic(
+        "minrnn_gen.torch: layers",
+        _TORCH,
+        "Layers of a built-in cell take the keywords of `RNN`, and have its methods. [PyTorch](../torch.md) shows them in use.",
+        (
+            "RNN",
+            "MinGRU",
+            "MinGRULog",
+            "MinGRUTanh",
+            "MinLSTM",
+            "MinLSTMLog",
+            "HGRN",
+            "QRNN",
+            "RGLRU",
+            "IndRNN",
+            "Elman",
+            "GRU",
+            "LSTM",
+            "SLSTM",
+            "PeepholeLSTM",
+            "LIF",
+            "RecurrentLIF",
+            "SelectiveScan",
+            "nn",
+            "replace",
+        ),
+    ),
+    "torch-functions": Topic(
+        "minrnn_gen.torch: functions",
+        _TORCH,
+        "Functions with gradients. [PyTorch](../torch.md#the-recurrence-of-a-kernel) shows them in use.",
+        ("recurrence", "scan", "lfilter", "sosfilt", "gae", "vtrace", "lambda_returns"),
+    ),
+    "torch-groups": Topic(
+        "minrnn_gen.torch: several GPUs and export",
+        _TORCH,
+        "[Several GPUs](../how-to/several-gpus.md) and [AOTInductor](../how-to/aot-inductor.md) show these names in use.",
+        ("HeadGroup", "SequenceGroup", "sum_gradients", "export_operators", "onnx_translations"),
+    ),
+    "jax": Topic(
+        "minrnn_gen.jax",
+        "minrnn_gen.jax",
+        "[JAX](../jax.md) shows these names in use.",
+        ("RNN", "recurrence", "scan", "lfilter", "sosfilt", "gae", "vtrace", "lambda_returns", "step"),
+    ),
+    "compat-functions": Topic(
+        "minrnn_gen.compat: functions of other libraries",
+        _COMPAT,
+        _MIGRATION,
+        ("flashrnn", "mamba_ssm", "spikingjelly", "snntorch", "accelerated_scan", "fla", "numpy_cells", "torchaudio"),
+    ),
+    "compat-drop-ins": Topic(
+        "minrnn_gen.compat: drop-ins",
+        _COMPAT,
+        "[Drop-ins](../how-to/drop-ins.md) shows these modules in use.",
+        ("xlstm", "recurrent_gemma", "transformers_mamba", "mingru_pytorch", "torchrl"),
     ),
 }
-# What a page says first, and what an entry shows beside its own members.
-FIRST_WORDS = {
-    "minrnn_gen.torch": (
-        "Layers of a built-in cell take the keywords of `RNN`, and have its methods. [PyTorch](../torch.md) shows them in use."
-    ),
-    "minrnn_gen": "[The Python interface](../python.md) shows these names in use.",
-    "minrnn_gen.jax": "[JAX](../jax.md) shows these names in use.",
-    "minrnn_gen.compat": "[Coming from another library](../migration.md) shows these modules in use.",
-}
+# Members that an entry shows in addition to its own.
 INHERITED = {"minrnn_gen.torch.RNN": "[step, explain]"}
 FILES = {Kind.SPEC: "a spec", Kind.CELL: "a cell file", Kind.GPU: "a GPU profile"}
 
@@ -122,13 +138,15 @@ def with_links(markdown: str, source: str, page: str) -> str:
     return "".join(part if part.startswith("```") else LINK.sub(led, part) for part in FENCE.split(markdown))
 
 
-def api_page(package: str, names: tuple[str, ...]) -> str:
-    """Return the page of a package's public names, which docstrings fill."""
-    entries = [f"# {package}", FIRST_WORDS[package]]
-    for name in names:
-        path = f"{package}.{name}"
-        inherited = INHERITED.get(path, "[__init__]" if package == "minrnn_gen.torch" else "false")
+def api_page(topic: Topic) -> str:
+    """Return a page of public names, which docstrings fill, each with the table of its parameters."""
+    entries = [f"# {topic.title}", topic.first_words]
+    for name in topic.names:
+        path = f"{topic.package}.{name}"
+        inherited = INHERITED.get(path, "[__init__]" if topic.package == _TORCH else "false")
         entries.append(f"::: {path}\n    options:\n      inherited_members: {inherited}")
+        if table := table_of(topic.package, name):
+            entries.append(f"**Parameters of `{name}`**\n\n{table}")
     return "\n\n".join(entries) + "\n"
 
 

@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
-from pages import ROOT
+from parameters import ROOT
 
 from benchmarks.pages import PUBLISHED_RECORDS
 from benchmarks.report.page import html_of

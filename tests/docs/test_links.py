@@ -26,12 +26,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert dead == [], f"{name_of(page)}: nothing is there"
 
 
-def test_every_page_is_in_the_menu() -> None:
-    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")}
-    assert pages - set(listed) == set(), "list the page in the menu of mkdocs.yml"
-
-
 def test_the_readme_ends_with_eight_places_to_go() -> None:
     end = prose(ROOT / "README.md").partition("## Where to go next")[2]
     assert len(re.findall(r"^\d\. ", end, re.MULTILINE)) == 8

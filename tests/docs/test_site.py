@@ -20,9 +20,7 @@ import check
 import pages
 import reports
 
-GENERATED = {f"reference/{package.rpartition('.')[2]}.md" for package in pages.API} | {
-    f"reference/{kind}-schema.md" for kind in Kind
-}
+GENERATED = {f"reference/{page}.md" for page in (*pages.API, *(f"{kind}-schema" for kind in Kind))}
 
 
 def menu() -> list[str]:
@@ -35,6 +33,11 @@ def menu() -> list[str]:
         return [page for part in parts for page in below(part)]  # type: ignore[attr-defined]
 
     return below(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+
+
+def shown_of(package: str) -> list[str]:
+    """Return the names of a package that the pages of the reference show."""
+    return [name for topic in pages.API.values() if topic.package == package for name in topic.names]
 
 
 def exported(module: str) -> set[str]:
@@ -52,13 +55,20 @@ def test_every_public_name_is_in_the_reference() -> None:
     from minrnn_gen import errors
 
     names = {name for name in exported("minrnn_gen/__init__.py") if not hasattr(errors, name)}
-    assert set(pages.API["minrnn_gen"]) == names | {"MinrnnError"}
-    assert set(pages.API["minrnn_gen.torch"]) == exported("minrnn_gen/torch/__init__.py")
+    assert set(shown_of("minrnn_gen")) == names | {"MinrnnError"}
+    assert set(shown_of("minrnn_gen.torch")) == exported("minrnn_gen/torch/__init__.py")
     fronts = ROOT / "minrnn_gen" / "compat"
     texts = {file.stem: file.read_text(encoding="utf-8") for file in fronts.glob("[!_]*.py")}
     texts |= {file.parent.name: file.read_text(encoding="utf-8") for file in fronts.glob("*/__init__.py")}
     parts = {name for name in texts if any(f"minrnn_gen.compat.{name} import" in text for text in texts.values())}
-    assert set(pages.API["minrnn_gen.compat"]) == set(texts) - parts
+    assert set(shown_of("minrnn_gen.compat")) == set(texts) - parts
+
+
+def test_a_function_has_a_table_of_its_parameters() -> None:
+    page = pages.api_page(pages.API["torch-functions"])
+    assert page.count("| parameter | type | shape | default |") == len(pages.API["torch-functions"].names)
+    assert "| `R` | array | [Gr, N, D, D] | `None` |" in page and "| `sos` | array | [sections, 6] | needed |" in page
+    assert "| `gamma` | `Any` |  | needed |" in page
 
 
 def test_links_are_led_to_where_the_site_has_their_targets() -> None:
