@@ -112,7 +112,7 @@ FAST_FUNCTIONS_ERROR, LOG_ARITHMETIC_ERROR = 8 * 2.0**-17, 2.0**-9
 
 
 def error_allowed(precision: Precision) -> float:
-    """Return the largest relative error, norm by norm, of a result in a precision that counts as right.
+    """Return the largest relative error, norm by norm, at which a result in a precision still counts as right.
 
     Eight roundings to storage, or to tf32 where that is coarser: of the inputs' products, of a projection, of y, which a
     backward reads again. And as many of the arithmetic as a sum over 1,024 inputs or a state that remembers long may collect,

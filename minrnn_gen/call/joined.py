@@ -109,7 +109,7 @@ def bias_of_sums(interface: Interface, sums: Any, first: int) -> Any:
 
 
 def of_one_axis(interface: Interface, array: Array) -> Array:
-    """Return R or a bias that was joined, or lies so; raises BadInput for any other array."""
+    """Return R or a bias that was joined, or is laid out so; raises BadInput for any other array."""
     if len(array.shape) == 1 + len(interface.directions):
         return array
     count = len({*interface.product_shapes})

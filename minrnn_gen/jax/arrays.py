@@ -70,7 +70,7 @@ def check_real(array: Any, name: str, *shapes: tuple[int, ...]) -> None:
 
 
 def carried_dtype() -> Any:
-    """Return float64, without JAX's x64 mode float32."""
+    """Return float64, or float32 without JAX's x64 mode."""
     return jnp.dtype(jax.dtypes.canonicalize_dtype(CARRIED))
 
 

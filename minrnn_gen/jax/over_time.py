@@ -74,7 +74,7 @@ def folded(products: Any, ends: Any) -> Any:
 
 
 def check_cell(kernel: Kernel, all_states: bool) -> None:
-    """Refuse what does not run over an axis of time."""
+    """Refuse calls that do not run over an axis of time."""
     name, interface = kernel.builder.cell_source.name, kernel.interface
     if not kernel.builder.cell_shape.is_scan:
         raise BadInput(

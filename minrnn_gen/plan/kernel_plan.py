@@ -283,7 +283,7 @@ class KernelPlan:
 
     @property
     def group_exchange_bytes(self) -> int:
-        """Bytes of memory through which such blocks hand outputs on, 0 where none do."""
+        """Bytes of memory through which such blocks pass outputs, 0 where none do."""
         if "exchange_bytes" in self.launch.partition:
             return self.launch.partition["exchange_bytes"] * self.variables["column_groups"]
         # Two operands, of even and of odd steps, each word of 4 bytes with its step.

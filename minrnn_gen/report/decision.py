@@ -43,7 +43,7 @@ def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, n
         section(timeline.title, timeline.words, html_of(timeline)),
         section(
             "Slack of each constraint",
-            "What the pick uses of what the GPU allows; red where less than 5 % is left.",
+            "The pick's use of the GPU's limits; red where less than 5 % is left.",
             _slack(plan),
         ),
         section("Runners-up", "The next best candidates, as predicted.", _runners_up(plan))

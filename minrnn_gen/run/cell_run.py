@@ -22,7 +22,7 @@ from minrnn_gen.run.saved import Forward
 
 @dataclass(frozen=True)
 class CellRun(ABC):
-    """The kernels of one builder, of a cell of one family; what is not abstract is what most families do."""
+    """The kernels of one builder, of a cell of one family; methods that are not abstract serve most families."""
 
     interface: Interface
     builder: Builder

@@ -26,7 +26,7 @@ GAIN_LEAST = 1.2
 
 @dataclass(frozen=True)
 class Expected:
-    """A kernel as it is expected: its time in microseconds, and what it takes of the GPU; None where it takes step by step."""
+    """A kernel's expectation: its time in microseconds, and its demand on the GPU; None where it takes step by step."""
 
     us: float
     occupied: Occupied | None

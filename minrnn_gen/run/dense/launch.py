@@ -53,7 +53,7 @@ def persistent_launches(
 ) -> Iterator[Launch]:
     """Yield the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
 
-    One, unless blocks of a grid wait for each other: of those the GPU has to hold all at once, and it holds `resident_blocks`.
+    One, unless blocks of a grid wait for each other: the GPU has to hold all of those at once, and it holds `resident_blocks`.
     Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
     """
     most = PERSISTENT_STEPS_MAX // (1 + arguments.names.rounds)

@@ -92,7 +92,7 @@ class StackRun:
     def backward(
         self, tensors: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], cut: Cut, dropout: float = 0.0
     ) -> list[Any]:
-        """Return the gradients of `tensors`, None for what has none.
+        """Return the gradients of `tensors`, None for those without one.
 
         `results`: y, and what only a backward needs; `incoming`: the gradients of y and of the final states, None for zeros;
         `dropout` as in the forward.

@@ -71,7 +71,7 @@ class LayerStack:
         dtype: torch.dtype | None = None,
         watch: Watch = unwatched,
     ) -> None:
-        """Compile ahead, in parallel, what calls with inputs of these sizes run: pairs (batch, time), with gradients.
+        """Compile ahead, in parallel, the kernels of calls with these sizes, pairs (batch, time), gradients included.
 
         dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `watch(done, of)` is
         called as the kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
