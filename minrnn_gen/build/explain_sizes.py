@@ -41,7 +41,7 @@ def explain_classes(builder: Builder, kernel_pass: KernelPass, specialization: S
         f"{problem.cell.name}, hidden_size {problem.hidden_size}, {problem.precision.name}, layout {problem.layout}: "
         f"{kernel_pass} for all sizes, rows aligned to {specialization.alignment_bytes} bytes",
         *(f"  {letters[id(kernel)]}  {_words(kernel)}" for kernel in classes.sizes.kernels),
-        f"  no place of the grid loses more than {100 * classes.sizes.predicted_loss:.1f} % to its own best, as predicted",
+        f"  every size is within {100 * classes.sizes.predicted_loss:.1f} % of its best kernel, as predicted",
         "",
         *_table(problem, classes.sizes, letters),
     ]

@@ -85,4 +85,4 @@ def resources(built: tuple[BuiltKernel, ...]) -> Table:
 def origin(built: tuple[BuiltKernel, ...], seconds: float) -> str:
     """Say whether the kernels were compiled or found, how long that took, and what the table below it says."""
     made = "from the cache" if all(built_kernel.cached for built_kernel in built) else "compiled"
-    return f"{made} in {seconds:.2f} s; the compiler reports, of what the plan allows:"
+    return f"{made} in {seconds:.2f} s; used of allowed, as the compiler reports:"

@@ -108,7 +108,7 @@ class Recorder(Protocol):
         """Have the kernels that are chosen and loaded within be those for half of the GPU: of `Backend.half`."""
 
     def lanes(self, count: int) -> AbstractContextManager[Lanes]:
-        """Return lanes, on which steps run concurrently; they begin after the run so far, and it goes on after them."""
+        """Return lanes, on which steps run concurrently; forks them from the run so far, and joins them on exit."""
 
     def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
         """Have `action` enqueue what only Python does; it gets a function that returns the address of a pointer of the run."""

@@ -69,7 +69,7 @@ def _returned_count(states: int, all_states: bool) -> int:
 
 
 class _Straight:
-    """By the house itself."""
+    """Calls the kernel directly, bypassing the dispatcher."""
 
     __slots__ = ("all_states", "kernel", "results_count", "returned_count")
 

@@ -99,7 +99,7 @@ class _Way:
 
 
 class _Straight(_Way):
-    """By the house itself, unless somebody looks on."""
+    """Calls the scan directly, unless a dispatch mode looks on."""
 
     __slots__ = ()
 

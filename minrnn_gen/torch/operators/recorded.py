@@ -15,7 +15,7 @@ Tensors = Sequence[Any]
 
 
 class Way(Protocol):
-    """How a call and its gradients are computed: by the house itself, or through the dispatcher."""
+    """How a call and its gradients are computed: directly, or through the dispatcher."""
 
     @property
     def results_count(self) -> int:
