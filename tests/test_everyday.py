@@ -1,4 +1,4 @@
-"""What is run every day of cases that are alike: no value is left out, and no failure is lost."""
+"""The daily share of cases that are alike: no value is left out, and no failure is lost."""
 
 from __future__ import annotations
 

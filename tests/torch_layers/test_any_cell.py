@@ -175,7 +175,7 @@ def test_the_decay_of_rg_lru_starts_where_its_paper_has_it() -> None:
 
 
 def test_coupled_states_start_within_the_unit_circle() -> None:
-    """Of biquad the poles, of complex_lru the moduli in the ring of its paper; linoss is stable whatever it starts with."""
+    """Checks biquad's poles, and complex_lru's moduli in the ring of its paper; linoss is stable whatever it starts with."""
     biquad, lru = wing.RNN("biquad", INPUTS, 512).double(), wing.RNN("complex_lru", INPUTS, 512).double()
     a1, a2 = biquad.a1_l0.detach(), biquad.a2_l0.detach()
     poles = torch.linalg.eigvals(torch.stack((-a1, torch.ones_like(a1), -a2, torch.zeros_like(a1)), -1).reshape(-1, 2, 2))
