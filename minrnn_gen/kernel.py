@@ -30,6 +30,7 @@ from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
 from minrnn_gen.run.altered import Alteration, AlteredSaved
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
+from minrnn_gen.run.derivatives import Derivatives
 from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.expected_time import BackwardOrForward
@@ -53,7 +54,7 @@ def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Pre
     return Kernel(builder_of(spec, target_again(spec, profile), preferred))
 
 
-class Kernel:
+class Kernel(Derivatives):
     """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
 
     A pickle of a kernel is its recipe, and the profile of a GPU that its spec names: loaded, it is made again, for the GPU
@@ -83,7 +84,7 @@ class Kernel:
         else:
             self.executor = EmbeddedExecutor(self._interface, builder, self.embedded.executor, embedded[1])
         self.recipe = recipe_of(builder.spec, builder.cell_source)
-        self._altered: dict[tuple[bool, bool], tuple[Kernel, AlteredRecipe]] = {}
+        self._others: dict[str, Kernel] = {}
 
     @property
     def builder(self) -> Builder:
@@ -363,14 +364,15 @@ class Kernel:
 
         Raises BadInput for a spec that has none.
         """
-        if (begins, holds) not in self._altered:
-            recipe = altered_recipe(self.recipe, begins, holds)
-            self._altered.setdefault((begins, holds), (self._like(spec_from(recipe.recipe)), recipe))
-        return self._altered[begins, holds]
+        recipe = altered_recipe(self.recipe, begins, holds)
+        return self.of_recipe(recipe.recipe), recipe
 
-    def _like(self, spec: Spec) -> Kernel:
-        """Return the kernel of another spec, which runs where this one does."""
-        return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
+    def of_recipe(self, recipe: str) -> Kernel:
+        """Return the kernel of another recipe, which runs where this one does; the same one every time."""
+        if recipe not in self._others:
+            spec = spec_from(recipe)
+            self._others.setdefault(recipe, Kernel(builder_of(spec, self._builder.target, self._builder.preferred)))
+        return self._others[recipe]
 
     def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
         """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""
