@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.slots import CallSlots, has_gradient
+from minrnn_gen.build.tangent_cells import tangent_recipe
+from minrnn_gen.call.slots import CallSlots, R, has_gradient
+from minrnn_gen.call.tangent import TangentCall
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
@@ -91,6 +93,24 @@ class _Straight:
         return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
 
 
+class _Given(_Straight):
+    """What was run before, with its results."""
+
+    __slots__ = ("_results",)
+
+    def __init__(self, kernel: Kernel, results: Tensors) -> None:
+        super().__init__(kernel, False)
+        self._results = results
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        return [result.detach() for result in self._results]
+
+
+def recorded(kernel: Kernel, tensors: Tensors, results: Tensors) -> Tensors:
+    """Return y and the final states of a call that was run, recorded; `results` are all of the forward that saved."""
+    return RecurrenceFunction.of(_Given(kernel, results), tensors)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True, slots=True)
 class _Dispatched:
     """Through the dispatcher, below what records."""
@@ -114,9 +134,51 @@ class _Dispatched:
         kernel = kernel_by(self.recipe)
         y, *extra = results
         dy, dstate = calls.arriving(kernel, lambda: calls.states_shapes(kernel, tensors), y, gradients)
-        call = kernel.interface.slots.by_schema(tensors)
-        in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
-        return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+        return _gradients(kernel, tensors, y, extra, dy, dstate, self.all_states)
+
+
+def _gradients(
+    kernel: Kernel, tensors: Tensors, y: Any, extra: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
+) -> list[Any]:
+    """Return the gradients of the tensors of a call by the operator, None for what has none."""
+    call = kernel.interface.slots.by_schema(tensors)
+    in_order = iter(_BACKWARD(kernel.recipe, all_states, *call, y, [*extra], dy, [*dstate]))
+    return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _second_gradients(settings: tuple[str, bool], states_count: int, given: Tensors, along: Tensors) -> list[Any]:
+    """Return the gradients of what a backward was given, `given`, of those of its results, `along`; as `Twice` says.
+
+    y is a function of the tensors of the call, whose gradients are all there is of its.
+    """
+    kernel = kernel_by(settings[0])
+    slots = kernel.interface.slots
+    split = len(given) - states_count - 2
+    present, (_, dy, *dstate) = given[:split], given[split:]
+    absent = () if split == slots.total else (None,) * len(kernel.states)
+    tensors = (*present[: slots.states.start], *absent, *present[slots.states.start :])
+    in_order = iter(along)
+    tangents = [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+    gradients, ddy, ddstate = second_gradients(kernel, tensors, tangents, dy, dstate)
+    of_present = [*gradients[: slots.states.start], *gradients[slots.states.start + len(absent) :]]
+    of_tensors = [None if tensor is None else gradient for tensor, gradient in zip(present, of_present, strict=True)]
+    return [*of_tensors, None, ddy, *(ddstate if dstate else ())]
+
+
+def second_gradients(
+    kernel: Kernel, tensors: Tensors, tangents: Tensors, dy: Any, dstate: Tensors
+) -> tuple[list[Any], Any, list[Any]]:
+    """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, of dy and of dstate.
+
+    The last two are the derivatives of y and of the final states along the tangents.
+    """
+    recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
+    moving, as_called = kernel_by(recipe.recipe), TangentCall(kernel.interface, recipe, torch)
+    arrays = as_called.arrays(tensors, tangents)
+    y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
+    final, extra = others[: len(moving.states)], others[len(moving.states) :]
+    gradients = _gradients(moving, arrays, y, extra, dy, as_called.incoming(dstate))
+    return as_called.gradients(tensors, tangents, gradients), y, as_called.final(final)
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
@@ -168,4 +230,6 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
 
 
 OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
-_BACKWARD = define_backward("recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients)
+_BACKWARD = define_backward(
+    "recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients, _second_gradients
+)

@@ -39,7 +39,7 @@ def scan(
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
 
     Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
-    on the meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process
+    on the meta device give results there. Gradients have gradients, but for form "full"; there is no vmap. sequence_group: a process
     group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
     Raises BadInput for what does not fit.
     """
@@ -94,8 +94,36 @@ class _Way:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
         dy = torch.zeros_like(y) if dy is None else dy
+        if torch.is_grad_enabled() and not self.is_full and y.shape[self.axis]:
+            return self._recorded(a, h0, y, dy, dfinal)
         da, db, dh0 = _SCAN_BACKWARD(a, y, dy, h0, dfinal, *self._options)
         return (da, db, None if h0 is None else dh0)
+
+    def _recorded(self, a: Any, h0: Any, y: Any, dy: Any, dfinal: Any) -> Tensors:
+        """Return the gradients by a scan that is recorded as well, so that they have gradients."""
+        carried = _fake_state(y, self.axis, False).dtype
+        wide, dy = a.to(carried), dy.to(carried)
+        first, last = (-1, 0) if self.reverse else (0, -1)
+        if dfinal is not None:
+            dy = dy.index_add(self.axis, torch.tensor([last % y.shape[self.axis]], device=y.device), dfinal.unsqueeze(self.axis))
+        later, _ = scan(
+            self._shifted(wide, torch.zeros_like(wide.select(self.axis, 0)), not self.reverse).conj().resolve_conj(),
+            dy,
+            log_a=self.log_a,
+            reverse=not self.reverse,
+            axis=self.axis,
+        )
+        before = self._shifted(y.to(carried), torch.zeros_like(later.select(self.axis, 0)) if h0 is None else h0, self.reverse)
+        of_a, factor = later * before.conj(), wide.exp() if self.log_a else wide
+        da = of_a * factor if self.log_a else of_a
+        dh0 = None if h0 is None else (later * factor.conj()).select(self.axis, first)
+        return (da.to(a.dtype), later.to(y.dtype), dh0)
+
+    def _shifted(self, values: Any, entering: Any, backwards: bool) -> Any:
+        """Return values one step later, `entering` first; or one step earlier, `backwards`."""
+        count, entering = values.shape[self.axis] - 1, entering.unsqueeze(self.axis)
+        kept = values.narrow(self.axis, 1 if backwards else 0, count)
+        return torch.cat([kept, entering] if backwards else [entering, kept], self.axis)
 
 
 class _Straight(_Way):
