@@ -370,9 +370,11 @@ class Kernel(Derivatives):
     def of_recipe(self, recipe: str) -> Kernel:
         """Return the kernel of another recipe, which runs where this one does; the same one every time."""
         if recipe not in self._others:
-            spec = spec_from(recipe)
-            self._others.setdefault(recipe, Kernel(builder_of(spec, self._builder.target, self._builder.preferred)))
+            self._others.setdefault(recipe, self._like(spec_from(recipe)))
         return self._others[recipe]
+
+    def _like(self, spec: Spec) -> Kernel:
+        return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
 
     def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
         """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""

@@ -30,8 +30,9 @@ NAMED = tuple(name for name in CallArguments._fields if name not in FIXED[SEQUEN
 
 @dataclass(frozen=True)
 class SavedCall:
-    """A forward that was saved: its arrays by slot of `kernel`, which ran it or has no axis p instead of the one that did."""
+    """A forward that was saved: its arrays by slot of `kernel`, the one that ran it, `owner`, or that without the axis p."""
 
+    owner: Kernel
     kernel: Kernel
     arrays: list[Any]
     embedding: Any = None
@@ -43,21 +44,21 @@ class SavedCall:
         call = (opened if isinstance(opened, Forward) else opened.metadata()).call
         arrays = [None if array is None else array.owner for array in call.flat()]
         if not isinstance(kernel.executor, EmbeddedExecutor):
-            return cls(kernel, arrays)
+            return cls(kernel, kernel, arrays)
         assert kernel.embedded is not None
         embedding = kernel.executor.embedding
         if not kernel.executor.serves(call):
             outer = CallArguments.from_flat(kernel.interface, arrays)
             arrays = embedding.arguments(outer).flat(embedding.inner) or []
-        return cls(kernel.embedded, arrays, embedding)
+        return cls(kernel, kernel.embedded, arrays, embedding)
 
-    def tangents(self, kernel: Kernel, given: Mapping[str, Any]) -> list[Any]:
-        """Return tangents by slot, of those by name of the arguments of `kernel`; raises BadInput for what does not fit."""
+    def tangents(self, given: Mapping[str, Any]) -> list[Any]:
+        """Return tangents by slot, of those by name of the arguments of `owner`; raises BadInput for what does not fit."""
         for name in given:
             if name not in NAMED:
                 allowed = ", ".join(NAMED)
                 raise BadInput(f"tangents has an unknown name {name!r}; allowed are {allowed}{nearest_name(name, NAMED)}")
-        interface = kernel.interface
+        interface = self.owner.interface
         arguments = joined(interface, CallArguments(**{"x": None, **given}))
         states = known_names(arguments.state, interface.states, "tangents['state']")
         if self.embedding is not None:
@@ -185,7 +186,7 @@ class Derivatives:
             if given.pop("reset_states", None):
                 raise BadInput("tangents: reset_states was given, but the call has none; leave it out")
             call = SavedCall.of(self, saved)
-            return call, call.tangents(self, given), None
+            return call, call.tangents(given), None
         alteration = saved.alteration
         kernel = self.altered(bool(alteration.states), alteration.recipe.hold is not None)[0]
         begins = known_names(given.pop("reset_states", None), self.interface.states, "tangents['reset_states']")
@@ -195,7 +196,7 @@ class Derivatives:
             if begins.get(state) is not None:
                 values = memory.cast(begins[state], storage)
                 inputs[name] = spread(alteration.xp, self.interface.channel_axes, alteration.resets, values, alteration.sequence)
-        return call, call.tangents(kernel, {**given, "inputs": inputs or None}), alteration
+        return call, call.tangents({**given, "inputs": inputs or None}), alteration
 
 
 class _TangentRun:
@@ -205,13 +206,13 @@ class _TangentRun:
         kernel = call.kernel
         self._call, self._tangents = call, tangents
         self._recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
-        self._kernel = kernel.of_recipe(self._recipe.recipe)
+        self._kernel = call.owner.of_recipe(self._recipe.recipe)
         self._as_called = TangentCall(kernel.interface, self._recipe, call.xp)
 
     def forward(self, saves: bool) -> tuple[Any, Any]:
         arrays = self._as_called.arrays(self._call.arrays, self._tangents)
         arguments = CallArguments.from_flat(self._kernel.interface, arrays)
-        return self._kernel.executor.forward(arguments, False, saves)  # type: ignore[no-any-return]
+        return self._kernel.executor.forward(arguments, False, saves)
 
     def outputs(self, result: Any) -> tuple[Any, dict[str, Any]]:
         states, embedding = self._as_called.final(result.final), self._call.embedding
@@ -233,4 +234,4 @@ class _TangentRun:
         gradients = self._as_called.gradients(call.arrays, self._tangents, flat or [])
         of_call = CallArguments.from_flat(call.kernel.interface, gradients)._asdict()
         given = {name: value for name, value in of_call.items() if value is not None}
-        return given if embedding is None else embedding.gradients(given)  # type: ignore[no-any-return]
+        return given if embedding is None else embedding.gradients(given)
