@@ -60,16 +60,17 @@ class TangentCall:
         """Return the gradients of the call's arrays of those of the tangent's call, None for what has none."""
         recipe, slots = self.recipe, self.interface.slots
         gradients: list[Any] = [None] * slots.total
-        dx, along = (self._apart(recipe.gates, given[X], self._gate_axis, moved) for moved in (False, True))
-        gradients[X] = dx
-        if arrays[WEIGHT] is not None:
-            gradients[X], gradients[WEIGHT] = self._through_weight(arrays, tangents, dx, along)
-        if arrays[BIAS] is not None:
+        if given[X] is not None:
+            dx, along = (self._apart(recipe.gates, given[X], self._gate_axis, moved) for moved in (False, True))
+            gradients[X] = dx
+            if arrays[WEIGHT] is not None:
+                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, tangents, dx, along)
+        if given[BIAS] is not None:
             bias = self._apart(recipe.gates, given[BIAS], len(self.interface.directions), False)
             gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
-        if arrays[R] is not None:
+        if given[R] is not None:
             gradients[R] = self._shaped(self._of_products(given[R], ("R", "d")), tuple(arrays[R].shape))
-        if arrays[RECURRENT_BIAS] is not None:
+        if given[RECURRENT_BIAS] is not None:
             biases = self._of_products(given[RECURRENT_BIAS], ("R",))
             gradients[RECURRENT_BIAS] = self._shaped(biases, tuple(arrays[RECURRENT_BIAS].shape))
         of_tangent = iter(given[SEQUENCES.stop :])

@@ -78,23 +78,32 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     return getattr(torch.ops.minrnn_gen, name).default
 
 
-def is_plain(tensors: Sequence[Any]) -> bool:
+def is_plain(tensors: Sequence[Any], takes_transforms: bool = False) -> bool:
     """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind or without values.
 
-    Any but the first may be None. Such calls save the way through the dispatcher. Raises BadInput within a transform of
-    torch.func and within torch.jit.trace, and for tensors with tangents, which a call without gradients would lose.
+    Any but the first may be None. Such calls save the way through the dispatcher. Raises BadInput within torch.jit.trace, and
+    unless the caller `takes_transforms` within one of torch.func, and for tensors with tangents, which a call would lose.
     """
     if torch.compiler.is_compiling():
         return False
     if torch._C._is_tracing():
         raise BadInput(_NO_TRACING)
     if torch._C._are_functorch_transforms_active():
+        if takes_transforms:
+            return False
         raise BadInput(_NO_TRANSFORMS)
     if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        if takes_transforms:
+            return False
         raise BadInput(NO_FORWARD_MODE)
     if torch._C._len_torch_dispatch_stack():
         return False
     return _PLAIN_TYPES.issuperset(map(type, tensors)) and not tensors[0].is_meta
+
+
+def has_transforms() -> bool:
+    """Say whether a transform of torch.func is active, or derivatives in forward mode are computed."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _has_tangent(tensor: Any) -> bool:

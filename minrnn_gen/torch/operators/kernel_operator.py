@@ -16,7 +16,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
-from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, has_transforms, is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
 
 _CALL = (
@@ -37,11 +37,15 @@ def run(
 
     `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
     """
-    if is_plain(tensors):
+    if is_plain(tensors, takes_transforms=True):
         kernel = kernel or kernel_by(recipe)
         if records(tensors):
             return RecurrenceFunction.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
         results = calls.forward(kernel, tensors, all_states, all_states)
+    elif not torch.compiler.is_compiling() and has_transforms():
+        from minrnn_gen.torch.operators.transformed import call
+
+        results = call(recipe, tensors, all_states)
     else:
         if not torch.compiler.is_compiling():
             calls.check_tensors(kernel or kernel_by(recipe), tensors)
@@ -56,7 +60,7 @@ def run_unrecorded(recipe: str, tensors: tuple[Any, ...]) -> list[Any] | None:
 
     None where autograd records the call, or anybody else looks on.
     """
-    return None if records(tensors) or not is_plain(tensors) else calls.infer(kernel_by(recipe), tensors)
+    return None if records(tensors) or not is_plain(tensors, takes_transforms=True) else calls.infer(kernel_by(recipe), tensors)
 
 
 def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
@@ -134,10 +138,10 @@ class _Dispatched:
         kernel = kernel_by(self.recipe)
         y, *extra = results
         dy, dstate = calls.arriving(kernel, lambda: calls.states_shapes(kernel, tensors), y, gradients)
-        return _gradients(kernel, tensors, y, extra, dy, dstate, self.all_states)
+        return gradients_of(kernel, tensors, y, extra, dy, dstate, self.all_states)
 
 
-def _gradients(
+def gradients_of(
     kernel: Kernel, tensors: Tensors, y: Any, extra: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
 ) -> list[Any]:
     """Return the gradients of the tensors of a call by the operator, None for what has none."""
@@ -177,7 +181,7 @@ def second_gradients(
     arrays = as_called.arrays(tensors, tangents)
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
-    gradients = _gradients(moving, arrays, y, extra, dy, as_called.incoming(dstate))
+    gradients = gradients_of(moving, arrays, y, extra, dy, as_called.incoming(dstate))
     return as_called.gradients(tensors, tangents, gradients), y, as_called.final(final)
 
 
