@@ -204,7 +204,7 @@ def check_transforms(front: Front) -> None:
         "torch.func.grad": lambda: pairs(torch.func.grad(of_all, everything)(*plain)),
         "torch.func.jvp": lambda: [(torch.func.jvp(of_all, tuple(plain), tuple(tangents))[1], along)],
         "torch.func.vmap": lambda: [
-            (torch.func.vmap(of_all)(*(torch.stack((one, one)) for one in plain)), of_all(*plain).expand(2))
+            (torch.func.vmap(of_all, randomness="same")(*(torch.stack((one, one)) for one in plain)), of_all(*plain).expand(2))
         ],
         "a dual number": dual,
         "is_grads_batched": rows,

@@ -20,8 +20,8 @@ OF_REPLACED = (
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (
-    "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
-    f"is an axis of x, torch.autograd has its gradients, and for torch.func.grad, which torch's layers have, {OF_REPLACED}"
+    "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, scan "
+    f"and the layers have them, and torch.autograd has gradients of all; {OF_REPLACED}"
 )
 _NO_TRACING = (
     "torch.jit.trace was asked for over a recurrence of minrnn_gen, which it would record as constants; torch.export and "
@@ -41,7 +41,7 @@ _NO_SCRIPT = (
     f"take it, and its state_dict fits the layer of torch.nn; {OF_REPLACED}"
 )
 NO_FORWARD_MODE = (
-    "a derivative in forward mode was asked for, which a recurrence of minrnn_gen does not have; torch.autograd.grad has its "
+    "a derivative in forward mode was asked for, which this call of minrnn_gen does not have; torch.autograd.grad has its "
     f"gradients; {OF_REPLACED}"
 )
 _NO_BATCHED_GRADIENTS = (
@@ -111,10 +111,12 @@ def _has_tangent(tensor: Any) -> bool:
     return has_derivatives and forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def refuse_transforms() -> None:
-    """Refuse to run within a transform of torch.func."""
+def refuse_transforms(*tensors: Any) -> None:
+    """Refuse to run within a transform of torch.func, and with tangents of these tensors."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise BadInput(_NO_TRANSFORMS)
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        raise BadInput(NO_FORWARD_MODE)
 
 
 def refuse_others() -> None:
