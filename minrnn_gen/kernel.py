@@ -320,9 +320,8 @@ class Kernel(Derivatives):
         returns_all = _flag(all_states, "all_states")
         kernel, arguments, altered = self._of_call(x, R, arrays)
         result, forward = kernel.executor.forward(arguments, returns_all, saves=True)
-        final = self._named(result.states if returns_all else result.final)
-        saved = Saved(kernel.executor, result, forward)
-        return result.y, final, saved if altered is None else AlteredSaved(saved, altered)
+        final, saved = result.states if returns_all else result.final, Saved(kernel.executor, result, forward)
+        return result.y, self._named(final), saved if altered is None else AlteredSaved(saved, altered)
 
     def backward(self, saved: Saved | AlteredSaved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
@@ -369,9 +368,7 @@ class Kernel(Derivatives):
 
     def of_recipe(self, recipe: str) -> Kernel:
         """Return the kernel of another recipe, which runs where this one does; the same one every time."""
-        if recipe not in self._others:
-            self._others.setdefault(recipe, self._like(spec_from(recipe)))
-        return self._others[recipe]
+        return self._others.get(recipe) or self._others.setdefault(recipe, self._like(spec_from(recipe)))
 
     def _like(self, spec: Spec) -> Kernel:
         return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))

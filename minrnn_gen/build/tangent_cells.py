@@ -48,14 +48,14 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
 
     if recipe in _TANGENTS:
         raise BadInput(
-            "a third derivative of a recurrence was asked for, and there are two; take the outermost one by differences of second "
-            "derivatives"
+            "a third derivative of a recurrence of minrnn_gen was asked for, which has two; take the outermost one by "
+            "differences of second derivatives"
         )
     spec = spec_from(recipe)
     if spec.recurrent_gradient_clip is not None:
         raise BadInput(
-            "recurrent_gradient_clip has no second derivative: a clipped gradient is the derivative of nothing; leave it out, and "
-            "clip the gradients of parameters"
+            "recurrent_gradient_clip has no second derivative: a clipped gradient is the derivative of nothing; leave it out of "
+            "the spec of minrnn_gen, and clip the gradients of parameters"
         )
     source = cell_source_of(spec)
     cell = parse_cell(source)

@@ -31,7 +31,7 @@ class TangentCall:
 
     def arrays(self, arrays: Arrays, tangents: Arrays) -> list[Any]:
         """Return the arrays of the tangent's call by its slots."""
-        interface, recipe, slots = self.interface, self.recipe, self.interface.slots
+        recipe, slots = self.recipe, self.interface.slots
         x, dx = self._preactivations(arrays, tangents)
         bias = self._of_gates(*(self._shaped(given[BIAS], self._bias_shape) for given in (arrays, tangents)))
         fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
@@ -180,9 +180,7 @@ class TangentCall:
         places = {pick: number for number, pick in enumerate(picks)}
         zeros = _zeros(_part(gradient, 0, axis))
         count = len(self.interface.gates)
-        parts = [
-            _part(gradient, places[place, moved], axis) if (place, moved) in places else zeros for place in range(count)
-        ]
+        parts = [_part(gradient, places[place, moved], axis) if (place, moved) in places else zeros for place in range(count)]
         return self.xp.concatenate(parts, axis=axis)
 
     def _shaped(self, array: Any, shape: tuple[int, ...]) -> Any:

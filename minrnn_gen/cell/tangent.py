@@ -5,9 +5,8 @@ Its backward is the double backward of the cell, and every kernel that runs cell
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from minrnn_gen.cell import expressions as ex
@@ -160,8 +159,8 @@ class _Tangent:
             exponent = ex.power_exponent(expression)
             return value, _times(ex.multiply(ex.number(exponent), ex.power(self._value(values[0]), exponent - 1)), tangents[0])
         if name == "multiply":
-            shares = (_times(self._value(values[1 - side]), tangents[side]) for side in (0, 1) if tangents[side] != ZERO)
-            return value, reduce(_plus, shares, ZERO)
+            shares = [_times(self._value(values[1 - side]), tangents[side]) for side in (0, 1) if tangents[side] != ZERO]
+            return value, _sum(shares)
         return self._of_quotient(values, tangents)
 
     def _of_quotient(self, values: tuple[Expr, ...], tangents: tuple[Expr, ...]) -> tuple[Expr, Expr]:
@@ -200,8 +199,7 @@ class _Tangent:
             condition, *branches = expression.args
             pairs = [self._both(branch) for branch in branches]
             chosen = self._condition(condition)
-            value = fn.Where(chosen, *(value for value, _ in pairs))
-            return value, _chosen(chosen, *(tangent for _, tangent in pairs))
+            return fn.Where(chosen, *(value for value, _ in pairs)), _chosen(chosen, *(tangent for _, tangent in pairs))
         values, tangents = zip(*map(self._both, expression.args), strict=True)
         if function in (fn.Minimum, fn.Maximum):
             values = tuple(map(self._value, values))
@@ -237,20 +235,16 @@ class _Tangent:
 
     def _with_all_states(self, output: Expr) -> Expr:
         """Return the output, which reads the tangents of all states: those that y does not depend on, without an effect."""
-        missing = [
-            tangent for tangent in self._named.states.values() if ex.current(tangent).name not in self._needed(output)
-        ]
+        missing = [tangent for tangent in self._named.states.values() if ex.current(tangent).name not in self._needed(output)]
         if not missing:
             return output
         wide = {self._named.states[name] for name in self._cell.vectors.states}
-        reads = [fn.Sum(ex.previous(name)) if name in wide else ex.previous(name) for name in missing]
-        never = fn.Where(fn.Less(ONE, ZERO), reduce(ex.add, reads), ZERO)
+        reads: list[Expr] = [fn.Sum(ex.previous(name)) if name in wide else ex.previous(name) for name in missing]
+        never = fn.Where(fn.Less(ONE, ZERO), _sum(reads), ZERO)
         if not self._cell.recurrent_gates:
             return ex.add(output, never)
         # R multiplies the output, which is a state.
-        self._lines = [
-            (name, ex.add(value, never) if ex.named(name) == output else value) for name, value in self._lines
-        ]
+        self._lines = [(name, ex.add(value, never) if ex.named(name) == output else value) for name, value in self._lines]
         return output
 
     def _needed(self, output: Expr) -> set[str]:
@@ -348,6 +342,13 @@ def _plus(left: Expr, right: Expr) -> Expr:
     if left == ZERO:
         return right
     return left if right == ZERO else ex.add(left, right)
+
+
+def _sum(values: Sequence[Expr]) -> Expr:
+    total: Expr = ZERO
+    for value in values:
+        total = _plus(total, value)
+    return total
 
 
 def _minus(value: Expr) -> Expr:

@@ -154,8 +154,8 @@ class Derivatives:
     def tangent(self, saved: Saved | AlteredSaved, tangents: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return (dy, dstate), the derivatives of y and of the final state along tangents of the arguments of a call.
 
-        saved: of `forward`. tangents: by the names of the arguments, each of the shape (of R and recurrent_bias: the longer one)
-        and dtype of its array; "parameters", "state", "shared", "inputs" and "reset_states" by name; zeros for those that are
+        saved: of `forward`. tangents: by the names of the arguments, each of the shape (of R and recurrent_bias: the longer
+        one) and dtype of its array; "parameters", "state", "shared", "inputs" and "reset_states" by name; zeros for those that are
         absent, or None. dy is like y, and dstate like the state. The first call compiles a kernel of its own. Raises BadInput
         for arrays that do not fit, for a `saved` that is released or another kernel's, and for clipped gradients.
         """
@@ -195,7 +195,9 @@ class Derivatives:
         for state, name in alteration.recipe.begins:
             if begins.get(state) is not None:
                 values = memory.cast(begins[state], storage)
-                inputs[name] = spread(alteration.xp, self.interface.channel_axes, alteration.resets, values, alteration.sequence)
+                inputs[name] = spread(
+                    alteration.xp, self.interface.channel_axes, alteration.resets, values, alteration.sequence
+                )
         return call, call.tangents({**given, "inputs": inputs or None}), alteration
 
 

@@ -31,6 +31,7 @@ def test_of_every_cell(model: str) -> None:
     torch.testing.assert_close(y, expected, rtol=0, atol=TOLERANCE)
     for one, other in zip(final, last, strict=True):
         torch.testing.assert_close(one[0], other, rtol=0, atol=TOLERANCE)
+    assert_same_second_gradients(y, expected, [x, *parameters.values()])
     assert_same_gradients(y, expected, [x, *parameters.values()])
 
 
@@ -39,3 +40,14 @@ def assert_same_gradients(y: Any, expected: Any, inputs: list[Any]) -> None:
     pairs = zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(expected, inputs, dy), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+
+
+def assert_same_second_gradients(y: Any, expected: Any, inputs: list[Any]) -> None:
+    """Compare the gradients of a penalty on all gradients, by which surrogates and constants have theirs too."""
+    found = []
+    for values in (y, expected):
+        first = torch.autograd.grad(values.square().sum(), inputs, create_graph=True)
+        penalty = sum(gradient.square().sum() for gradient in first)
+        found.append(torch.autograd.grad(penalty, inputs, retain_graph=True, materialize_grads=True))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=TOLERANCE, atol=TOLERANCE)

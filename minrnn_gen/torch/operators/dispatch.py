@@ -20,8 +20,8 @@ OF_REPLACED = (
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (
-    "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, scan "
-    f"and the layers have them, and torch.autograd has gradients of all; {OF_REPLACED}"
+    "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, "
+    f"scan and the layers have them, and torch.autograd has gradients of all; {OF_REPLACED}"
 )
 _NO_TRACING = (
     "torch.jit.trace was asked for over a recurrence of minrnn_gen, which it would record as constants; torch.export and "
@@ -103,7 +103,7 @@ def is_plain(tensors: Sequence[Any], takes_transforms: bool = False) -> bool:
 
 def has_transforms() -> bool:
     """Say whether a transform of torch.func is active, or derivatives in forward mode are computed."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def _has_tangent(tensor: Any) -> bool:
@@ -174,6 +174,11 @@ def dense_gradients(gradients: Sequence[Any]) -> list[Any]:
     if any(type(gradient) is torch.Tensor and not torch._C._has_storage(gradient) for gradient in dense):
         raise BadInput(_NO_BATCHED_GRADIENTS)
     return dense
+
+
+def unbatched(gradients: Sequence[Any]) -> Sequence[Any]:
+    """Return gradients or tangents that arrive outside of transforms of torch.func as `dense_gradients` does."""
+    return gradients if torch._C._are_functorch_transforms_active() else dense_gradients(gradients)
 
 
 def records(tensors: Sequence[Any]) -> bool:

@@ -39,7 +39,8 @@ def recurrence(
     With `all_states` a third one follows, the states after every step, each shaped like y; gradients do not go through them.
 
     Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
-    and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
+    and weight are cast to the kernel's storage dtype. Gradients have gradients, and transforms of torch.func are supported
+    (docs/how-to/derivatives.md).
     sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are, or the
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.

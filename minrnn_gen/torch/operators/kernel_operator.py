@@ -45,7 +45,7 @@ def run(
     elif not torch.compiler.is_compiling() and has_transforms():
         from minrnn_gen.torch.operators.transformed import call
 
-        results = call(recipe, tensors, all_states)
+        results = [*call(recipe, tensors, all_states)]
     else:
         if not torch.compiler.is_compiling():
             calls.check_tensors(kernel or kernel_by(recipe), tensors)
@@ -106,7 +106,7 @@ class _Given(_Straight):
         super().__init__(kernel, False)
         self._results = results
 
-    def forward(self, tensors: Tensors) -> Tensors:
+    def forward(self, _tensors: Tensors) -> Tensors:
         return [result.detach() for result in self._results]
 
 
@@ -172,7 +172,7 @@ def _second_gradients(settings: tuple[str, bool], states_count: int, given: Tens
 def second_gradients(
     kernel: Kernel, tensors: Tensors, tangents: Tensors, dy: Any, dstate: Tensors
 ) -> tuple[list[Any], Any, list[Any]]:
-    """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, of dy and of dstate.
+    """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, dy and dstate.
 
     The last two are the derivatives of y and of the final states along the tangents.
     """

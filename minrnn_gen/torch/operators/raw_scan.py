@@ -14,7 +14,7 @@ from minrnn_gen.raw_scan.map_arguments import CARRIED, Form, check_form, check_p
 from minrnn_gen.raw_scan.pairs import Library, Pairs
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
-from minrnn_gen.torch.operators.dispatch import below_autograd, define, has_transforms, is_plain, records
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, has_transforms, is_plain, records, unbatched
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.group import member_of
 from minrnn_gen.torch.sequence_group.scans import scan_pieces
@@ -39,8 +39,8 @@ def scan(
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
 
     Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
-    on the meta device give results there. Gradients have gradients, but for form "full"; there is no vmap. sequence_group: a process
-    group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
+    on the meta device give results there. Gradients have gradients, but for form "full", and so are transforms of torch.func.
+    sequence_group: a process group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
     Raises BadInput for what does not fit.
     """
     form = check_form(form, log_a)
@@ -109,7 +109,9 @@ class _Way:
         wide, dy = a.to(carried), dy.to(carried)
         first, last = (-1, 0) if self.reverse else (0, -1)
         if dfinal is not None:
-            dy = dy.index_add(self.axis, torch.tensor([last % y.shape[self.axis]], device=y.device), dfinal.unsqueeze(self.axis))
+            dy = dy.index_add(
+                self.axis, torch.tensor([last % y.shape[self.axis]], device=y.device), dfinal.unsqueeze(self.axis)
+            )
         later, _ = scan(
             self._shifted(wide, torch.zeros_like(wide.select(self.axis, 0)), not self.reverse).conj().resolve_conj(),
             dy,
@@ -178,7 +180,7 @@ class _ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (a, _, h0, y), (dy, dfinal) = ctx.saved_tensors, gradients
+        (a, _, h0, y), (dy, dfinal) = ctx.saved_tensors, unbatched(gradients)
         if dy is None and dfinal is None:
             return (None, None, None, None)
         return (None, *ctx.way.recorded_back(a, h0, y, torch.zeros_like(y) if dy is None else dy, dfinal))
@@ -186,7 +188,7 @@ class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         *tensors, y = ctx.saved_tensors
-        return ctx.way.moved(tensors, y, tangents)
+        return ctx.way.moved(tensors, y, unbatched(tangents))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, way: _Way, *tensors: Any) -> Any:

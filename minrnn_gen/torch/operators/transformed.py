@@ -20,6 +20,7 @@ from minrnn_gen.call.tangent import TangentCall
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.torch.operators import calls, kernel_operator
+from minrnn_gen.torch.operators.dispatch import unbatched
 from minrnn_gen.torch.operators.recorded import Tensors
 
 # Batches of two sizes, and a time, that tell which axis of an array is that of the batch.
@@ -94,7 +95,7 @@ class _CallFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         of, tensors, results = ctx.of, ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        arriving = gradients[: 1 + of.final_count]
+        arriving = unbatched(gradients[: 1 + of.final_count])
         wanted = _wanted(tensors, ctx.needs_input_grad[1:])
         if all(gradient is None for gradient in arriving) or not any(wanted):
             return (None,) * (1 + ctx.count)
@@ -104,7 +105,7 @@ class _CallFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         of, tensors = ctx.of, ctx.saved_tensors[: ctx.count]
-        moved = [tangent if has_gradient(slot) else None for slot, tangent in enumerate(tangents)]
+        moved = [tangent if has_gradient(slot) else None for slot, tangent in enumerate(unbatched(tangents))]
         moving, as_called, arrays = _tangent(of, tensors, moved)
         results = call(moving.recipe, arrays)
         final = as_called.final(results[1 : 1 + moving.final_count])
@@ -139,9 +140,7 @@ class _Gradients:
         return [next(in_order) if wanted else None for wanted in self.wanted]
 
 
-def _gradients(
-    of: _Call, wanted: tuple[bool, ...], tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors
-) -> list[Any]:
+def _gradients(of: _Call, wanted: tuple[bool, ...], tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> list[Any]:
     """Return the wanted gradients of a call by slot."""
     how = _Gradients(of, wanted, len(results), len(dstate))
     return how.by_slot(_GradientsFunction.apply(how, *tensors, *results, dy, *dstate))
@@ -158,7 +157,7 @@ class _GradientsFunction(torch.autograd.Function):
         return tuple(gradient for gradient, wanted in zip(gradients, how.wanted, strict=True) if wanted)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004 - torch gives them by name
         ctx.how, *given = inputs
         ctx.save_for_backward(*given)
         ctx.save_for_forward(*given)
@@ -166,19 +165,19 @@ class _GradientsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *along: Any) -> Any:
-        how = ctx.how
+        how, arriving = ctx.how, unbatched(along)
         tensors, _, dy, dstate = how.parts(ctx.saved_tensors)
-        if all(tangent is None for tangent in along):
+        if all(tangent is None for tangent in arriving):
             return (None,) * (1 + len(ctx.saved_tensors))
         needed = ctx.needs_input_grad[1 : 1 + len(tensors)]
-        gradients, moved, final = _second(how.of, tensors, how.by_slot(along), dy, dstate, _wanted(tensors, needed))
+        gradients, moved, final = _second(how.of, tensors, how.by_slot(arriving), dy, dstate, _wanted(tensors, needed))
         return (None, *gradients, *(None,) * how.results, moved, *(final if dstate else ()))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         how = ctx.how
         tensors, results, dy, dstate = how.parts(ctx.saved_tensors)
-        of_tensors, _results, of_dy, of_states = how.parts(tangents)
+        of_tensors, _, of_dy, of_states = how.parts(unbatched(tangents))
         moved = [tangent if has_gradient(slot) else None for slot, tangent in enumerate(of_tensors)]
         totals: list[Any] = [None] * len(tensors)
         if any(tangent is not None for tangent in (of_dy, *of_states)):
@@ -188,7 +187,7 @@ class _GradientsFunction(torch.autograd.Function):
             totals = _gradients(how.of, how.wanted, tensors, results, dy_moved, states_moved)
         if any(tangent is not None for tangent in moved):
             second, _, _ = _second(how.of, tensors, moved, dy, dstate, how.wanted)
-            totals = [one if other is None else other if one is None else one + other for one, other in zip(second, totals, strict=True)]
+            totals = [_sum_of(*pair) for pair in zip(second, totals, strict=True)]
         return tuple(total for total, wanted in zip(totals, how.wanted, strict=True) if wanted)
 
     @staticmethod
@@ -232,6 +231,11 @@ def _second(
     return [one if is_wanted else None for one, is_wanted in zip(by_slot, wanted, strict=True)], results[0], final
 
 
+def _sum_of(one: Any, other: Any) -> Any:
+    """Return a sum of two gradients, of which either may be None."""
+    return one if other is None else other if one is None else one + other
+
+
 def _wanted(tensors: Tensors, needed: Sequence[bool]) -> tuple[bool, ...]:
     """Say of each tensor of a call whether its gradient is needed, and there is one."""
     return tuple(
@@ -245,14 +249,13 @@ def _folded(tensors: Tensors, dims: Sequence[int | None], axes: Sequence[int | N
     folded = []
     for tensor, dim, axis in zip(tensors, dims, axes, strict=True):
         if tensor is not None and axis is not None:
-            moved = tensor.unsqueeze(axis).expand(*_inserted(tensor.shape, axis, count)) if dim is None else tensor.movedim(dim, axis)
-            tensor = moved.flatten(axis, axis + 1)
+            if dim is None:
+                tensor = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:])
+            else:
+                tensor = tensor.movedim(dim, axis)
+            tensor = tensor.flatten(axis, axis + 1)
         folded.append(tensor)
     return folded
-
-
-def _inserted(shape: Sequence[int], axis: int, count: int) -> list[int]:
-    return [*shape[:axis], count, *shape[axis:]]
 
 
 def _unfolded(tensors: Tensors, axes: Sequence[int], count: int) -> tuple[Any, ...]:
