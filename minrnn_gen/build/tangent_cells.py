@@ -54,8 +54,8 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
     spec = spec_from(recipe)
     if spec.recurrent_gradient_clip is not None:
         raise BadInput(
-            "recurrent_gradient_clip has no second derivative: a clipped gradient is the derivative of nothing; leave it out of "
-            "the spec of minrnn_gen, and clip the gradients of parameters"
+            "recurrent_gradient_clip has no second derivative: a clipped gradient is the derivative of nothing; leave it out "
+            "of the spec of minrnn_gen, and clip the gradients of parameters"
         )
     source = cell_source_of(spec)
     cell = parse_cell(source)

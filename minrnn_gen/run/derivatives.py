@@ -6,39 +6,54 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from minrnn_gen.build.tangent_cells import tangent_recipe
 from minrnn_gen.call.altered import spread
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.joined import joined
 from minrnn_gen.call.slots import FIXED, SEQUENCES, R, X, has_gradient
-from minrnn_gen.call.tangent import TangentCall
 from minrnn_gen.call.validate import check_place, check_plain, known_names
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.altered import AlteredSaved
 from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.saved import Forward, Saved
-
-if TYPE_CHECKING:
-    from minrnn_gen.kernel import Kernel
+from minrnn_gen.run.tangent import TangentCall
 
 # The arguments of a call that have tangents.
 NAMED = tuple(name for name in CallArguments._fields if name not in FIXED[SEQUENCES])
+
+
+class DerivedKernel(Protocol):
+    """What a `Kernel` has for its derivatives."""
+
+    recipe: str
+    executor: Any
+
+    @property
+    def interface(self) -> Any: ...
+
+    @property
+    def states(self) -> tuple[str, ...]: ...
+
+    @property
+    def embedded(self) -> Any: ...
+
+    def of_recipe(self, recipe: str, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class SavedCall:
     """A forward that was saved: its arrays by slot of `kernel`, the one that ran it, `owner`, or that without the axis p."""
 
-    owner: Kernel
-    kernel: Kernel
+    owner: DerivedKernel
+    kernel: DerivedKernel
     arrays: list[Any]
     embedding: Any = None
 
     @classmethod
-    def of(cls, kernel: Kernel, saved: Saved) -> SavedCall:
+    def of(cls, kernel: DerivedKernel, saved: Saved) -> SavedCall:
         """Return the call of a kernel's `saved`; raises BadInput for one that is released or another kernel's."""
         opened = saved.open_for(kernel.executor)
         call = (opened if isinstance(opened, Forward) else opened.metadata()).call
@@ -52,25 +67,25 @@ class SavedCall:
             arrays = embedding.arguments(outer).flat(embedding.inner) or []
         return cls(kernel, kernel.embedded, arrays, embedding)
 
-    def tangents(self, given: Mapping[str, Any]) -> list[Any]:
+    def tangents(self, by_name: Mapping[str, Any]) -> list[Any]:
         """Return tangents by slot, of those by name of the arguments of `owner`; raises BadInput for what does not fit."""
-        for name in given:
+        for name in by_name:
             if name not in NAMED:
                 allowed = ", ".join(NAMED)
                 raise BadInput(f"tangents has an unknown name {name!r}; allowed are {allowed}{nearest_name(name, NAMED)}")
         interface = self.owner.interface
-        arguments = joined(interface, CallArguments(**{"x": None, **given}))
+        arguments = joined(interface, CallArguments(**{"x": None, **by_name}))
         states = known_names(arguments.state, interface.states, "tangents['state']")
         if self.embedding is not None:
             arguments = self._embedded(arguments, states)
             interface = self.kernel.interface
             states = known_names(arguments.state, interface.states, "tangents['state']")
         names = {"parameters": interface.parameters, "shared": interface.shared, "inputs": interface.inputs}
-        by_name = {what: known_names(getattr(arguments, what), of, f"tangents['{what}']") for what, of in names.items()}
-        flat = [*arguments[: len(FIXED)], *(by_name["parameters"].get(name) for name in interface.parameters)]
+        mapped = {what: known_names(getattr(arguments, what), of, f"tangents['{what}']") for what, of in names.items()}
+        flat = [*arguments[: len(FIXED)], *(mapped["parameters"].get(name) for name in interface.parameters)]
         flat += [states.get(name) for name in interface.states]
-        flat += [by_name["shared"].get(name) for name in interface.shared]
-        flat += [by_name["inputs"].get(name) for name in interface.inputs]
+        flat += [mapped["shared"].get(name) for name in interface.shared]
+        flat += [mapped["inputs"].get(name) for name in interface.inputs]
         labels = [*FIXED, *(f"{what}['{name}']" for what, of in _slots_of(interface) for name in of)]
         checked = [self._checked(slot, tangent, labels[slot]) for slot, tangent in enumerate(flat)]
         return self._with_all_states(checked)
@@ -125,9 +140,9 @@ class SavedCall:
     def _with_all_states(self, tangents: list[Any]) -> list[Any]:
         """Return tangents with zeros for those of some states that are absent beside others'."""
         places, interface = self.kernel.interface.slots.states, self.kernel.interface
-        given = [array for array in tangents[places] if array is not None]
-        if given and len(given) < len(interface.states):
-            zeros = partial(self.xp.zeros, dtype=given[0].dtype, **self._place)
+        present = [array for array in tangents[places] if array is not None]
+        if present and len(present) < len(interface.states):
+            zeros = partial(self.xp.zeros, dtype=present[0].dtype, **self._place)
             shapes = [interface.shape_of_state(name, self._sequences) for name in interface.states]
             pairs = zip(tangents[places], shapes, strict=True)
             tangents[places] = [zeros(shape) if array is None else array for array, shape in pairs]
@@ -155,9 +170,9 @@ class Derivatives:
         """Return (dy, dstate), the derivatives of y and of the final state along tangents of the arguments of a call.
 
         saved: of `forward`. tangents: by the names of the arguments, each of the shape (of R and recurrent_bias: the longer
-        one) and dtype of its array; "parameters", "state", "shared", "inputs" and "reset_states" by name; zeros for those that are
-        absent, or None. dy is like y, and dstate like the state. The first call compiles a kernel of its own. Raises BadInput
-        for arrays that do not fit, for a `saved` that is released or another kernel's, and for clipped gradients.
+        one) and dtype of its array; "parameters", "state", "shared", "inputs" and "reset_states" by name; zeros for those that
+        are absent, or None. dy is like y, and dstate like the state. The first call compiles a kernel of its own. Raises
+        BadInput for arrays that do not fit, for a `saved` that is released or another kernel's, and for clipped gradients.
         """
         call, by_slot, _ = self._saved_call(saved, tangents)
         run = _TangentRun(call, by_slot)
@@ -181,24 +196,24 @@ class Derivatives:
 
     def _saved_call(self: Any, saved: Any, tangents: Mapping[str, Any]) -> tuple[SavedCall, list[Any], Any]:
         """Return the call that was saved, its tangents by slot, and its reset states and holds, if any."""
-        given = dict(tangents)
+        by_name = dict(tangents)
         if not isinstance(saved, AlteredSaved):
-            if given.pop("reset_states", None):
+            if by_name.pop("reset_states", None):
                 raise BadInput("tangents: reset_states was given, but the call has none; leave it out")
             call = SavedCall.of(self, saved)
-            return call, call.tangents(given), None
+            return call, call.tangents(by_name), None
         alteration = saved.alteration
         kernel = self.altered(bool(alteration.states), alteration.recipe.hold is not None)[0]
-        begins = known_names(given.pop("reset_states", None), self.interface.states, "tangents['reset_states']")
+        begins = known_names(by_name.pop("reset_states", None), self.interface.states, "tangents['reset_states']")
         call, storage = SavedCall.of(kernel, saved.saved), self.interface.precision.storage_dtype
-        inputs = dict(known_names(given.pop("inputs", None), self.interface.inputs, "tangents['inputs']"))
+        inputs = dict(known_names(by_name.pop("inputs", None), self.interface.inputs, "tangents['inputs']"))
         for state, name in alteration.recipe.begins:
             if begins.get(state) is not None:
                 values = memory.cast(begins[state], storage)
                 inputs[name] = spread(
                     alteration.xp, self.interface.channel_axes, alteration.resets, values, alteration.sequence
                 )
-        return call, call.tangents({**given, "inputs": inputs or None}), alteration
+        return call, call.tangents({**by_name, "inputs": inputs or None}), alteration
 
 
 class _TangentRun:
@@ -214,7 +229,8 @@ class _TangentRun:
     def forward(self, saves: bool) -> tuple[Any, Any]:
         arrays = self._as_called.arrays(self._call.arrays, self._tangents)
         arguments = CallArguments.from_flat(self._kernel.interface, arrays)
-        return self._kernel.executor.forward(arguments, False, saves)
+        result, forward = self._kernel.executor.forward(arguments, False, saves)
+        return result, forward
 
     def outputs(self, result: Any) -> tuple[Any, dict[str, Any]]:
         states, embedding = self._as_called.final(result.final), self._call.embedding
@@ -235,5 +251,5 @@ class _TangentRun:
         flat = CallArguments(**{name: named.get(name) for name in CallArguments._fields}).flat(self._kernel.interface)
         gradients = self._as_called.gradients(call.arrays, self._tangents, flat or [])
         of_call = CallArguments.from_flat(call.kernel.interface, gradients)._asdict()
-        given = {name: value for name, value in of_call.items() if value is not None}
-        return given if embedding is None else embedding.gradients(given)
+        present = {name: value for name, value in of_call.items() if value is not None}
+        return present if embedding is None else embedding.gradients(present)

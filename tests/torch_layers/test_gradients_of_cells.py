@@ -74,10 +74,9 @@ def test_in_both_directions(model: str) -> None:
     assert gradients_are_right(run, tensors)
 
 
-@pytest.mark.parametrize("projects", [True, pytest.param(False, marks=pytest.mark.matrix_full)])
-@pytest.mark.parametrize(
-    "model", [name if name in ("gru", "rg_lru") else pytest.param(name, marks=pytest.mark.matrix_full) for name in SMOOTH]
-)
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("projects", [True, False])
+@pytest.mark.parametrize("model", SMOOTH)
 def test_gradients_of_gradients_of_every_cell(model: str, projects: bool) -> None:
     torch.manual_seed(0)
     run, tensors = call_of(model, projects)

@@ -25,7 +25,7 @@ from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernel
 from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.altered import altered, by_layer, check_no_group, checked_holds, inputs_of
 from minrnn_gen.torch.operators.dispatch import has_transforms, refuse_scripting, refuse_tracing
-from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
+from minrnn_gen.torch.operators.recurrence import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in

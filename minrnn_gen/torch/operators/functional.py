@@ -18,7 +18,7 @@ from minrnn_gen.layers.kernels import kernel_by, known
 from minrnn_gen.torch.operators.altered import added_inputs, altered, check_no_group
 from minrnn_gen.torch.operators.calls import storage_dtype
 from minrnn_gen.torch.operators.embedded import embedded_recurrence
-from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.recurrence import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from minrnn_gen.build.tangent_cells import tangent_recipe
-from minrnn_gen.call.slots import CallSlots, R, has_gradient
-from minrnn_gen.call.tangent import TangentCall
+from minrnn_gen.call.slots import R, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
-from minrnn_gen.torch.operators.dispatch import below_autograd, define, has_transforms, is_plain, records
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
 
 _CALL = (
@@ -25,56 +25,19 @@ _CALL = (
 )
 
 
-def run(
-    recipe: str,
-    states: int,
-    parameters: int,
-    tensors: tuple[Any, ...],
-    kernel: Kernel | None = None,
-    all_states: bool = False,
-) -> Sequence[Any]:
-    """Return y and the final states of a call, recorded where a tensor requires grad, and for `all_states` those of all steps.
-
-    `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
-    """
-    if is_plain(tensors, takes_transforms=True):
-        kernel = kernel or kernel_by(recipe)
-        if records(tensors):
-            return RecurrenceFunction.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
-        results = calls.forward(kernel, tensors, all_states, all_states)
-    elif not torch.compiler.is_compiling() and has_transforms():
-        from minrnn_gen.torch.operators.transformed import call
-
-        results = [*call(recipe, tensors, all_states)]
-    else:
-        if not torch.compiler.is_compiling():
-            calls.check_tensors(kernel or kernel_by(recipe), tensors)
-        saves = records(tensors) or all_states
-        slots = CallSlots.of(parameters, states, len(tensors) - CallSlots.of(parameters, states).total)
-        results = OPERATOR(recipe, saves, all_states, *slots.by_schema(tensors))
-    return results[: _returned_count(states, all_states)]
-
-
-def run_unrecorded(recipe: str, tensors: tuple[Any, ...]) -> list[Any] | None:
-    """Return y and the final states as the only layer of torch.nn has them: in the dtype of y, [layers or directions, B, H].
-
-    None where autograd records the call, or anybody else looks on.
-    """
-    return None if records(tensors) or not is_plain(tensors, takes_transforms=True) else calls.infer(kernel_by(recipe), tensors)
-
-
 def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
     """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
     kernel = kernel_by(recipe)
     results = OPERATOR(recipe, all_states, all_states, *kernel.interface.slots.by_schema(tensors))
-    return results[: _returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
+    return results[: returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
 
 
-def _returned_count(states: int, all_states: bool) -> int:
+def returned_count(states: int, all_states: bool) -> int:
+    """Return how many results a call has: y, the final states, and for `all_states` those of all steps."""
     return 1 + (2 if all_states else 1) * states
 
 
-class _Straight:
+class Straight:
     """By the house itself."""
 
     __slots__ = ("all_states", "kernel", "results_count", "returned_count")
@@ -82,7 +45,7 @@ class _Straight:
     def __init__(self, kernel: Kernel, all_states: bool) -> None:
         states = len(kernel.states)
         self.kernel, self.all_states = kernel, all_states
-        self.results_count, self.returned_count = 1 + states, _returned_count(states, all_states)
+        self.results_count, self.returned_count = 1 + states, returned_count(states, all_states)
 
     def forward(self, tensors: Tensors) -> Tensors:
         return calls.forward(self.kernel, tensors, True, self.all_states)
@@ -97,7 +60,7 @@ class _Straight:
         return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
 
 
-class _Given(_Straight):
+class _Given(Straight):
     """What was run before, with its results."""
 
     __slots__ = ("_results",)
@@ -150,15 +113,15 @@ def gradients_of(
     return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
-def _second_gradients(settings: tuple[str, bool], states_count: int, given: Tensors, along: Tensors) -> list[Any]:
-    """Return the gradients of what a backward was given, `given`, of those of its results, `along`; as `Twice` says.
+def _second_gradients(settings: tuple[str, bool], states_count: int, arguments: Tensors, along: Tensors) -> list[Any]:
+    """Return the gradients of what a backward takes, `arguments`, of those of its results, `along`; as `Twice` says.
 
     y is a function of the tensors of the call, whose gradients are all there is of its.
     """
     kernel = kernel_by(settings[0])
     slots = kernel.interface.slots
-    split = len(given) - states_count - 2
-    present, (_, dy, *dstate) = given[:split], given[split:]
+    split = len(arguments) - states_count - 2
+    present, (_, dy, *dstate) = arguments[:split], arguments[split:]
     absent = () if split == slots.total else (None,) * len(kernel.states)
     tensors = (*present[: slots.states.start], *absent, *present[slots.states.start :])
     in_order = iter(along)

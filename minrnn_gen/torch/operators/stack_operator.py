@@ -218,8 +218,8 @@ class _Layers:
         pairs = [(result, gradient) for result, gradient in ((x, dy), *arriving) if result.requires_grad]
         wanted = [tensor for tensor in apart if tensor is not None and tensor.requires_grad]
         of, arrived = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(of, wanted, arrived, create_graph=True, allow_unused=True))
-        return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in apart]
+        in_order = iter(torch.autograd.grad(of, wanted, arrived, create_graph=True, allow_unused=True))
+        return [next(in_order) if tensor is not None and tensor.requires_grad else None for tensor in apart]
 
 
 class _Dispatched(_Layers):

@@ -16,14 +16,14 @@ import torch
 from minrnn_gen.build.tangent_cells import tangent_recipe
 from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS, R, X, has_gradient
-from minrnn_gen.call.tangent import TangentCall
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls, kernel_operator
 from minrnn_gen.torch.operators.dispatch import unbatched
 from minrnn_gen.torch.operators.recorded import Tensors
 
-# Batches of two sizes, and a time, that tell which axis of an array is that of the batch.
+# Two sizes of the batch, and a time: the axis whose size differs is that of the batch.
 _BATCHES, _TIME = (3, 5), 2
 
 
@@ -58,8 +58,8 @@ class _Call:
         executor = self.kernel.executor
         layouts = [executor.saved_layouts(batch, _TIME, on_cpu=on_cpu, all_states=self.all_states) for batch in _BATCHES]
         saved = [
-            next(axis for axis, sizes in enumerate(zip(one[0], other[0], strict=True)) if sizes[0] != sizes[1])
-            for one, other in zip(*layouts, strict=True)
+            next(axis for axis, (size, other) in enumerate(zip(shape, larger, strict=True)) if size != other)
+            for (shape, _), (larger, _) in zip(*layouts, strict=True)
         ]
         return [Y_AXES[interface.layout].index("b"), *[len(interface.directions)] * self.final_count, *saved]
 
@@ -130,10 +130,10 @@ class _Gradients:
     results: int
     states: int
 
-    def parts(self, given: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any]]:
+    def parts(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any]]:
         """Return the tensors of the call, its results, dy and the gradients of the final states."""
         tensors, behind = len(self.wanted), len(self.wanted) + self.results
-        return given[:tensors], given[tensors:behind], given[behind], given[behind + 1 :]
+        return arguments[:tensors], arguments[tensors:behind], arguments[behind], arguments[behind + 1 :]
 
     def by_slot(self, gradients: Sequence[Any]) -> list[Any]:
         in_order = iter(gradients)
@@ -150,17 +150,17 @@ class _GradientsFunction(torch.autograd.Function):
     """The gradients of a call; the results of the call are functions of its tensors, and have no gradients here."""
 
     @staticmethod
-    def forward(how: _Gradients, *given: Any) -> Any:
-        tensors, results, dy, dstate = how.parts(given)
+    def forward(how: _Gradients, *arguments: Any) -> Any:
+        tensors, results, dy, dstate = how.parts(arguments)
         y, extra = results[0], results[1 + how.of.final_count :]
         gradients = kernel_operator.gradients_of(how.of.kernel, tensors, y, extra, dy, dstate, how.of.all_states)
         return tuple(gradient for gradient, wanted in zip(gradients, how.wanted, strict=True) if wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004 - torch gives them by name
-        ctx.how, *given = inputs
-        ctx.save_for_backward(*given)
-        ctx.save_for_forward(*given)
+        ctx.how, *arguments = inputs
+        ctx.save_for_backward(*arguments)
+        ctx.save_for_forward(*arguments)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -191,17 +191,17 @@ class _GradientsFunction(torch.autograd.Function):
         return tuple(total for total, wanted in zip(totals, how.wanted, strict=True) if wanted)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, how: _Gradients, *given: Any) -> Any:
-        tensors, results, _, _ = how.parts(given)
+    def vmap(info: Any, in_dims: Any, how: _Gradients, *arguments: Any) -> Any:
+        tensors, results, _, _ = how.parts(arguments)
         dims, of_call = in_dims[1:], how.of.sequence_axes()
         batched = [dim is not None for dim in dims[: len(tensors)]]
         is_of_sequences = all(axis is not None for axis, wanted in zip(of_call, how.wanted, strict=True) if wanted)
         if not (is_of_sequences and how.of.folds(tensors, batched)):
             # Of weights each call has gradients of its own.
-            return _one_by_one(lambda own: _GradientsFunction.apply(how, *own), given, dims, info.batch_size)
+            return _one_by_one(lambda own: _GradientsFunction.apply(how, *own), arguments, dims, info.batch_size)
         of_results = how.of.result_axes(on_cpu=tensors[X].device.type == "cpu")
         arriving = of_results[: 1 + how.states]
-        folded = _folded(given, dims, [*of_call, *of_results[: len(results)], *arriving], info.batch_size)
+        folded = _folded(arguments, dims, [*of_call, *of_results[: len(results)], *arriving], info.batch_size)
         axes = [axis for axis, wanted in zip(of_call, how.wanted, strict=True) if wanted and axis is not None]
         return _unfolded(_GradientsFunction.apply(how, *folded), axes, info.batch_size), tuple(axes)
 
@@ -228,12 +228,12 @@ def _second(
         return [None] * len(tensors), results[0], final
     gradients = _gradients(moving, needs, arrays, results, dy, as_called.incoming(dstate))
     by_slot = as_called.gradients(tensors, tangents, gradients)
-    return [one if is_wanted else None for one, is_wanted in zip(by_slot, wanted, strict=True)], results[0], final
+    return [gradient if is_wanted else None for gradient, is_wanted in zip(by_slot, wanted, strict=True)], results[0], final
 
 
-def _sum_of(one: Any, other: Any) -> Any:
+def _sum_of(first: Any, second: Any) -> Any:
     """Return a sum of two gradients, of which either may be None."""
-    return one if other is None else other if one is None else one + other
+    return first if second is None else second if first is None else first + second
 
 
 def _wanted(tensors: Tensors, needed: Sequence[bool]) -> tuple[bool, ...]:

@@ -33,7 +33,7 @@ class TangentCall:
         """Return the arrays of the tangent's call by its slots."""
         recipe, slots = self.recipe, self.interface.slots
         x, dx = self._preactivations(arrays, tangents)
-        bias = self._of_gates(*(self._shaped(given[BIAS], self._bias_shape) for given in (arrays, tangents)))
+        bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
         fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
         if arrays[R] is not None:
             fixed[R] = self._matrices(arrays[R], tangents[R])
@@ -56,31 +56,31 @@ class TangentCall:
         places = {pick: number for number, pick in enumerate(self.recipe.states)}
         return [states[places[place, True]] for place in range(len(self.interface.states))]
 
-    def gradients(self, arrays: Arrays, tangents: Arrays, given: Arrays) -> list[Any]:
+    def gradients(self, arrays: Arrays, tangents: Arrays, arriving: Arrays) -> list[Any]:
         """Return the gradients of the call's arrays of those of the tangent's call, None for what has none."""
         recipe, slots = self.recipe, self.interface.slots
         gradients: list[Any] = [None] * slots.total
-        if given[X] is not None:
-            dx, along = (self._apart(recipe.gates, given[X], self._gate_axis, moved) for moved in (False, True))
+        if arriving[X] is not None:
+            dx, along = (self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True))
             gradients[X] = dx
             if arrays[WEIGHT] is not None:
                 gradients[X], gradients[WEIGHT] = self._through_weight(arrays, tangents, dx, along)
-        if given[BIAS] is not None:
-            bias = self._apart(recipe.gates, given[BIAS], len(self.interface.directions), False)
+        if arriving[BIAS] is not None:
+            bias = self._apart(recipe.gates, arriving[BIAS], len(self.interface.directions), False)
             gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
-        if given[R] is not None:
-            gradients[R] = self._shaped(self._of_products(given[R], ("R", "d")), tuple(arrays[R].shape))
-        if given[RECURRENT_BIAS] is not None:
-            biases = self._of_products(given[RECURRENT_BIAS], ("R",))
+        if arriving[R] is not None:
+            gradients[R] = self._shaped(self._of_products(arriving[R], ("R", "d")), tuple(arrays[R].shape))
+        if arriving[RECURRENT_BIAS] is not None:
+            biases = self._of_products(arriving[RECURRENT_BIAS], ("R",))
             gradients[RECURRENT_BIAS] = self._shaped(biases, tuple(arrays[RECURRENT_BIAS].shape))
-        of_tangent = iter(given[SEQUENCES.stop :])
+        in_order = iter(arriving[SEQUENCES.stop :])
         for picks, places in (
             (recipe.parameters, slots.parameters),
             (recipe.states, slots.states),
             (recipe.shared, slots.shared),
             (recipe.inputs, slots.inputs),
         ):
-            gradients[places] = _unpicked(picks, places.stop - places.start, [next(of_tangent) for _ in picks])
+            gradients[places] = _unpicked(picks, places.stop - places.start, [next(in_order) for _ in picks])
         return gradients
 
     @property
@@ -222,8 +222,8 @@ def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
 
 def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
     """Return the gradients of so many arrays of those of the picked ones; what was not picked has zeros."""
-    found = {pick: gradient for pick, gradient in zip(picks, gradients, strict=True) if gradient is not None}
-    if not found:
+    present = {pick: gradient for pick, gradient in zip(picks, gradients, strict=True) if gradient is not None}
+    if not present:
         return [None] * count
     # A value without an effect on the tangent is left out of it, but its tangent is there.
-    return [found[place, False] if (place, False) in found else _zeros(found[place, True]) for place in range(count)]
+    return [present[place, False] if (place, False) in present else _zeros(present[place, True]) for place in range(count)]
