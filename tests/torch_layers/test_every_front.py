@@ -53,6 +53,13 @@ def front_of(name: str) -> Front:
 # Layers of other cells go through the same functions.
 OF_EVERY_DAY = [name for name in NAMES if not name.startswith("layer ") or name.endswith((" RNN", " MinGRU"))]
 CASES = [pytest.param(name, marks=() if name in OF_EVERY_DAY else pytest.mark.matrix_full) for name in NAMES]
+# Fronts of other libraries go through the same functions.
+TWICE = [
+    name
+    if name.split()[0] in ("recurrence", "scan", "nn.LSTM", "layers")
+    else pytest.param(name, marks=pytest.mark.matrix_full)
+    for name in NAMES
+]
 MODES: dict[str, Callable[[], Any]] = {"plain": contextlib.nullcontext, "dispatched": Watched}
 
 
@@ -155,7 +162,7 @@ def check_second_derivatives(front: Front) -> None:
         assert abs(float(found) - (moved[0] - moved[1]) / (2 * STEP)) <= DIFFERENCE, f"penalty on the gradient of {kept}"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TWICE)
 def test_second_derivatives_are_right_or_refused(name: str) -> None:
     if any(part in name.lower() for part in WITHOUT_DIFFERENCES):
         pytest.skip("a surrogate and a detached value are no limits of differences; test_plain_equations.py has their cells")
