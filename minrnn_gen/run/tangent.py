@@ -14,6 +14,7 @@ from operator import add
 from typing import Any
 
 from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
+from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
@@ -103,11 +104,11 @@ class TangentCall:
         """Return x times the weight as pre-activations."""
         interface = self.interface
         order = interface.x_axes.replace("i", "")
-        rows = _permuted(x, [interface.x_axes.index(axis) for axis in (*order, "i")])
-        product = self._multiplied(rows, _permuted(weight, (1, 0)))
+        rows = permuted(x, [interface.x_axes.index(axis) for axis in (*order, "i")])
+        product = self._multiplied(rows, permuted(weight, (1, 0)))
         product = product.reshape((*product.shape[:-1], *self._bias_shape))
         own = order + interface.gate_axes
-        return _permuted(product, [own.index(axis) for axis in interface.preactivation_axes])
+        return permuted(product, [own.index(axis) for axis in interface.preactivation_axes])
 
     def _through_weight(self, arrays: Arrays, tangents: Arrays, dx: Any, along: Any) -> tuple[Any, Any]:
         """Return the gradients of x and of the weight of those of pre-activations and of their tangents, `along`."""
@@ -118,13 +119,13 @@ class TangentCall:
         own = order + interface.gate_axes
         of_x, of_weight = [], []
         for gradient, inputs, matrix in ((dx, x, weight), (along, tangents[X], tangents[WEIGHT])):
-            rows = _permuted(gradient, [interface.preactivation_axes.index(axis) for axis in own])
+            rows = permuted(gradient, [interface.preactivation_axes.index(axis) for axis in own])
             rows = rows.reshape((*rows.shape[:2], interface.weight_rows))
             if matrix is not None:
-                of_x.append(_permuted(self._multiplied(rows, matrix), back))
+                of_x.append(permuted(self._multiplied(rows, matrix), back))
             if inputs is not None:
-                flat = _permuted(inputs, to_rows).reshape((-1, interface.input_size))
-                of_weight.append(self._multiplied(_permuted(rows.reshape((-1, interface.weight_rows)), (1, 0)), flat))
+                flat = permuted(inputs, to_rows).reshape((-1, interface.input_size))
+                of_weight.append(self._multiplied(permuted(rows.reshape((-1, interface.weight_rows)), (1, 0)), flat))
         return self._contiguous(reduce(add, of_x)), reduce(add, of_weight)
 
     def _multiplied(self, left: Any, right: Any) -> Any:
@@ -204,10 +205,6 @@ def _zeros(like: Any) -> Any:
 
 def _part(array: Any, place: int, axis: int) -> Any:
     return array[(*(slice(None),) * axis, slice(place, place + 1))]
-
-
-def _permuted(array: Any, order: Sequence[int]) -> Any:
-    return array.permute(*order) if hasattr(array, "permute") else array.transpose(*order)
 
 
 def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
