@@ -30,6 +30,7 @@ from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
 from minrnn_gen.run.altered import Alteration, AlteredSaved
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
+from minrnn_gen.run.derivatives import Derivatives
 from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.expected_time import BackwardOrForward
@@ -53,7 +54,7 @@ def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Pre
     return Kernel(builder_of(spec, target_again(spec, profile), preferred))
 
 
-class Kernel:
+class Kernel(Derivatives):
     """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
 
     A pickle of a kernel is its recipe, and the profile of a GPU that its spec names: loaded, it is made again, for the GPU
@@ -83,7 +84,7 @@ class Kernel:
         else:
             self.executor = EmbeddedExecutor(self._interface, builder, self.embedded.executor, embedded[1])
         self.recipe = recipe_of(builder.spec, builder.cell_source)
-        self._altered: dict[tuple[bool, bool], tuple[Kernel, AlteredRecipe]] = {}
+        self._others: dict[str, Kernel] = {}
 
     @property
     def builder(self) -> Builder:
@@ -319,9 +320,8 @@ class Kernel:
         returns_all = _flag(all_states, "all_states")
         kernel, arguments, altered = self._of_call(x, R, arrays)
         result, forward = kernel.executor.forward(arguments, returns_all, saves=True)
-        final = self._named(result.states if returns_all else result.final)
-        saved = Saved(kernel.executor, result, forward)
-        return result.y, final, saved if altered is None else AlteredSaved(saved, altered)
+        final, saved = result.states if returns_all else result.final, Saved(kernel.executor, result, forward)
+        return result.y, self._named(final), saved if altered is None else AlteredSaved(saved, altered)
 
     def backward(self, saved: Saved | AlteredSaved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
@@ -363,13 +363,14 @@ class Kernel:
 
         Raises BadInput for a spec that has none.
         """
-        if (begins, holds) not in self._altered:
-            recipe = altered_recipe(self.recipe, begins, holds)
-            self._altered.setdefault((begins, holds), (self._like(spec_from(recipe.recipe)), recipe))
-        return self._altered[begins, holds]
+        recipe = altered_recipe(self.recipe, begins, holds)
+        return self.of_recipe(recipe.recipe), recipe
+
+    def of_recipe(self, recipe: str) -> Kernel:
+        """Return the kernel of another recipe, which runs where this one does; the same one every time."""
+        return self._others.get(recipe) or self._others.setdefault(recipe, self._like(spec_from(recipe)))
 
     def _like(self, spec: Spec) -> Kernel:
-        """Return the kernel of another spec, which runs where this one does."""
         return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
 
     def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:

@@ -85,16 +85,16 @@ def gathered(xp: Any, axes: str, resets: Any, gradient: Any, rows: int, sequence
     marks = _in_axes(resets, "bt", axes)
     kept = xp.where(marks, gradient, xp.zeros_like(gradient))
     order = ("d" if "d" in axes else "") + "bth"
-    kept = _permuted(kept, [axes.index(axis) for axis in order])
+    kept = permuted(kept, [axes.index(axis) for axis in order])
     if sequence is None:
         return kept.sum(-2)
-    by_step = _permuted(kept[..., 0, :, :], [len(order) - 3, *range(len(order) - 3), len(order) - 2])
+    by_step = permuted(kept[..., 0, :, :], [len(order) - 3, *range(len(order) - 3), len(order) - 2])
     of_sequences = xp.zeros((rows, *by_step.shape[1:]), dtype=by_step.dtype, **_beside(by_step))
     if xp.__name__ == "torch":
         of_sequences.index_add_(0, sequence, by_step)
     else:
         xp.add.at(of_sequences, sequence, by_step)
-    return _permuted(of_sequences, [*range(1, len(order) - 2), 0, len(order) - 2])
+    return permuted(of_sequences, [*range(1, len(order) - 2), 0, len(order) - 2])
 
 
 def _beside(array: Any) -> dict[str, Any]:
@@ -103,10 +103,11 @@ def _beside(array: Any) -> dict[str, Any]:
 
 def _in_axes(array: Any, own: str, axes: str) -> Any:
     """View an array, whose axes are letters of `axes`, in all of these, with sizes of 1 where it has none."""
-    ordered = _permuted(array, [own.index(axis) for axis in axes if axis in own])
+    ordered = permuted(array, [own.index(axis) for axis in axes if axis in own])
     sizes = iter(ordered.shape)
     return ordered.reshape(tuple(next(sizes) if axis in own else 1 for axis in axes))
 
 
-def _permuted(array: Any, order: Sequence[int]) -> Any:
+def permuted(array: Any, order: Sequence[int]) -> Any:
+    """View an array with its axes in another order."""
     return array.permute(*order) if hasattr(array, "permute") else array.transpose(*order)

@@ -126,10 +126,10 @@ def _pulled_back_through_call(
 ) -> Iterator[tuple[Expr, Guarded]]:
     x, *others = expression.args
     function = type(expression)
-    if function in _SLOPES:
-        yield x, ((), ex.multiply(gradient, _SLOPES[function](x, value)))
-    elif function in _INVERSE_SLOPES:
-        yield x, ((), ex.divide(gradient, _INVERSE_SLOPES[function](x)))
+    if function in SLOPES:
+        yield x, ((), ex.multiply(gradient, SLOPES[function](x, value)))
+    elif function in INVERSE_SLOPES:
+        yield x, ((), ex.divide(gradient, INVERSE_SLOPES[function](x)))
     elif function is fn.Sum:
         yield x, ((), gradient)
     elif function is fn.Surrogate:
@@ -173,7 +173,7 @@ def _is_number(builder: ProgramBuilder, value: Expr) -> bool:
 
 
 TWO_OVER_ROOT_PI = ex.number("1.1283791670955125738961589031215451716881012586580")
-_SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
+SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
     fn.Sigmoid: lambda _, value: ex.multiply(value, ex.subtract(ONE, value)),
     fn.Tanh: lambda _, value: ex.subtract(ONE, ex.multiply(value, value)),
     fn.Exp: lambda _, value: value,
@@ -187,7 +187,7 @@ _SLOPES: dict[type[fn.CellFunction], Callable[[Expr, Expr], Expr]] = {
 }
 """f'(x), given x and f(x), in forms without overflow."""
 
-_INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
+INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
     fn.Log: lambda x: x,
     fn.Log1p: lambda x: ex.add(ONE, x),
     fn.Arctangent: lambda x: ex.add(ONE, ex.multiply(x, x)),

@@ -54,8 +54,15 @@ def cells(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(name: CellName, as_json: AsJson = False) -> None:
+def show(
+    name: CellName,
+    as_json: AsJson = False,
+    tangent: Annotated[bool, typer.Option("--tangent", help="Show the cell of its tangent instead.")] = False,
+) -> None:
     """Show a cell: equations, class with its proof, derived gradient, gates, states, parameters, work, source."""
+    if tangent:
+        _show_tangent(name, as_json)
+        return
     from minrnn_gen.cell.gradient_text import gradient_equations
     from minrnn_gen.cell.projection import shown_products
 
@@ -95,6 +102,37 @@ def show(name: CellName, as_json: AsJson = False) -> None:
     screen.print()
     for line in gradient:
         screen.print(f"    {line}", soft_wrap=True)
+
+
+def _show_tangent(name: str, as_json: bool) -> None:
+    """Show the cell whose states are those of the cell `name` and their tangents."""
+    from minrnn_gen.cell.files import find_cell
+    from minrnn_gen.cell.language import parse_cell
+    from minrnn_gen.cell.tangent import tangent_cell
+
+    cell = parse_cell(find_cell(name, Path.cwd(), "cells show"))
+    data, names = tangent_cell(cell, bool(cell.recurrent_gates))
+    if as_json:
+        print_json(data)
+        return
+    screen = console()
+    screen.print(data["name"], style="bold")
+    screen.print()
+    for line in data["equations"].splitlines():
+        screen.print(f"    {line}", soft_wrap=True)
+    screen.print()
+    tangents = {**names.gates, **names.states, **names.parameters, **names.shared, **names.inputs}
+    rows = [
+        ("output", data["output"]),
+        *((key, ", ".join(data[key])) for key in ("gates", "states", "parameters", "shared", "inputs") if data.get(key)),
+        ("tangents", ", ".join(f"{tangent} of {of}" for of, tangent in tangents.items())),
+        ("products", "; ".join(_products_of(gate, along, moved) for gate, (along, moved) in names.products.items())),
+    ]
+    screen.print(facts([(label, text) for label, text in rows if text]))
+
+
+def _products_of(gate: str, along: str, moved: str | None) -> str:
+    return f"R.{gate} and R.{along} have one matrix" + (f", R.{moved} its tangent" if moved else "")
 
 
 def _through_products(cell: Cell) -> list[str]:

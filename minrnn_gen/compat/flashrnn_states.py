@@ -8,13 +8,17 @@ from typing import Any
 import torch
 
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.operators.dispatch import dense_gradients
+from minrnn_gen.torch.operators.dispatch import dense_gradients, refuse_transforms
 
 
 def stacked(y: Any, others: Sequence[Any], names: Sequence[str]) -> Any:
-    """Return [y, *others] as one tensor; a backward that meets a gradient of `others`, called `names[1:]`, raises BadInput."""
+    """Return [y, *others] as one tensor; a backward that meets a gradient of `others`, called `names[1:]`, raises BadInput.
+
+    So do transforms of torch.func.
+    """
     if not others:
         return y.unsqueeze(0)
+    refuse_transforms(y)
     return _Stacked.apply(y, tuple(others), tuple(names))
 
 

@@ -10,6 +10,7 @@ import torch
 from minrnn_gen.compat import mamba_ssm
 from minrnn_gen.compat.installed import Exchange
 from minrnn_gen.errors import ToolchainMissing
+from minrnn_gen.torch.operators.dispatch import refuse_transforms
 
 
 def _module(model: str) -> Any:
@@ -90,7 +91,8 @@ def _step(
     """Return out [batch, dim], and write the state."""
     if not torch.is_grad_enabled():
         return mamba_ssm.selective_state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
-    # A step with gradients is a scan of one step.
+    # A step with gradients is a scan of one step, which writes into the state.
+    refuse_transforms(state, hidden_states, dt, A, B, C)
     u, delta, gate, b, c = (None if tensor is None else tensor.unsqueeze(-1) for tensor in (hidden_states, dt, z, B, C))
     out, last = mamba_ssm.selective_scan_fn(u, delta, A, b, c, D, gate, dt_bias, dt_softplus, True, initial_state=state.clone())
     state.copy_(last)

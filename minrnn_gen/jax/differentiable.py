@@ -14,6 +14,7 @@ from minrnn_gen.call.slots import X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
+from minrnn_gen.jax.second import backward_reads_states
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.filter_results import PASSED
 
@@ -70,17 +71,6 @@ def _time_axes(request: Request) -> list[int | None]:
 
 def _time_of_y(request: Request) -> int:
     return {"BTD": 1, "TBD": 0, "BDT": 2}[request.interface.layout]
-
-
-def backward_reads_states(recipe: str) -> bool:
-    """Say whether a forward writes states after every step for the backward, on a CPU or on a GPU.
-
-    With n values per channel these are n times as much as y, so that a GPU's backward computes them again; a CPU's, which reads
-    some or all of them, runs the forward once more, as it does where a program has none because a compiler failed.
-    """
-    kernel = kernel_by(recipe)
-    platforms = (False,) if kernel.interface.has_vectors else (False, True)
-    return any(kernel.executor.keeps_states(on_cpu=on_cpu) for on_cpu in platforms)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

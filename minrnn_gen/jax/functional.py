@@ -50,8 +50,9 @@ def recurrence(
     step, each shaped like y; gradients do not go through them. Shapes and dtypes are those of a kernel's call
     (docs/python.md). The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are
     known, and those of tracers are clipped to what x has. With `axis_name` x and resets are this device's pieces of time in a
-    `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. There is no derivative in forward mode and
-    none of a gradient. Raises BadInput for arguments that do not fit.
+    `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. Gradients have gradients, but over an
+    axis (docs/how-to/derivatives.md); there is no derivative of the call itself in forward mode. Raises BadInput for
+    arguments that do not fit.
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.errors import BadInput
-from minrnn_gen.jax.differentiable import Arrays, backward_reads_states, run_raw
+from minrnn_gen.jax.differentiable import Arrays, run_raw
 from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
+from minrnn_gen.jax.second import backward_reads_states, differentiated_once
 from minrnn_gen.kernel import Kernel
 
 
@@ -103,6 +104,7 @@ def run_over_time(request: Request, axis_name: str, operands: Arrays) -> Arrays:
 
 def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, list[Any]]]:
     ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
+    operands = _once(operands)
     saving = replace(request, keeps=backward_reads_states(request.recipe), trains=True)
     initial, count = operands[places], len(request.interface.states)
     from_zero = _with_states(operands, places, [jnp.where(ranks.is_first, state, 0) for state in initial])
@@ -120,7 +122,7 @@ def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays
 def _backward(request: Request, axis_name: str, residuals: tuple[Arrays, Arrays, list[Any]], incoming: Arrays) -> tuple[Arrays]:
     operands, saved, products = residuals
     ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
-    dy, *dfinal = incoming
+    operands, (dy, *dfinal) = _once(operands), _once(incoming)
     dfinal = jax.lax.psum(dfinal, axis_name)
     _, own = _of_states(request, operands, saved, dy, [jnp.where(ranks.is_last, state, 0) for state in dfinal])
     after = (folded(of_pieces[::-1], ends[::-1])[::-1] for of_pieces, ends in zip(products, ranks.gathered(own), strict=True))
@@ -136,6 +138,11 @@ def _backward(request: Request, axis_name: str, residuals: tuple[Arrays, Arrays,
 
 
 run_over_time.defvjp(_forward, _backward)
+
+
+def _once(arrays: Sequence[Any]) -> Arrays:
+    """Return arrays of which no second derivative is asked for, since arrays that all devices have count once in the first."""
+    return tuple(differentiated_once(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array for array in arrays)
 
 
 def _state_places(request: Request) -> slice:

@@ -1,4 +1,4 @@
-"""The primitive of a request in programs of JAX: its results, its lowering, its batching, and no derivative of it."""
+"""The primitive of a request in programs of JAX: its results, its lowering, its batching, and its derivatives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from minrnn_gen.call.slots import BIAS, CU_SEQLENS, LENGTHS, RECURRENT_BIAS, R, X
-from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import target
 from minrnn_gen.jax.batched import batched
 from minrnn_gen.jax.device import DeviceCall
 from minrnn_gen.jax.host import by_slot
 from minrnn_gen.jax.request import CallSite, Request, Shaped, digest_of
+from minrnn_gen.jax.second import SecondDerivatives
 from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, PASSED
 from minrnn_gen.raw_scan.filters import gradients_of_coefficients
 from minrnn_gen.raw_scan.map_arguments import CARRIED
@@ -135,16 +135,9 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, request: Requ
     return results, [0] * len(results)
 
 
-def _refuse_derivative(*_arguments: Any, **_keywords: Any) -> Any:
-    raise BadInput(
-        "a gradient of a gradient, or a derivative in forward mode, was asked for, which a recurrence of minrnn_gen does not "
-        "have; differentiate it once by jax.grad or jax.vjp, or write the equations in jax.lax.scan for that"
-    )
-
-
 _PRIMITIVE.def_impl(_run_alone)
 _PRIMITIVE.def_abstract_eval(_abstract)
 mlir.register_lowering(_PRIMITIVE, mlir.lower_fun(_lower_on_host), platform="cpu")
 mlir.register_lowering(_PRIMITIVE, mlir.lower_fun(_lower_on_device), platform="cuda")
 batching.primitive_batchers[_PRIMITIVE] = _batch
-ad.primitive_jvps[_PRIMITIVE] = _refuse_derivative
+ad.primitive_jvps[_PRIMITIVE] = SecondDerivatives(bind).jvp

@@ -30,7 +30,7 @@ class EmbeddedExecutor(Executor):
     ) -> tuple[ForwardResult, Forward | ForwardReplay]:
         """Run over time."""
         call = self.checked(arguments)
-        if not self._serves(call):
+        if not self.serves(call):
             return super().forward(arguments, all_states, saves, of_layer)
         embedding = self.embedding
         result, forward = self.inner.forward(
@@ -42,7 +42,7 @@ class EmbeddedExecutor(Executor):
     def step(self, arguments: CallArguments) -> StepResult:
         """Run one step."""
         call = self.checked(arguments, single_step=True)
-        if not self._serves(call):
+        if not self.serves(call):
             return super().step(arguments)
         result = self.inner.step(self.embedding.arguments(_owned(self.interface, arguments, call)))
         return StepResult(self.embedding.y_of_step(result.y), self.embedding.final(result.final))
@@ -52,7 +52,7 @@ class EmbeddedExecutor(Executor):
     ) -> dict[str, Any]:
         """Return the gradients of a forward by the names of its arguments."""
         checked, embedding = forward if isinstance(forward, Forward) else forward.metadata(), self.embedding
-        if not self._serves(checked.call):
+        if not self.serves(checked.call):
             return super().backward(forward, dy, dstate, given_only)
         call, shape = checked.call, self.interface.y_shape(checked.call.rows, checked.call.time)
         y = replace(checked.outputs.y, shape=shape, strides=contiguous_strides(shape))
@@ -62,7 +62,7 @@ class EmbeddedExecutor(Executor):
         gradients = self.inner.backward(forward, embedding.dy(incoming.dy.owner), present or None, given_only)
         return embedding.gradients(gradients)
 
-    def _serves(self, call: Call) -> bool:
+    def serves(self, call: Call) -> bool:
         """Say whether the inner kernel has kernels for a call."""
         return self.backend.takes(call) or self.inner.cpu.native.kernels.forward is not None
 

@@ -404,6 +404,8 @@ def test_cells_show_derives_the_gradient(command: Command) -> None:
     shown = command("cells", "show", file).out
     assert all(f"    {line}\n" in shown for line in (*report["equations"], *report["gradient"]))
     assert command("cells", "show", "lstm", "--json").json["saved_states"] == ["c"]
+    assert "d_h[t] = (1 - " in command("cells", "show", "elman", "--tangent").out
+    assert command("cells", "show", "elman", "--tangent", "--json").json["states"] == ["d_h", "h"]
 
 
 @pytest.mark.usefixtures("nvrtc")

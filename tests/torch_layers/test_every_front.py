@@ -41,6 +41,8 @@ NAMES = fronts()
 REACHED: set[str] = set()
 # Finite differences of functions whose values and derivatives are of size 1, in float64.
 STEP, DIFFERENCE = 1e-5, 1e-6
+# Of fronts, those of cells with surrogates, or with detached values that reach a result.
+WITHOUT_DIFFERENCES = ("slstm", "xlstm", "spikingjelly.", "snntorch.", "lif")
 
 
 @functools.cache
@@ -51,6 +53,13 @@ def front_of(name: str) -> Front:
 # Layers of other cells go through the same functions.
 OF_EVERY_DAY = [name for name in NAMES if not name.startswith("layer ") or name.endswith((" RNN", " MinGRU"))]
 CASES = [pytest.param(name, marks=() if name in OF_EVERY_DAY else pytest.mark.matrix_full) for name in NAMES]
+# Fronts of other libraries go through the same functions.
+TWICE = [
+    name
+    if name.split()[0] in ("recurrence", "scan", "nn.LSTM", "layers")
+    else pytest.param(name, marks=pytest.mark.matrix_full)
+    for name in NAMES
+]
 MODES: dict[str, Callable[[], Any]] = {"plain": contextlib.nullcontext, "dispatched": Watched}
 
 
@@ -153,8 +162,10 @@ def check_second_derivatives(front: Front) -> None:
         assert abs(float(found) - (moved[0] - moved[1]) / (2 * STEP)) <= DIFFERENCE, f"penalty on the gradient of {kept}"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TWICE)
 def test_second_derivatives_are_right_or_refused(name: str) -> None:
+    if any(part in name.lower() for part in WITHOUT_DIFFERENCES):
+        pytest.skip("a surrogate and a detached value are no limits of differences; test_plain_equations.py has their cells")
     torch.manual_seed(0)
     check_second_derivatives(front_of(name))
 
@@ -204,7 +215,7 @@ def check_transforms(front: Front) -> None:
         "torch.func.grad": lambda: pairs(torch.func.grad(of_all, everything)(*plain)),
         "torch.func.jvp": lambda: [(torch.func.jvp(of_all, tuple(plain), tuple(tangents))[1], along)],
         "torch.func.vmap": lambda: [
-            (torch.func.vmap(of_all)(*(torch.stack((one, one)) for one in plain)), of_all(*plain).expand(2))
+            (torch.func.vmap(of_all, randomness="same")(*(torch.stack((one, one)) for one in plain)), of_all(*plain).expand(2))
         ],
         "a dual number": dual,
         "is_grads_batched": rows,
@@ -245,11 +256,23 @@ def test_every_function_way_and_operator_is_reached(over_ranks: dict[str, Front]
             leaves = front.leaves()
             with MODES[mode]() as watched:
                 results = front.results({**leaves, **front.without_gradients()})
-                reach(
-                    [*results, *(one for one in gradients_of(loss_of(results), leaves, create_graph=True) if one is not None)]
-                )
+                first = gradients_of(loss_of(results), leaves, create_graph=True)
+                reach([*results, *(one for one in first if one is not None)])
+                gradients_of(loss_of(results), leaves)
             REACHED.update(watched.names if watched else ())
+    reach_by_tangents(front_of(next(name for name in NAMES if name.startswith("recurrence of"))))
+    reach_by_tangents(front_of("scan"))
     assert code() - REACHED == set()
+
+
+def reach_by_tangents(front: Front) -> None:
+    """Note what calls on dual numbers go through, and their gradients."""
+    leaves = front.leaves()
+    with torch.autograd.forward_ad.dual_level():
+        duals = {name: torch.autograd.forward_ad.make_dual(leaf, torch.ones_like(leaf)) for name, leaf in leaves.items()}
+        results = front.results({**duals, **front.without_gradients()})
+        first = gradients_of(loss_of(results), leaves, create_graph=True)
+        reach([*results, *(one for one in first if one is not None)])
 
 
 def code() -> set[str]:

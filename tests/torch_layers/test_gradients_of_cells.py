@@ -10,7 +10,6 @@ from support.needed import needed
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.cell.files import library_names
-from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
@@ -76,14 +75,20 @@ def test_in_both_directions(model: str) -> None:
 
 
 @pytest.mark.matrix_full
-@pytest.mark.parametrize("model", ["lstm", "min_gru"])
-def test_gradients_of_gradients_are_refused(model: str) -> None:
-    run, tensors = call_of(model, True)
-    first = torch.autograd.grad(run(*tensors)[0].sum(), tensors, create_graph=True, allow_unused=True)
-    with pytest.raises(BadInput, match="a gradient of a gradient was asked for"):
-        first[0].sum().backward()
-    with pytest.raises(BadInput, match="a gradient of a gradient was asked for"):
-        torch.autograd.gradgradcheck(run, tensors)
+@pytest.mark.parametrize("projects", [True, False])
+@pytest.mark.parametrize("model", SMOOTH)
+def test_gradients_of_gradients_of_every_cell(model: str, projects: bool) -> None:
+    torch.manual_seed(0)
+    run, tensors = call_of(model, projects)
+    assert torch.autograd.gradgradcheck(run, tensors)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("model", ["lstm", "rg_lru"])
+def test_gradients_of_gradients_in_both_directions(model: str) -> None:
+    torch.manual_seed(0)
+    run, tensors = call_of(model, True, direction="bidirectional")
+    assert torch.autograd.gradgradcheck(run, tensors)
 
 
 @pytest.mark.parametrize("sequences", ["lengths", "cu_seqlens", "resets"])
@@ -101,6 +106,7 @@ def test_of_sequences(sequences: str) -> None:
         return y, final["h"]
 
     assert gradients_are_right(run, (x, h))
+    assert torch.autograd.gradgradcheck(run, (x, h))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -110,13 +116,13 @@ def test_of_the_raw_scan(dtype: Any, axis: int, reverse: bool) -> None:
     h0 = torch.randn(a.select(axis, 0).shape, dtype=dtype, requires_grad=True)
     assert gradients_are_right(lambda a, b, h0: wing.scan(a, b, h0, axis=axis, reverse=reverse), (a, b, h0))
     assert gradients_are_right(lambda a, b: wing.scan(a, b, axis=axis, reverse=reverse)[0], (a, b))
+    assert torch.autograd.gradgradcheck(lambda a, b, h0: wing.scan(a, b, h0, axis=axis, reverse=reverse), (a, b, h0))
 
 
 def test_of_the_raw_scan_in_logarithms() -> None:
     a, b, h0 = tensor(2, 4, 3), tensor(2, 4, 3), tensor(2, 3)
     assert gradients_are_right(lambda a, b, h0: wing.scan(a, b, h0, log_a=True), (a, b, h0))
-    with pytest.raises(BadInput, match="a gradient of a gradient was asked for"):
-        torch.autograd.gradgradcheck(lambda a: wing.scan(a, b, h0, log_a=True), (a,))
+    assert torch.autograd.gradgradcheck(lambda a, b, h0: wing.scan(a, b, h0, log_a=True), (a, b, h0))
 
 
 @pytest.mark.parametrize(("model", "clip"), [("gru", None), ("gru", 0.05), ("lstm", None), ("slstm", None), ("elman", None)])

@@ -108,6 +108,10 @@ def run_all(programs: list[Callable[[Any], Any]]) -> None:
                 y, final = call(x)
             with Watching():
                 (y.sum() + final.sum()).backward()
+    layer, x = wing.GRU(INPUTS, HIDDEN), torch.randn(BATCH, TIME, INPUTS, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+    gradient.sum().backward()
+    torch.func.grad(lambda x: layer(x)[0].sum())(x)
     for program in programs:
         program(torch.randn(BATCH, TIME, INPUTS))
 

@@ -18,7 +18,7 @@ from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.initial import begin
 from minrnn_gen.torch.layers.set_later import Settled
 from minrnn_gen.torch.operators.functional import recurrence
-from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.recurrence import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_devices, check_shape
 

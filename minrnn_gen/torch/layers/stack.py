@@ -24,8 +24,8 @@ from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels
 from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.altered import altered, by_layer, check_no_group, checked_holds, inputs_of
-from minrnn_gen.torch.operators.dispatch import refuse_others, refuse_scripting, refuse_tracing
-from minrnn_gen.torch.operators.kernel_operator import run, run_unrecorded
+from minrnn_gen.torch.operators.dispatch import has_transforms, refuse_scripting, refuse_tracing
+from minrnn_gen.torch.operators.recurrence import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
@@ -119,7 +119,7 @@ class LayerStack:
         holds: Any = None,
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the output and all states after the last step; docs/torch.md has the arguments."""
-        refuse_others()
+        refuse_tracing()
         sequences = (resets, lengths, cu_seqlens)
         if self._made.projected is not None:
             refuse_projected(self._made.name, reset_states, holds)
@@ -262,7 +262,7 @@ class LayerStack:
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
         # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
         is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs and not is_altered
-        is_one_node = is_one_node and not (masks and torch.compiler.is_exporting())
+        is_one_node = is_one_node and not has_transforms() and not (masks and torch.compiler.is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
             of_all = (parameter for of_layer in parameters for parameter in of_layer)

@@ -1,12 +1,13 @@
-"""The operator of a backward: what it returns for tensors without values, and that it has no gradient itself."""
+"""The operator of a backward: what it returns for tensors without values, and what gradients it has itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from minrnn_gen.torch.operators.dispatch import below_autograd, define
-from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors, gradients_twice
 
 _BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
 
@@ -22,11 +23,17 @@ def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
 
 
 def define_backward(
-    name: str, settings: Sequence[str], call: str, run: Callable[..., Any], have_gradients: Callable[[Tensors], list[bool]]
+    name: str,
+    settings: Sequence[str],
+    call: str,
+    run: Callable[..., Any],
+    have_gradients: Callable[[Tensors], list[bool]],
+    twice: Callable[..., Tensors] | None = None,
 ) -> Any:
     """Define the operator `name` of `settings`, a call and what arrives at its results, and return it.
 
-    `run` takes its arguments; `have_gradients` says of each tensor of a call whether a gradient of it is returned.
+    `run` takes its arguments; `have_gradients` says of each tensor of a call whether a gradient of it is returned. `twice`, of
+    an operator with gradients, takes its settings and how many gradients of states arrive, then as `gradients_twice` has it.
     """
 
     def fake(*arguments: Any) -> list[Any]:
@@ -38,7 +45,8 @@ def define_backward(
     def record(*arguments: Any) -> list[Any]:
         *of_call, y, _saved, dy, dstate = arguments[len(settings) :]
         tensors = (*in_order(of_call, 0), y, dy, *dstate)
-        return list(gradients_once(lambda: below_autograd(operator, *arguments), tensors))
+        again = None if twice is None else partial(twice, arguments[: len(settings)], len(dstate))
+        return list(gradients_twice(lambda: below_autograd(operator, *arguments), again, tensors))
 
     operator = define(f"{name}({', '.join(settings)}, {call}, {_BEHIND_CALL}) -> Tensor[]", run, fake, record)
     return operator

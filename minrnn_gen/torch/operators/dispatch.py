@@ -20,8 +20,8 @@ OF_REPLACED = (
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
 _NO_TRANSFORMS = (
-    "torch.func.vmap or another transform of torch.func was asked for over a recurrence of minrnn_gen, which has none; a batch "
-    f"is an axis of x, torch.autograd has its gradients, and for torch.func.grad, which torch's layers have, {OF_REPLACED}"
+    "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, "
+    f"scan and the layers have them, and torch.autograd has gradients of all; {OF_REPLACED}"
 )
 _NO_TRACING = (
     "torch.jit.trace was asked for over a recurrence of minrnn_gen, which it would record as constants; torch.export and "
@@ -41,7 +41,7 @@ _NO_SCRIPT = (
     f"take it, and its state_dict fits the layer of torch.nn; {OF_REPLACED}"
 )
 NO_FORWARD_MODE = (
-    "a derivative in forward mode was asked for, which a recurrence of minrnn_gen does not have; torch.autograd.grad has its "
+    "a derivative in forward mode was asked for, which this call of minrnn_gen does not have; torch.autograd.grad has its "
     f"gradients; {OF_REPLACED}"
 )
 _NO_BATCHED_GRADIENTS = (
@@ -78,23 +78,32 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     return getattr(torch.ops.minrnn_gen, name).default
 
 
-def is_plain(tensors: Sequence[Any]) -> bool:
+def is_plain(tensors: Sequence[Any], takes_transforms: bool = False) -> bool:
     """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind or without values.
 
-    Any but the first may be None. Such calls save the way through the dispatcher. Raises BadInput within a transform of
-    torch.func and within torch.jit.trace, and for tensors with tangents, which a call without gradients would lose.
+    Any but the first may be None. Such calls save the way through the dispatcher. Raises BadInput within torch.jit.trace, and
+    unless the caller `takes_transforms` within one of torch.func, and for tensors with tangents, which a call would lose.
     """
     if torch.compiler.is_compiling():
         return False
     if torch._C._is_tracing():
         raise BadInput(_NO_TRACING)
     if torch._C._are_functorch_transforms_active():
+        if takes_transforms:
+            return False
         raise BadInput(_NO_TRANSFORMS)
     if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        if takes_transforms:
+            return False
         raise BadInput(NO_FORWARD_MODE)
     if torch._C._len_torch_dispatch_stack():
         return False
     return _PLAIN_TYPES.issuperset(map(type, tensors)) and not tensors[0].is_meta
+
+
+def has_transforms() -> bool:
+    """Say whether a transform of torch.func is active, or derivatives in forward mode are computed."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def _has_tangent(tensor: Any) -> bool:
@@ -102,10 +111,12 @@ def _has_tangent(tensor: Any) -> bool:
     return has_derivatives and forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def refuse_transforms() -> None:
-    """Refuse to run within a transform of torch.func."""
+def refuse_transforms(*tensors: Any) -> None:
+    """Refuse to run within a transform of torch.func, and with tangents of these tensors."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise BadInput(_NO_TRANSFORMS)
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        raise BadInput(NO_FORWARD_MODE)
 
 
 def refuse_others() -> None:
@@ -163,6 +174,11 @@ def dense_gradients(gradients: Sequence[Any]) -> list[Any]:
     if any(type(gradient) is torch.Tensor and not torch._C._has_storage(gradient) for gradient in dense):
         raise BadInput(_NO_BATCHED_GRADIENTS)
     return dense
+
+
+def unbatched(gradients: Sequence[Any]) -> Sequence[Any]:
+    """Return gradients or tangents that arrive outside of transforms of torch.func as `dense_gradients` does."""
+    return gradients if torch._C._are_functorch_transforms_active() else dense_gradients(gradients)
 
 
 def records(tensors: Sequence[Any]) -> bool:

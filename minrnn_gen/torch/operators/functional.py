@@ -18,7 +18,7 @@ from minrnn_gen.layers.kernels import kernel_by, known
 from minrnn_gen.torch.operators.altered import added_inputs, altered, check_no_group
 from minrnn_gen.torch.operators.calls import storage_dtype
 from minrnn_gen.torch.operators.embedded import embedded_recurrence
-from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.recurrence import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, marks_in
 
@@ -39,7 +39,8 @@ def recurrence(
     With `all_states` a third one follows, the states after every step, each shaped like y; gradients do not go through them.
 
     Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
-    and weight are cast to the kernel's storage dtype. There are no gradients of gradients and there is no vmap.
+    and weight are cast to the kernel's storage dtype. Gradients have gradients, and transforms of torch.func are supported
+    (docs/how-to/derivatives.md).
     sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are, or the
     channels of a cell without R (docs/how-to/several-gpus.md).
     Raises BadInput for tensors that do not fit.

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.call.slots import CallSlots, has_gradient
+from minrnn_gen.build.tangent_cells import tangent_recipe
+from minrnn_gen.call.slots import R, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
 from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
@@ -23,52 +25,19 @@ _CALL = (
 )
 
 
-def run(
-    recipe: str,
-    states: int,
-    parameters: int,
-    tensors: tuple[Any, ...],
-    kernel: Kernel | None = None,
-    all_states: bool = False,
-) -> Sequence[Any]:
-    """Return y and the final states of a call, recorded where a tensor requires grad, and for `all_states` those of all steps.
-
-    `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
-    """
-    if is_plain(tensors):
-        kernel = kernel or kernel_by(recipe)
-        if records(tensors):
-            return RecurrenceFunction.of(_Straight(kernel, all_states), tensors)  # type: ignore[no-any-return]
-        results = calls.forward(kernel, tensors, all_states, all_states)
-    else:
-        if not torch.compiler.is_compiling():
-            calls.check_tensors(kernel or kernel_by(recipe), tensors)
-        saves = records(tensors) or all_states
-        slots = CallSlots.of(parameters, states, len(tensors) - CallSlots.of(parameters, states).total)
-        results = OPERATOR(recipe, saves, all_states, *slots.by_schema(tensors))
-    return results[: _returned_count(states, all_states)]
-
-
-def run_unrecorded(recipe: str, tensors: tuple[Any, ...]) -> list[Any] | None:
-    """Return y and the final states as the only layer of torch.nn has them: in the dtype of y, [layers or directions, B, H].
-
-    None where autograd records the call, or anybody else looks on.
-    """
-    return None if records(tensors) or not is_plain(tensors) else calls.infer(kernel_by(recipe), tensors)
-
-
 def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
     """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
     kernel = kernel_by(recipe)
     results = OPERATOR(recipe, all_states, all_states, *kernel.interface.slots.by_schema(tensors))
-    return results[: _returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
+    return results[: returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
 
 
-def _returned_count(states: int, all_states: bool) -> int:
+def returned_count(states: int, all_states: bool) -> int:
+    """Return how many results a call has: y, the final states, and for `all_states` those of all steps."""
     return 1 + (2 if all_states else 1) * states
 
 
-class _Straight:
+class Straight:
     """Calls the kernel directly, bypassing the dispatcher."""
 
     __slots__ = ("all_states", "kernel", "results_count", "returned_count")
@@ -76,7 +45,7 @@ class _Straight:
     def __init__(self, kernel: Kernel, all_states: bool) -> None:
         states = len(kernel.states)
         self.kernel, self.all_states = kernel, all_states
-        self.results_count, self.returned_count = 1 + states, _returned_count(states, all_states)
+        self.results_count, self.returned_count = 1 + states, returned_count(states, all_states)
 
     def forward(self, tensors: Tensors) -> Tensors:
         return calls.forward(self.kernel, tensors, True, self.all_states)
@@ -89,6 +58,24 @@ class _Straight:
             dy, dstate = calls.arriving(self.kernel, lambda: calls.states_shapes(self.kernel, tensors), results[0], gradients)
             return calls.backward(self.kernel, tensors, results, dy, dstate, self.all_states, tensors[0].requires_grad)
         return _Dispatched(self.kernel.recipe, self.all_states).backward(tensors, results, gradients)
+
+
+class _Given(Straight):
+    """What was run before, with its results."""
+
+    __slots__ = ("_results",)
+
+    def __init__(self, kernel: Kernel, results: Tensors) -> None:
+        super().__init__(kernel, False)
+        self._results = results
+
+    def forward(self, _tensors: Tensors) -> Tensors:
+        return [result.detach() for result in self._results]
+
+
+def recorded(kernel: Kernel, tensors: Tensors, results: Tensors) -> Tensors:
+    """Return y and the final states of a call that was run, recorded; `results` are all of the forward that saved."""
+    return RecurrenceFunction.of(_Given(kernel, results), tensors)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +101,51 @@ class _Dispatched:
         kernel = kernel_by(self.recipe)
         y, *extra = results
         dy, dstate = calls.arriving(kernel, lambda: calls.states_shapes(kernel, tensors), y, gradients)
-        call = kernel.interface.slots.by_schema(tensors)
-        in_order = iter(_BACKWARD(self.recipe, self.all_states, *call, y, extra, dy, dstate))
-        return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+        return gradients_of(kernel, tensors, y, extra, dy, dstate, self.all_states)
+
+
+def gradients_of(
+    kernel: Kernel, tensors: Tensors, y: Any, extra: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
+) -> list[Any]:
+    """Return the gradients of the tensors of a call by the operator, None for what has none."""
+    call = kernel.interface.slots.by_schema(tensors)
+    in_order = iter(_BACKWARD(kernel.recipe, all_states, *call, y, [*extra], dy, [*dstate]))
+    return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+
+
+def _second_gradients(settings: tuple[str, bool], states_count: int, arguments: Tensors, along: Tensors) -> list[Any]:
+    """Return the gradients of what a backward takes, `arguments`, of those of its results, `along`; as `Twice` says.
+
+    y is a function of the tensors of the call, whose gradients are all there is of its.
+    """
+    kernel = kernel_by(settings[0])
+    slots = kernel.interface.slots
+    split = len(arguments) - states_count - 2
+    present, (_, dy, *dstate) = arguments[:split], arguments[split:]
+    absent = () if split == slots.total else (None,) * len(kernel.states)
+    tensors = (*present[: slots.states.start], *absent, *present[slots.states.start :])
+    in_order = iter(along)
+    tangents = [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
+    gradients, ddy, ddstate = second_gradients(kernel, tensors, tangents, dy, dstate)
+    of_present = [*gradients[: slots.states.start], *gradients[slots.states.start + len(absent) :]]
+    of_tensors = [None if tensor is None else gradient for tensor, gradient in zip(present, of_present, strict=True)]
+    return [*of_tensors, None, ddy, *(ddstate if dstate else ())]
+
+
+def second_gradients(
+    kernel: Kernel, tensors: Tensors, tangents: Tensors, dy: Any, dstate: Tensors
+) -> tuple[list[Any], Any, list[Any]]:
+    """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, dy and dstate.
+
+    The last two are the derivatives of y and of the final states along the tangents.
+    """
+    recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
+    moving, as_called = kernel_by(recipe.recipe), TangentCall(kernel.interface, recipe, torch)
+    arrays = as_called.arrays(tensors, tangents)
+    y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
+    final, extra = others[: len(moving.states)], others[len(moving.states) :]
+    gradients = gradients_of(moving, arrays, y, extra, dy, as_called.incoming(dstate))
+    return as_called.gradients(tensors, tangents, gradients), y, as_called.final(final)
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
@@ -168,4 +197,6 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
 
 
 OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
-_BACKWARD = define_backward("recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients)
+_BACKWARD = define_backward(
+    "recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients, _second_gradients
+)

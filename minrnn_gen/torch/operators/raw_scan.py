@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from minrnn_gen.raw_scan.map_arguments import CARRIED, Form, check_form, check_p
 from minrnn_gen.raw_scan.pairs import Library, Pairs
 from minrnn_gen.raw_scan.scan import scan as run_scan
 from minrnn_gen.raw_scan.scan import scan_backward as run_scan_backward
-from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, has_transforms, is_plain, records, unbatched
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.group import member_of
 from minrnn_gen.torch.sequence_group.scans import scan_pieces
@@ -39,8 +39,8 @@ def scan(
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
 
     Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
-    on the meta device give results there. There are no gradients of gradients and there is no vmap. sequence_group: a process
-    group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
+    on the meta device give results there. Gradients have gradients, and transforms of torch.func work, but for form "full".
+    sequence_group: a process group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
     Raises BadInput for arguments that do not fit.
     """
     form = check_form(form, log_a)
@@ -59,7 +59,9 @@ def scan(
         index, _ = check_pairs(a, b, axis, reverse, h0=h0)
         return Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
     tensors, is_full = (a, b, h0), form == "full"
-    if not is_plain(tensors):
+    if not is_plain(tensors, takes_transforms=not is_full):
+        if not torch.compiler.is_compiling() and not is_full and has_transforms():
+            return _ScanFunction.apply(_Way(log_a, reverse, axis % b.dim(), False), *tensors)  # type: ignore[no-any-return]
         if a.is_meta and not torch.compiler.is_compiling():
             _check_meta(tensors, log_a, reverse, axis, is_full)
         return _SCAN(*tensors, log_a, reverse, axis, is_full)  # type: ignore[no-any-return]
@@ -94,8 +96,54 @@ class _Way:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
         dy = torch.zeros_like(y) if dy is None else dy
+        if torch.is_grad_enabled() and not self.is_full:
+            return self.recorded_back(a, h0, y, dy, dfinal)
         da, db, dh0 = _SCAN_BACKWARD(a, y, dy, h0, dfinal, *self._options)
         return (da, db, None if h0 is None else dh0)
+
+    def recorded_back(self, a: Any, h0: Any, y: Any, dy: Any, dfinal: Any) -> Tensors:
+        """Return the gradients by a scan that is recorded as well, so that they have gradients."""
+        if not y.shape[self.axis]:
+            return (torch.zeros_like(a), torch.zeros_like(y), h0 if h0 is None or dfinal is None else dfinal)
+        carried = _fake_state(y, self.axis, False).dtype
+        wide, dy = a.to(carried), dy.to(carried)
+        first, last = (-1, 0) if self.reverse else (0, -1)
+        if dfinal is not None:
+            dy = dy.index_add(
+                self.axis, torch.tensor([last % y.shape[self.axis]], device=y.device), dfinal.unsqueeze(self.axis)
+            )
+        later, _ = scan(
+            self._shifted(wide, torch.zeros_like(wide.select(self.axis, 0)), not self.reverse).conj().resolve_conj(),
+            dy,
+            log_a=self.log_a,
+            reverse=not self.reverse,
+            axis=self.axis,
+        )
+        before = self._before(y.to(carried), h0)
+        of_a, factor = later * before.conj(), wide.exp() if self.log_a else wide
+        da = of_a * factor if self.log_a else of_a
+        dh0 = None if h0 is None else (later * factor.conj()).select(self.axis, first)
+        return (da.to(a.dtype), later.to(y.dtype), dh0)
+
+    def moved(self, tensors: Tensors, y: Any, tangents: Tensors) -> tuple[Any, Any]:
+        """Return the derivatives of y and of the final state along tangents of a, b and h0, None for zeros."""
+        (a, _, h0), (da, db, dh0) = tensors, tangents
+        db = torch.zeros_like(y) if db is None else db
+        if da is not None and y.shape[self.axis]:
+            carried = _fake_state(y, self.axis, False).dtype
+            of_a = da.to(carried) * a.to(carried).exp() if self.log_a else da.to(carried)
+            db = (db.to(carried) + of_a * self._before(y.to(carried), h0)).to(y.dtype)
+        return scan(a, db, dh0, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
+
+    def _before(self, y: Any, h0: Any) -> Any:
+        """Return the value before each step."""
+        return self._shifted(y, torch.zeros_like(y.select(self.axis, 0)) if h0 is None else h0, self.reverse)
+
+    def _shifted(self, values: Any, entering: Any, backwards: bool) -> Any:
+        """Return values one step later, `entering` first; or one step earlier, `backwards`."""
+        count, entering = values.shape[self.axis] - 1, entering.unsqueeze(self.axis)
+        kept = values.narrow(self.axis, 1 if backwards else 0, count)
+        return torch.cat([kept, entering] if backwards else [entering, kept], self.axis)
 
 
 class _Straight(_Way):
@@ -114,6 +162,45 @@ class _Straight(_Way):
         dy = torch.zeros_like(y) if dy is None else dy
         da, db, dh0 = _run_backward(a, y, dy, h0, dfinal, *self._options)
         return (da, db, None if h0 is None else dh0)
+
+
+class _ScanFunction(torch.autograd.Function):
+    """A scan of numbers under transforms of torch.func and with dual numbers, whose rules are scans of the same kind."""
+
+    @staticmethod
+    def forward(way: _Way, a: Any, b: Any, h0: Any) -> Any:
+        return way.forward((a, b, h0))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.way, *tensors = inputs
+        ctx.save_for_backward(*tensors, output[0])
+        ctx.save_for_forward(*tensors, output[0])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (a, _, h0, y), (dy, dfinal) = ctx.saved_tensors, unbatched(gradients)
+        if dy is None and dfinal is None:
+            return (None, None, None, None)
+        return (None, *ctx.way.recorded_back(a, h0, y, torch.zeros_like(y) if dy is None else dy, dfinal))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        *tensors, y = ctx.saved_tensors
+        return ctx.way.moved(tensors, y, unbatched(tangents))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, way: _Way, *tensors: Any) -> Any:
+        stacked = [
+            tensor
+            if tensor is None
+            else tensor.expand(info.batch_size, *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        ]
+        return _ScanFunction.apply(replace(way, axis=way.axis + 1), *stacked), (0, 0)
 
 
 def _run(a: Any, b: Any, h0: Any, log_a: bool, reverse: bool, axis: int, is_full: bool = False) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Gradients of one order: what records them, and what refuses those of a second order."""
+"""Gradients: what records them and their own, and what refuses those of a third order."""
 
 from __future__ import annotations
 
@@ -71,23 +71,48 @@ class RecurrenceFunction(torch.autograd.Function):
         raise BadInput(NO_FORWARD_MODE)
 
 
+Twice = Callable[[Tensors, Tensors], Tensors]
+"""Returns the gradients of what a gradient was computed from, of those tensors and of the gradients of its results."""
+
+_NO_SECOND = (
+    "a gradient of a gradient was asked for, which this call of minrnn_gen does not have; differentiate it once, or take the "
+    f"equations in torch for that; {OF_REPLACED}"
+)
+_NO_THIRD = (
+    "a third derivative of a recurrence of minrnn_gen was asked for, which has two; take the outermost one by differences of "
+    f"second derivatives, or take the equations in torch for that; {OF_REPLACED}"
+)
+
+
 def gradients_once(run: Callable[[], Tensors], tensors: Tensors) -> Tensors:
     """Return the gradients that `run` computes from `tensors`; where autograd records them, asking for theirs is refused."""
+    return gradients_twice(run, None, tensors)
+
+
+def gradients_twice(run: Callable[[], Tensors], twice: Twice | None, tensors: Tensors, why: str = _NO_SECOND) -> Tensors:
+    """Return the gradients that `run` computes from `tensors`, recorded, theirs by `twice`; refused without, saying `why`."""
     if records(tensors):
-        return GradientFunction.apply(run, *tensors)  # type: ignore[no-any-return]
+        return GradientFunction.apply(run, twice, why, *tensors)  # type: ignore[no-any-return]
     return run()
 
 
 class GradientFunction(torch.autograd.Function):
-    """A gradient, of which there is none."""
+    """A gradient, and its own gradients, of which there are none."""
 
     @staticmethod
-    def forward(_ctx: Any, run: Callable[[], Tensors], *_tensors: Any) -> Any:
+    def forward(ctx: Any, run: Callable[[], Tensors], twice: Twice | None, why: str, *tensors: Any) -> Any:
+        ctx.twice, ctx.why = twice, why
+        ctx.set_materialize_grads(False)
+        if twice is not None:
+            ctx.save_for_backward(*tensors)
         return tuple(run())
 
     @staticmethod
-    def backward(_ctx: Any, *_gradients: Any) -> Any:
-        raise BadInput(
-            "a gradient of a gradient was asked for, which a recurrence of minrnn_gen does not have; differentiate it once, or "
-            f"take the equations in torch for that; {OF_REPLACED}"
-        )
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if ctx.twice is None:
+            raise BadInput(ctx.why)
+        tensors, along = ctx.saved_tensors, dense_gradients(gradients)
+        if all(tangent is None for tangent in along):
+            return (None,) * (3 + len(tensors))
+        second = gradients_twice(lambda: ctx.twice(tensors, along), None, (*tensors, *along), _NO_THIRD)
+        return (None, None, None, *second)

@@ -192,10 +192,34 @@ class _Layers:
         return tensors
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
-        if is_plain(tensors) and not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            return self.recorded_back(tensors, results, gradients)
+        if is_plain(tensors):
             dy, dstate = self.arriving(tensors, results[0], gradients)
             return self.run_back(tensors, results, dy, dstate, tensors[0].requires_grad)
         return _Dispatched(self.recipes, self.dropout).backward(tensors, results, gradients)
+
+    def recorded_back(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
+        """Return the gradients of `tensors`, recorded: by nodes of one layer each, of results that are there."""
+        y, *saved = results
+        count, (dy, dstate) = len(self.recipes), self.arriving(tensors, y, gradients)
+        per_layer = (len(saved) - count + 1) // count
+        outputs = [*saved[count * per_layer :], y]
+        # Gradients are of these tensors alone, whatever one of them is made of.
+        apart = [tensor if tensor is None or not tensor.requires_grad else torch.ops.aten.alias(tensor) for tensor in tensors]
+        x, arriving = apart[0], list[tuple[Any, Any]]()
+        for layer, kernel in enumerate(self.kernels):
+            call = self.call(apart, layer, self.dropped_below(apart, layer, x))
+            final = [y.new_empty(shape, dtype=calls.arithmetic_dtype(kernel)) for shape in calls.states_shapes(kernel, call)]
+            extra = saved[layer * per_layer : (layer + 1) * per_layer]
+            x, *states = kernel_operator.recorded(kernel, call, (outputs[layer], *final, *extra))
+            of_states = (of_layer(gradient, layer, self.has_directions) for gradient in dstate)
+            arriving += zip(states, of_states, strict=False)
+        pairs = [(result, gradient) for result, gradient in ((x, dy), *arriving) if result.requires_grad]
+        wanted = [tensor for tensor in apart if tensor is not None and tensor.requires_grad]
+        of, arrived = zip(*pairs, strict=True)
+        in_order = iter(torch.autograd.grad(of, wanted, arrived, create_graph=True, allow_unused=True))
+        return [next(in_order) if tensor is not None and tensor.requires_grad else None for tensor in apart]
 
 
 class _Dispatched(_Layers):
@@ -210,6 +234,8 @@ class _Dispatched(_Layers):
         return below_autograd(OPERATOR, [*self.recipes], True, self.dropout, *call)  # type: ignore[no-any-return]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
+        if torch.is_grad_enabled():
+            return self.recorded_back(tensors, results, gradients)
         y, *extra = results
         dy, dstate = self.arriving(tensors, y, gradients)
         call = self.by_schema(tensors, self.results_count - 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.torch.operators.kernel_operator import run
+from minrnn_gen.torch.operators.recurrence import run
 from minrnn_gen.torch.sequence_group.agreement import RefusedEverywhere, refuse
 from minrnn_gen.torch.sequence_group.cells import run_pieces
 from minrnn_gen.torch.sequence_group.group import Member, head_member_of, member_of

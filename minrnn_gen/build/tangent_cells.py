@@ -1,0 +1,93 @@
+"""The recipe of the kernel that computes another's tangent, and which of the call's arrays each of its arrays is made of."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minrnn_gen.build.recipe import cell_source_of, spec_from
+from minrnn_gen.errors import BadInput
+
+Picks = tuple[tuple[int, bool], ...]
+"""Of each name of the tangent's kernel the place of the cell's own name, and whether it is that name's tangent."""
+
+
+@dataclass(frozen=True)
+class TangentRecipe:
+    """The recipe of a tangent's kernel.
+
+    `products`: of each of its gates of R the place of the cell's own, and whose product it is: of R with the state ("R"), of R
+    with the state's tangent ("d"), or of R's tangent with the state ("dR").
+    """
+
+    recipe: str
+    gates: Picks
+    states: Picks
+    parameters: Picks
+    shared: Picks
+    inputs: Picks
+    products: tuple[tuple[int, Literal["R", "d", "dR"]], ...]
+
+
+_TANGENTS: set[str] = set()
+
+
+@functools.lru_cache(maxsize=256)
+def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
+    """Return the recipe of the tangent's kernel; `moves_R`: R has a tangent as well.
+
+    Raises BadInput for the recipe of a tangent, whose derivatives are third ones, for clipped gradients, and for a cell whose
+    tangent is larger than a cell may be.
+    """
+    from minrnn_gen.cell.files import find_cell
+    from minrnn_gen.cell.language import parse_cell
+    from minrnn_gen.cell.tangent import tangent_cell
+
+    if recipe in _TANGENTS:
+        raise BadInput(
+            "a third derivative of a recurrence of minrnn_gen was asked for, which has two; take the outermost one by "
+            "differences of second derivatives"
+        )
+    spec = spec_from(recipe)
+    if spec.recurrent_gradient_clip is not None:
+        raise BadInput(
+            "recurrent_gradient_clip has no second derivative: a clipped gradient is the derivative of nothing; leave it out "
+            "of the spec of minrnn_gen, and clip the gradients of parameters"
+        )
+    source = cell_source_of(spec)
+    cell = parse_cell(source)
+    data, names = tangent_cell(cell, moves_R)
+    data["recurrent_bias"] = source.recurrent_bias
+    try:
+        tangent = parse_cell(find_cell(data, spec.folder, spec.where))
+    except BadInput as refused:
+        raise BadInput(f"the tangent of {cell.name} is no cell that kernels take: {refused}") from None
+    said = {**json.loads(recipe), "model": data}
+    for key in ("input_size", "scan_arithmetic", "batch", "time"):
+        said.pop(key, None)
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    _TANGENTS.add(text)
+    of_R: dict[str, tuple[int, Literal["R", "d", "dR"]]] = {}
+    for place, gate in enumerate(cell.recurrent_gates):
+        along, of_matrix = names.products[gate]
+        of_R |= {gate: (place, "R"), along: (place, "d")}
+        of_R |= {of_matrix: (place, "dR")} if of_matrix else {}
+    return TangentRecipe(
+        text,
+        _picks(tangent.gates, names.gates),
+        _picks(tangent.states, names.states),
+        _picks(tangent.parameters, names.parameters),
+        _picks(tangent.vectors.shared, names.shared),
+        _picks(tangent.inputs, names.inputs),
+        tuple(of_R[gate] for gate in tangent.recurrent_gates),
+    )
+
+
+def _picks(names: Sequence[str], tangents: Mapping[str, str]) -> Picks:
+    places: dict[Any, tuple[int, bool]] = {}
+    for place, (name, tangent) in enumerate(tangents.items()):
+        places |= {name: (place, False), tangent: (place, True)}
+    return tuple(places[name] for name in names)

@@ -1,0 +1,361 @@
+"""The tangent of a cell as a cell: beside each state its derivative along given tangents of all that a step reads.
+
+Its backward is the double backward of the cell, and every kernel that runs cells runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell import functions as fn
+from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
+from minrnn_gen.cell.gradient import INVERSE_SLOPES, SLOPES
+from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.norms import composed
+from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.value_numbering import COMPOSED
+from minrnn_gen.errors import BadInput
+
+NAME_LENGTH = 64
+# Digits of a number that an equation spells out; longer ones are rounded to float64.
+DIGITS_MOST = 15
+
+
+@dataclass(frozen=True)
+class TangentNames:
+    """What the tangent cell calls what a cell's arrays have: each name with that of its tangent.
+
+    `products`: of each gate of R that of its product with the tangent, and, where R has one, that of R's tangent.
+    """
+
+    gates: Mapping[str, str]
+    states: Mapping[str, str]
+    parameters: Mapping[str, str]
+    shared: Mapping[str, str]
+    inputs: Mapping[str, str]
+    products: Mapping[str, tuple[str, str | None]]
+
+
+def tangent_cell(cell: Cell, moves_R: bool) -> tuple[dict[str, Any], TangentNames]:
+    """Return the file of the tangent of `cell`, whose output is that of y, and its names; `moves_R`: R has a tangent as well.
+
+    Names are left out that the tangent does not depend on. Raises BadInput where y depends on nothing.
+    """
+    return _Tangent(cell, moves_R).file()
+
+
+class _Tangent:
+    def __init__(self, cell: Cell, moves_R: bool) -> None:
+        self._cell, self._moves_R = cell, moves_R
+        self._names = _Names((*cell.states, *cell.parameters, *(name for name, _ in cell.lets)))
+        of_gates = _Names((*cell.gates, *cell.recurrent_gates))
+        gates = of_gates.tangents_of(tuple(dict.fromkeys((*cell.gates, *cell.recurrent_gates))))
+        self._named = TangentNames(
+            {gate: gates[gate] for gate in cell.gates},
+            self._names.tangents_of(cell.states),
+            self._names.tangents_of(cell.parameters),
+            _Names(cell.vectors.shared).tangents_of(cell.vectors.shared),
+            _Names(cell.inputs).tangents_of(cell.inputs),
+            {gate: (gates[gate], of_gates.of_matrix(gate) if moves_R else None) for gate in cell.recurrent_gates},
+        )
+        # Values that a definition gives another name.
+        self._renamed: dict[str, str] = {}
+        self._lines: list[tuple[str, Expr]] = []
+        self._values: dict[Expr, Symbol] = {}
+        self._arguments: dict[str, Expr] = {}
+        self._tangents: dict[Symbol, Expr] = {}
+        self._tangents |= {ex.gate(name): ex.gate(tangent) for name, tangent in self._named.gates.items()}
+        self._tangents |= {ex.previous(name): ex.previous(tangent) for name, tangent in self._named.states.items()}
+        self._tangents |= {ex.named(name): ex.named(tangent) for name, tangent in self._named.parameters.items()}
+        self._tangents |= {ex.shared(name): ex.shared(tangent) for name, tangent in self._named.shared.items()}
+        self._tangents |= {ex.channel_input(name): ex.channel_input(tangent) for name, tangent in self._named.inputs.items()}
+
+    def file(self) -> tuple[dict[str, Any], TangentNames]:
+        for symbol, expression in self._cell.definitions:
+            self._define(symbol, expression)
+        output = self._both(_plain(self._cell.output))[1]
+        if output == ZERO:
+            raise BadInput(f"the output of {self._cell.name} has no derivatives; use what it is made of without detach")
+        output = self._with_all_states(output)
+        needed = self._needed(output)
+        lines = [(self._renamed.get(name, name), value) for name, value in self._lines if name in needed]
+        needed |= {self._renamed.get(name, name) for name in needed}
+        named = self._named
+        states = {
+            state: "n" if of in self._cell.vectors.states else "p" if of in self._cell.projection.states else 1
+            for of, tangent in named.states.items()
+            for state in (tangent, of)
+            if f"{state}[t]" in needed
+        }
+        cell, projection = self._cell, self._cell.projection
+        parameters = {
+            name: "n" if of in cell.vectors.parameters else "p" if of in projection.parameters else 1
+            for name, of in _primal_first(named.parameters)
+            if name in needed
+        }
+        has_axes = bool(cell.vectors or projection)
+        data: dict[str, Any] = {
+            "name": cell.name[: NAME_LENGTH - len("_tangent")] + "_tangent",
+            "equations": "\n".join(f"{name} = {self._text(value)}" for name, value in lines),
+            "output": self._text(output).removesuffix("[t]") if isinstance(output, Symbol) else self._text(output),
+            "gates": [name for name, _ in _primal_first(named.gates) if ex.gate(name).name in needed],
+            "states": states if has_axes else list(states),
+            "parameters": parameters if has_axes else list(parameters),
+        }
+        shared = [name for name, _ in _primal_first(named.shared) if ex.shared(name).name in needed]
+        inputs = [name for name, _ in _primal_first(named.inputs) if ex.channel_input(name).name in needed]
+        data |= {"shared": shared} if shared else {}
+        data |= {"inputs": inputs} if inputs else {}
+        return data, named
+
+    def _define(self, symbol: Symbol, expression: Expr) -> None:
+        """Write the equation of a state or of a named value, and that of its tangent."""
+        value, tangent = self._both(_plain(expression))
+        if isinstance(value, Symbol) and value in self._values.values() and value.name not in self._renamed:
+            self._renamed[value.name] = symbol.name
+        else:
+            self._lines.append((symbol.name, value))
+        state = symbol.name.removesuffix("[t]")
+        if state != symbol.name:
+            of_state = ex.current(self._named.states[state])
+            self._lines.append((of_state.name, tangent))
+            self._tangents[symbol] = ZERO if tangent == ZERO else of_state
+        elif isinstance(tangent, Symbol) or tangent == ZERO:
+            self._tangents[symbol] = tangent
+        else:
+            self._tangents[symbol] = self._line(self._names.tangent_of(state), tangent)
+
+    def _line(self, name: str, value: Expr) -> Symbol:
+        self._lines.append((name, value))
+        return ex.named(name)
+
+    def _value(self, expression: Expr) -> Expr:
+        """Return a value that several equations use, under a name."""
+        if isinstance(expression, Symbol) or ex.is_number(expression):
+            return expression
+        if expression not in self._values:
+            self._values[expression] = self._line(self._names.of_value(), expression)
+        return self._values[expression]
+
+    def _both(self, expression: Expr) -> tuple[Expr, Expr]:
+        """Return an expression with named parts, and its tangent, 0 where it has none."""
+        name, operands = ex.operation(expression)
+        if name == "number":
+            return expression, ZERO
+        if isinstance(expression, Symbol):
+            return self._of_symbol(expression)
+        if isinstance(expression, fn.CellFunction):
+            return self._of_call(expression)
+        values, tangents = zip(*map(self._both, operands), strict=True)
+        value = ex.rebuilt(expression, values)
+        if name in ("add", "subtract"):
+            return value, _plus(tangents[0], tangents[1] if name == "add" else _minus(tangents[1]))
+        if name == "negate":
+            return value, _minus(tangents[0])
+        if name == "power":
+            exponent = ex.power_exponent(expression)
+            return value, _times(ex.multiply(ex.number(exponent), ex.power(self._value(values[0]), exponent - 1)), tangents[0])
+        if name == "multiply":
+            shares = [_times(self._value(values[1 - side]), tangents[side]) for side in (0, 1) if tangents[side] != ZERO]
+            return value, _sum(shares)
+        return self._of_quotient(values, tangents)
+
+    def _of_quotient(self, values: tuple[Expr, ...], tangents: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+        below = self._value(values[1])
+        value = ex.divide(values[0], below)
+        if tangents[1] != ZERO:
+            value = self._value(value)
+        above = _plus(tangents[0], _minus(_times(value, tangents[1])))
+        return value, ZERO if above == ZERO else ex.divide(above, below)
+
+    def _of_symbol(self, symbol: Symbol) -> tuple[Expr, Expr]:
+        if symbol.name.startswith("R.") and symbol not in self._tangents:
+            self._tangents[symbol] = self._of_product(symbol.name.removeprefix("R."))
+        return symbol, self._tangents[symbol]
+
+    def _of_product(self, gate: str) -> Expr:
+        """Return the tangent of a product, R.g of the argument's tangent and that of R of the argument."""
+        argument = dict(self._cell.arguments).get(gate)
+        if argument is None:
+            argument = ex.previous(self._cell.output.name.removesuffix("[t]"))  # type: ignore[attr-defined]
+        value, tangent = self._both(_plain(argument))
+        along, of_matrix = self._named.products[gate]
+        self._arguments[gate] = self._value(value) if of_matrix else value
+        total: Expr = ZERO
+        if tangent != ZERO:
+            self._arguments[along] = tangent
+            total = ex.product(along)
+        if of_matrix:
+            self._arguments[of_matrix] = self._arguments[gate]
+            total = _plus(total, ex.product(of_matrix))
+        return total
+
+    def _of_call(self, expression: fn.CellFunction) -> tuple[Expr, Expr]:
+        function = type(expression)
+        if isinstance(expression, fn.Where):
+            condition, *branches = expression.args
+            pairs = [self._both(branch) for branch in branches]
+            chosen = self._condition(condition)
+            return fn.Where(chosen, *(value for value, _ in pairs)), _chosen(chosen, *(tangent for _, tangent in pairs))
+        values, tangents = zip(*map(self._both, expression.args), strict=True)
+        if function in (fn.Minimum, fn.Maximum):
+            values = tuple(map(self._value, values))
+            first_is_taken = (fn.LessOrEqual if function is fn.Minimum else fn.GreaterOrEqual)(*values)
+            return function(*values), _chosen(first_is_taken, *tangents)
+        if function is fn.Surrogate:
+            return function(*values), tangents[1]
+        value = function(*values)
+        (tangent,) = tangents
+        if tangent == ZERO or function is fn.Detach:
+            return value, ZERO
+        if isinstance(expression, fn.Mean | fn.Sum):
+            return value, function(tangent)
+        x = self._value(values[0])
+        return self._of_function(function, x, self._value(function(x)), tangent)
+
+    def _of_function(self, function: type[fn.CellFunction], x: Expr, value: Expr, tangent: Expr) -> tuple[Expr, Expr]:
+        """Return the value of a function of `x` and its tangent, as gradients have its slope."""
+        if function in SLOPES:
+            return value, _times(SLOPES[function](x, value), tangent)
+        if function in INVERSE_SLOPES:
+            return value, ex.divide(tangent, INVERSE_SLOPES[function](x))
+        if function is fn.SquareRoot:
+            return value, _chosen(fn.NotEqual(value, ZERO), ex.divide(tangent, ex.add(value, value)), ZERO)
+        if function is fn.Relu:
+            return value, _chosen(fn.LessOrEqual(x, ZERO), ZERO, tangent)
+        assert function is fn.Absolute, function
+        of_negative = _chosen(fn.Less(x, ZERO), _minus(tangent), ZERO)
+        return value, _chosen(fn.Greater(x, ZERO), tangent, of_negative)
+
+    def _condition(self, condition: Expr) -> Expr:
+        return ex.rebuilt(condition, [self._value(self._both(operand)[0]) for operand in condition.args])
+
+    def _with_all_states(self, output: Expr) -> Expr:
+        """Return the output, which reads the tangents of all states: those that y does not depend on, without an effect."""
+        missing = [tangent for tangent in self._named.states.values() if ex.current(tangent).name not in self._needed(output)]
+        if not missing:
+            return output
+        wide = {self._named.states[name] for name in self._cell.vectors.states}
+        reads: list[Expr] = [fn.Sum(ex.previous(name)) if name in wide else ex.previous(name) for name in missing]
+        never = fn.Where(fn.Less(ONE, ZERO), _sum(reads), ZERO)
+        if not self._cell.recurrent_gates:
+            return ex.add(output, never)
+        # R multiplies the output, which is a state.
+        self._lines = [(name, ex.add(value, never) if ex.named(name) == output else value) for name, value in self._lines]
+        return output
+
+    def _needed(self, output: Expr) -> set[str]:
+        """Return the names that the output depends on: of a state, at whichever step, the equation."""
+        known, called = dict(self._lines), {name: value for value, name in self._renamed.items()}
+        known |= {ex.product(gate).name: argument for gate, argument in self._arguments.items()}
+        needed: set[str] = set()
+        waiting = [output]
+        while waiting:
+            for symbol in ex.symbols_of(waiting.pop()):
+                name = called.get(symbol.name.replace("[t-1]", "[t]"), symbol.name.replace("[t-1]", "[t]"))
+                if name not in needed:
+                    needed.add(name)
+                    waiting += [known[name]] if name in known else []
+        return needed
+
+    def _text(self, expression: Expr) -> str:
+        return equation_text(self._with_arguments(expression))
+
+    def _with_arguments(self, expression: Expr) -> Expr:
+        """Return an expression whose products say what they multiply."""
+        if isinstance(expression, Symbol):
+            gate = expression.name.removeprefix("R.")
+            if gate == expression.name:
+                return ex.named(self._renamed.get(gate, gate))
+            return ex.named(f"R.{gate}({self._text(self._arguments[gate])})")
+        operands = ex.operation(expression)[1]
+        return ex.rebuilt(expression, [self._with_arguments(operand) for operand in operands]) if operands else expression
+
+
+class _Names:
+    """Names that a cell does not use, for tangents and values."""
+
+    def __init__(self, used: Collection[str]) -> None:
+        self._used = set(used)
+
+    def tangents_of(self, names: Collection[str]) -> dict[str, str]:
+        return {name: self.tangent_of(name) for name in names}
+
+    def tangent_of(self, name: str) -> str:
+        return self._free(f"d_{name}")
+
+    def of_matrix(self, gate: str) -> str:
+        return self._free(f"dR_{gate}")
+
+    def of_value(self) -> str:
+        return next(filter(self._take, _numbered("v")))
+
+    def _free(self, name: str) -> str:
+        candidates = (candidate for candidate in (name, f"{name}_") if len(candidate) <= NAME_LENGTH)
+        return next(filter(self._take, (*candidates,)), None) or next(filter(self._take, _numbered("d")))
+
+    def _take(self, name: str) -> bool:
+        is_free = name not in self._used
+        self._used.add(name)
+        return is_free
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    place = 0
+    while True:
+        yield f"{stem}{place}"
+        place += 1
+
+
+def _primal_first(names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return all names, those of tangents last, each with the one whose tangent it is or itself."""
+    return [*((name, name) for name in names), *((tangent, name) for name, tangent in names.items())]
+
+
+def _plain(expression: Expr) -> Expr:
+    """Return an expression without norms and functions that are composed of others.
+
+    A variance's mean is no constant here: a second derivative goes through it.
+    """
+    if ex.is_number(expression):
+        is_long = len(str(expression.value.numerator)) > DIGITS_MOST
+        return ex.number(repr(float(expression.value))) if is_long else expression
+    if isinstance(expression, fn.OverUnits) and (together := composed(expression)) != expression:
+        return _plain(together)
+    if isinstance(expression, fn.Centre):
+        return _plain(expression.args[0])
+    function: Callable[[Expr], Expr] | None = COMPOSED.get(type(expression))  # type: ignore[arg-type]
+    if function is not None:
+        return _plain(function(expression.args[0]))
+    operands = ex.operation(expression)[1]
+    return ex.rebuilt(expression, list(map(_plain, operands))) if operands else expression
+
+
+def _chosen(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return ZERO if yes == no == ZERO else fn.Where(condition, yes, no)
+
+
+def _plus(left: Expr, right: Expr) -> Expr:
+    if left == ZERO:
+        return right
+    return left if right == ZERO else ex.add(left, right)
+
+
+def _sum(values: Sequence[Expr]) -> Expr:
+    total: Expr = ZERO
+    for value in values:
+        total = _plus(total, value)
+    return total
+
+
+def _minus(value: Expr) -> Expr:
+    return ZERO if value == ZERO else ex.negate(value)
+
+
+def _times(factor: Expr, tangent: Expr) -> Expr:
+    if ZERO in (factor, tangent):
+        return ZERO
+    return tangent if factor == ONE else ex.multiply(factor, tangent)

@@ -1,0 +1,198 @@
+"""Second derivatives of requests: what is linear in tangents, as primitives that JAX transposes, by the tangent's kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from minrnn_gen.build.tangent_cells import tangent_recipe
+from minrnn_gen.call.slots import R, has_gradient
+from minrnn_gen.errors import BadInput
+from minrnn_gen.jax.request import Request
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.tangent import TangentCall
+
+Bind = Callable[[Request, Sequence[Any]], list[Any]]
+Present = tuple[bool, ...]
+
+
+_NO_SECOND = (
+    "a gradient of a gradient, or a derivative in forward mode, was asked for, which this call of minrnn_gen does not have; "
+    "differentiate it once by jax.grad or jax.vjp, or write the equations in jax.lax.scan for that"
+)
+_NO_THIRD = (
+    "a third derivative of a recurrence of minrnn_gen was asked for, which has two; take the outermost one by differences of "
+    "second derivatives"
+)
+
+
+@jax.custom_jvp  # type: ignore[untyped-decorator]
+def differentiated_once(array: Any) -> Any:
+    """Return an array as it is, in a rule for gradients that has none of its own."""
+    return array
+
+
+@differentiated_once.defjvp  # type: ignore[untyped-decorator]
+def _refuse_second(*_: Any) -> Any:
+    raise BadInput(_NO_SECOND)
+
+
+class SecondDerivatives:
+    """The rules of a primitive, which `bind` binds, for its derivatives.
+
+    Operands of a forward are arrays of a call by slot; of a backward those, y and perhaps states after every step, dy, and the
+    gradients of the final states.
+    """
+
+    def __init__(self, bind: Bind) -> None:
+        self._bind = bind
+        self._tangent = self._linear("minrnn_gen_tangent", self._run_tangent, self._transpose_tangent)
+        self._second = self._linear("minrnn_gen_second", self._run_second, self._transpose_second)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, request: Request) -> tuple[list[Any], list[Any]]:
+        """Return the results of a request and their derivatives along tangents."""
+        if request.kind not in ("forward", "backward"):
+            raise BadInput(_NO_SECOND)
+        results, moved = self._bind(request, primals), tuple(type(tangent) is not ad.Zero for tangent in tangents)
+        present = [tangent for tangent, is_moved in zip(tangents, moved, strict=True) if is_moved]
+        if request.kind == "backward":
+            return results, self._second.bind(*primals, *present, request=request, moved=moved)
+        count = 1 + len(request.interface.states)
+        along = self._tangent.bind(*primals, *present, request=request, moved=moved)
+        # States after every step are for a backward, whose derivative asks for those of its arguments.
+        return results, [*along, *map(jnp.zeros_like, results[count:])]
+
+    def _linear(self, name: str, run: Callable[..., list[Any]], transpose: Callable[..., list[Any]]) -> Primitive:
+        primitive = Primitive(name)
+        primitive.multiple_results = True
+
+        def flat(*operands: Any, request: Request, moved: Present) -> list[Any]:
+            return run(request, operands[: len(moved)], _spread(moved, operands[len(moved) :]))
+
+        def abstract(*operands: Any, **settings: Any) -> list[Any]:
+            shapes = jax.eval_shape(partial(flat, **settings), *operands)
+            return [jax.core.ShapedArray(shape.shape, shape.dtype) for shape in shapes]
+
+        def batch(operands: Sequence[Any], axes: Sequence[Any], **settings: Any) -> tuple[list[Any], list[int]]:
+            results = jax.vmap(partial(flat, **settings), in_axes=tuple(axes))(*operands)
+            return results, [0] * len(results)
+
+        def transposed(cotangents: Sequence[Any], *operands: Any, request: Request, moved: Present) -> list[Any]:
+            primals = operands[: len(moved)]
+            if all(type(cotangent) is ad.Zero for cotangent in cotangents):
+                return [None] * len(operands)
+            arriving = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+            by_operand = transpose(request, primals, arriving)
+            return [*(None for _ in primals), *(by_operand[place] for place, is_moved in enumerate(moved) if is_moved)]
+
+        primitive.def_impl(jax.jit(flat, static_argnames=("request", "moved")))
+        primitive.def_abstract_eval(abstract)
+        mlir.register_lowering(primitive, mlir.lower_fun(flat, multiple_results=True))
+        batching.primitive_batchers[primitive] = batch
+        ad.primitive_transposes[primitive] = transposed
+        ad.primitive_jvps[primitive] = _refuse_third
+        return primitive
+
+    def _moving(
+        self, request: Request, arrays: Sequence[Any], tangents: Sequence[Any], keeps: bool
+    ) -> tuple[Request, TangentCall, list[Any], list[Any]]:
+        """Return the request of the tangent's forward, what makes its arrays, these by slot, and its results."""
+        recipe = tangent_recipe(request.recipe, tangents[R] is not None)
+        as_called = TangentCall(request.interface, recipe, jnp)
+        of_tangent = as_called.arrays(arrays, tangents)
+        present = tuple(array is not None for array in of_tangent)
+        forward = Request("forward", present, recipe.recipe, keeps=keeps, trains=keeps)
+        return forward, as_called, of_tangent, self._bind(forward, [array for array in of_tangent if array is not None])
+
+    def _run_tangent(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        arrays, moved = _by_slot(request, primals), _gradients_by_slot(request, tangents)
+        forward, as_called, _, results = self._moving(request, arrays, moved, False)
+        return [results[0], *as_called.final(results[1 : 1 + len(forward.interface.states)])]
+
+    def _transpose_tangent(self, request: Request, primals: Sequence[Any], arriving: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the operands: those of the first backward."""
+        keeps = backward_reads_states(request.recipe)
+        saving = replace(request, keeps=keeps, trains=True)
+        results = self._bind(saving, primals)
+        saved = (results[0], *results[1 + len(request.interface.states) :])
+        backward = replace(request, kind="backward", keeps=keeps)
+        gradients = self._bind(backward, (*primals, *saved, *arriving))
+        by_slot = dict(zip(request.gradient_slots, gradients, strict=True))
+        return [by_slot.get(slot) for slot in request.slots]
+
+    def _run_second(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        count, states = len(request.slots), len(request.interface.states)
+        dy, *dstate = primals[len(primals) - 1 - states :]
+        of_call, of_arriving = tangents[:count], tangents[len(primals) - 1 - states :]
+        totals: list[Any] = [jnp.zeros_like(primals[request.slots.index(slot)]) for slot in request.gradient_slots]
+        if any(tangent is not None for tangent in of_arriving):
+            pairs = zip((dy, *dstate), of_arriving, strict=True)
+            arriving = [jnp.zeros_like(array) if tangent is None else tangent for array, tangent in pairs]
+            first = self._bind(request, (*primals[: len(primals) - 1 - states], *arriving))
+            totals = [total + gradient for total, gradient in zip(totals, first, strict=True)]
+        if any(tangent is not None for tangent in of_call):
+            second, _ = self._gradients(request, primals, _gradients_by_slot(request, of_call))
+            totals = [total + gradient for total, gradient in zip(totals, second, strict=True)]
+        return totals
+
+    def _transpose_second(self, request: Request, primals: Sequence[Any], arriving: Sequence[Any]) -> list[Any]:
+        """Return the gradients of tangents: a Hessian is symmetric, and that of dy is the derivative of y."""
+        states = len(request.interface.states)
+        by_slot = dict(zip(request.gradient_slots, arriving, strict=True))
+        tangents = [by_slot.get(slot) for slot in range(len(request.present))]
+        second, moved = self._gradients(request, primals, tangents)
+        of_slots = dict(zip(request.gradient_slots, second, strict=True))
+        between = len(primals) - 1 - states - len(request.slots)
+        return [*(of_slots.get(slot) for slot in request.slots), *(None,) * between, *moved]
+
+    def _gradients(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the gradients of sum(gradient * tangent), and the derivatives of y and of the final states."""
+        states, arrays = len(request.interface.states), _by_slot(request, primals[: len(request.slots)])
+        dy, *dstate = primals[len(primals) - 1 - states :]
+        recipe = tangent_recipe(request.recipe, tangents[R] is not None)
+        keeps = backward_reads_states(recipe.recipe)
+        forward, as_called, of_tangent, results = self._moving(request, arrays, tangents, keeps)
+        count = 1 + len(forward.interface.states)
+        operands = [array for array in of_tangent if array is not None]
+        backward = replace(forward, kind="backward")
+        incoming = (results[0], *results[count:], dy, *as_called.incoming(dstate))
+        gradients = dict(zip(backward.gradient_slots, self._bind(backward, (*operands, *incoming)), strict=True))
+        by_slot = as_called.gradients(arrays, tangents, [gradients.get(slot) for slot in range(len(of_tangent))])
+        return [by_slot[slot] for slot in request.gradient_slots], [results[0], *as_called.final(results[1:count])]
+
+
+def backward_reads_states(recipe: str) -> bool:
+    """Say whether a forward writes states after every step for the backward, on a CPU or on a GPU.
+
+    With n values per channel these are n times as much as y, so that a GPU's backward computes them again; a CPU's, which reads
+    some or all of them, runs the forward once more, as it does where a program has none because a compiler failed.
+    """
+    kernel = kernel_by(recipe)
+    platforms = (False,) if kernel.interface.has_vectors else (False, True)
+    return any(kernel.executor.keeps_states(on_cpu=on_cpu) for on_cpu in platforms)
+
+
+def _spread(moved: Present, tangents: Sequence[Any]) -> list[Any]:
+    in_order = iter(tangents)
+    return [next(in_order) if is_moved else None for is_moved in moved]
+
+
+def _by_slot(request: Request, operands: Sequence[Any]) -> list[Any]:
+    in_order = iter(operands)
+    return [next(in_order) if is_there else None for is_there in request.present]
+
+
+def _gradients_by_slot(request: Request, tangents: Sequence[Any]) -> list[Any]:
+    by_slot = dict(zip(request.slots, tangents, strict=True))
+    return [by_slot.get(slot) if has_gradient(slot) else None for slot in range(len(request.present))]
+
+
+def _refuse_third(*_arguments: Any, **_keywords: Any) -> Any:
+    raise BadInput(_NO_THIRD)

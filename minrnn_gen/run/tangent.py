@@ -1,0 +1,226 @@
+"""The arrays of a tangent's call: those of the call and their tangents as the tangent's kernel takes them, and back.
+
+Lists of arrays are by slot of the call, None for those that it has not, and of tangents for zeros. All functions take arrays of
+NumPy, CuPy, torch or JAX, `xp` being their library's namespace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
+from minrnn_gen.call.altered import permuted
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import zeros_like
+from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
+
+Arrays = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class TangentCall:
+    """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes."""
+
+    interface: Interface
+    recipe: TangentRecipe
+    xp: Any
+
+    def arrays(self, arrays: Arrays, tangents: Arrays) -> list[Any]:
+        """Return the arrays of the tangent's call by its slots."""
+        recipe, slots = self.recipe, self.interface.slots
+        x, dx = self._preactivations(arrays, tangents)
+        bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
+        fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
+        if arrays[R] is not None:
+            fixed[R] = self._matrices(arrays[R], tangents[R])
+            fixed[RECURRENT_BIAS] = self._recurrent_biases(arrays[RECURRENT_BIAS], tangents[RECURRENT_BIAS])
+        return [
+            *fixed,
+            *arrays[SEQUENCES],
+            *_picked(recipe.parameters, arrays[slots.parameters], tangents[slots.parameters]),
+            *_picked(recipe.states, arrays[slots.states], tangents[slots.states]),
+            *_picked(recipe.shared, arrays[slots.shared], tangents[slots.shared]),
+            *_picked(recipe.inputs, arrays[slots.inputs], tangents[slots.inputs]),
+        ]
+
+    def incoming(self, dstate: Arrays) -> list[Any]:
+        """Return the gradients of the final states of the tangent's call, of those of the call; of none, none."""
+        return [dstate[place] if is_tangent else _zeros(dstate[place]) for place, is_tangent in self.recipe.states if dstate]
+
+    def final(self, states: Arrays) -> list[Any]:
+        """Return the tangents of the final states, of the final states of the tangent's call."""
+        places = {pick: number for number, pick in enumerate(self.recipe.states)}
+        return [states[places[place, True]] for place in range(len(self.interface.states))]
+
+    def gradients(self, arrays: Arrays, tangents: Arrays, arriving: Arrays) -> list[Any]:
+        """Return the gradients of the call's arrays of those of the tangent's call, None for what has none."""
+        recipe, slots = self.recipe, self.interface.slots
+        gradients: list[Any] = [None] * slots.total
+        if arriving[X] is not None:
+            dx, along = (self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True))
+            gradients[X] = dx
+            if arrays[WEIGHT] is not None:
+                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, tangents, dx, along)
+        if arriving[BIAS] is not None:
+            bias = self._apart(recipe.gates, arriving[BIAS], len(self.interface.directions), False)
+            gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
+        if arriving[R] is not None:
+            gradients[R] = self._shaped(self._of_products(arriving[R], ("R", "d")), tuple(arrays[R].shape))
+        if arriving[RECURRENT_BIAS] is not None:
+            biases = self._of_products(arriving[RECURRENT_BIAS], ("R",))
+            gradients[RECURRENT_BIAS] = self._shaped(biases, tuple(arrays[RECURRENT_BIAS].shape))
+        in_order = iter(arriving[SEQUENCES.stop :])
+        for picks, places in (
+            (recipe.parameters, slots.parameters),
+            (recipe.states, slots.states),
+            (recipe.shared, slots.shared),
+            (recipe.inputs, slots.inputs),
+        ):
+            gradients[places] = _unpicked(picks, places.stop - places.start, [next(in_order) for _ in picks])
+        return gradients
+
+    @property
+    def _gate_axis(self) -> int:
+        return self.interface.preactivation_axes.index("g")
+
+    @property
+    def _bias_shape(self) -> tuple[int, ...]:
+        return self.interface.shape(self.interface.gate_axes, 0, 0)
+
+    def _preactivations(self, arrays: Arrays, tangents: Arrays) -> tuple[Any, Any]:
+        """Return the pre-activations and their tangent, without bias."""
+        x, weight, dx, dweight = arrays[X], arrays[WEIGHT], tangents[X], tangents[WEIGHT]
+        if weight is None:
+            return x, dx
+        moved = [self._product(*pair) for pair in ((dx, weight), (x, dweight)) if None not in map(_presence, pair)]
+        return self._product(x, weight), reduce(add, moved) if moved else None
+
+    def _product(self, x: Any, weight: Any) -> Any:
+        """Return x times the weight as pre-activations."""
+        interface = self.interface
+        order = interface.x_axes.replace("i", "")
+        rows = permuted(x, [interface.x_axes.index(axis) for axis in (*order, "i")])
+        product = self._multiplied(rows, permuted(weight, (1, 0)))
+        product = product.reshape((*product.shape[:-1], *self._bias_shape))
+        own = order + interface.gate_axes
+        return permuted(product, [own.index(axis) for axis in interface.preactivation_axes])
+
+    def _through_weight(self, arrays: Arrays, tangents: Arrays, dx: Any, along: Any) -> tuple[Any, Any]:
+        """Return the gradients of x and of the weight of those of pre-activations and of their tangents, `along`."""
+        interface, x, weight = self.interface, arrays[X], arrays[WEIGHT]
+        order = interface.x_axes.replace("i", "")
+        to_rows = [interface.x_axes.index(axis) for axis in (*order, "i")]
+        back = [(order + "i").index(axis) for axis in interface.x_axes]
+        own = order + interface.gate_axes
+        of_x, of_weight = [], []
+        for gradient, inputs, matrix in ((dx, x, weight), (along, tangents[X], tangents[WEIGHT])):
+            rows = permuted(gradient, [interface.preactivation_axes.index(axis) for axis in own])
+            rows = rows.reshape((*rows.shape[:2], interface.weight_rows))
+            if matrix is not None:
+                of_x.append(permuted(self._multiplied(rows, matrix), back))
+            if inputs is not None:
+                flat = permuted(inputs, to_rows).reshape((-1, interface.input_size))
+                of_weight.append(self._multiplied(permuted(rows.reshape((-1, interface.weight_rows)), (1, 0)), flat))
+        return self._contiguous(reduce(add, of_x)), reduce(add, of_weight)
+
+    def _multiplied(self, left: Any, right: Any) -> Any:
+        """Return a product of matrices; NumPy multiplies 16 bits in none of its own."""
+        if self.xp.__name__ == "numpy" and left.dtype.itemsize == 2:
+            return self.xp.matmul(left.astype("float32"), right.astype("float32")).astype(left.dtype)
+        return self.xp.matmul(left, right)
+
+    def _of_gates(self, primal: Any, tangent: Any) -> Any:
+        """Return a bias and its tangent as one; None where there is neither."""
+        if primal is None:
+            return None
+        return self._contiguous(self._together(self.recipe.gates, primal, tangent, len(self.interface.directions)))
+
+    def _matrices(self, matrix: Any, tangent: Any) -> Any:
+        axis = len(self.interface.directions)
+        primal = self._shaped(matrix, self.interface.R_shape)
+        moved = primal if tangent is None else self._shaped(tangent, self.interface.R_shape)
+        parts = [_part(moved if kind == "dR" else primal, place, axis) for place, kind in self.recipe.products]
+        return self._contiguous(self.xp.concatenate(parts, axis=axis))
+
+    def _recurrent_biases(self, bias: Any, tangent: Any) -> Any:
+        if bias is None:
+            return None
+        axis, shape = len(self.interface.directions), self.interface.recurrent_bias_shape
+        primal = self._shaped(bias, shape)
+        zeros = _zeros(primal)
+        kinds = {"R": primal, "d": zeros if tangent is None else self._shaped(tangent, shape), "dR": zeros}
+        parts = [_part(kinds[kind], place, axis) for place, kind in self.recipe.products]
+        return self._contiguous(self.xp.concatenate(parts, axis=axis))
+
+    def _of_products(self, gradient: Any, kinds: tuple[str, ...]) -> Any:
+        """Return the gradient of R, or of its bias, summed over the products of these kinds."""
+        axis = len(self.interface.directions)
+        by_place: dict[int, list[Any]] = {place: [] for place in range(len(self.interface.recurrent_gates))}
+        for number, (place, kind) in enumerate(self.recipe.products):
+            if kind in kinds:
+                by_place[place].append(_part(gradient, number, axis))
+        zeros = _zeros(_part(gradient, 0, axis))
+        return self.xp.concatenate([reduce(add, parts) if parts else zeros for parts in by_place.values()], axis=axis)
+
+    def _together(self, picks: Picks, primal: Any, tangent: Any, axis: int) -> Any:
+        """Return the picked parts of an array and of its tangent along an axis."""
+        moved = _zeros(primal) if tangent is None else tangent
+        count = primal.shape[axis]
+        if picks == tuple((place, is_moved) for is_moved in (False, True) for place in range(count)):
+            return self.xp.concatenate([primal, moved], axis=axis)
+        parts = [_part(moved if is_moved else primal, place, axis) for place, is_moved in picks]
+        return self.xp.concatenate(parts, axis=axis)
+
+    def _apart(self, picks: Picks, gradient: Any, axis: int, moved: bool) -> Any:
+        """Return the gradient of an array, or of its tangent, of that of `_together`."""
+        places = {pick: number for number, pick in enumerate(picks)}
+        zeros = _zeros(_part(gradient, 0, axis))
+        count = len(self.interface.gates)
+        parts = [_part(gradient, places[place, moved], axis) if (place, moved) in places else zeros for place in range(count)]
+        return self.xp.concatenate(parts, axis=axis)
+
+    def _shaped(self, array: Any, shape: tuple[int, ...]) -> Any:
+        if array is None or tuple(array.shape) == shape or math.prod(shape) != math.prod(array.shape):
+            return array
+        return array.reshape(shape)
+
+    def _contiguous(self, array: Any) -> Any:
+        if array is None or hasattr(array, "contiguous"):
+            return array if array is None else array.contiguous()
+        return self.xp.ascontiguousarray(array) if hasattr(self.xp, "ascontiguousarray") else array
+
+
+def _presence(array: Any) -> bool | None:
+    return None if array is None else True
+
+
+def _zeros(like: Any) -> Any:
+    return zeros_like(like, tuple(like.shape))
+
+
+def _part(array: Any, place: int, axis: int) -> Any:
+    return array[(*(slice(None),) * axis, slice(place, place + 1))]
+
+
+def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
+    """Return the picked arrays, zeros for those that are absent beside others; all None where all are."""
+    present = next((array for array in (*primal, *tangents) if array is not None), None)
+    if present is None:
+        return [None] * len(picks)
+    likes = [next((array for array in pair if array is not None), present) for pair in zip(primal, tangents, strict=True)]
+    chosen = [(tangents if is_tangent else primal)[place] for place, is_tangent in picks]
+    return [_zeros(likes[place]) if array is None else array for (place, _), array in zip(picks, chosen, strict=True)]
+
+
+def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
+    """Return the gradients of so many arrays of those of the picked ones; what was not picked has zeros."""
+    present = {pick: gradient for pick, gradient in zip(picks, gradients, strict=True) if gradient is not None}
+    if not present:
+        return [None] * count
+    # A value without an effect on the tangent is left out of it, but its tangent is there.
+    return [present[place, False] if (place, False) in present else _zeros(present[place, True]) for place in range(count)]

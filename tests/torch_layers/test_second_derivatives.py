@@ -1,0 +1,108 @@
+"""Uses of second derivatives beside torch's own layers, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+wing = pytest.importorskip("minrnn_gen.torch")
+
+INPUTS, HIDDEN, BATCH, TIME = 3, 4, 3, 5
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def pair_of(kind: str, **options: Any) -> tuple[Any, Any]:
+    """Return a layer here and torch's with the same weights."""
+    torch.manual_seed(0)
+    theirs = getattr(torch.nn, kind)(INPUTS, HIDDEN, batch_first=True, dtype=torch.float64, **options)
+    ours = getattr(wing.nn, kind)(INPUTS, HIDDEN, batch_first=True, dtype=torch.float64, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def drawn(*shape: int) -> Any:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def penalty(layer: Any) -> list[Any]:
+    """The gradient penalty of a WGAN, of Gulrajani et al., arXiv 1704.00028."""
+    x = drawn(BATCH, TIME, INPUTS).requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x)[0][:, -1].sum(), x, create_graph=True)
+    loss = (gradient.flatten(1).norm(dim=1) - 1).square().mean()
+    return list(torch.autograd.grad(loss, [x, *layer.parameters()], materialize_grads=True))
+
+
+def adapted(layer: Any) -> list[Any]:
+    """A step of MAML, of Finn et al., arXiv 1703.03400: the loss of adapted weights, differentiated by the weights before."""
+    weights = dict(layer.named_parameters())
+
+    def loss(weights: dict[str, Any], x: Any) -> Any:
+        y, last = torch.func.functional_call(layer, weights, (x,))
+        return y.square().mean() + sum(state.sum() for state in (last if isinstance(last, tuple) else (last,)))
+
+    inner = torch.autograd.grad(loss(weights, drawn(BATCH, TIME, INPUTS)), [*weights.values()], create_graph=True)
+    moved = {name: weight - 0.1 * step for (name, weight), step in zip(weights.items(), inner, strict=True)}
+    return list(torch.autograd.grad(loss(moved, 0.5 * drawn(BATCH, TIME, INPUTS)), [*weights.values()]))
+
+
+def packed(layer: Any) -> list[Any]:
+    """Second gradients of packed sequences of several lengths, with initial states."""
+    x, h = drawn(BATCH, TIME, INPUTS).requires_grad_(), drawn(layer.num_layers, BATCH, HIDDEN).requires_grad_()
+    together = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 5, 3]), batch_first=True, enforce_sorted=False)
+    y, last = layer(together, (h, h) if layer.mode == "LSTM" else h)
+    total = y.data.square().sum() + sum(state.sum() for state in (last if isinstance(last, tuple) else (last,)))
+    leaves = [x, h, *layer.parameters()]
+    first = torch.autograd.grad(total, leaves, create_graph=True)
+    return list(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves))
+
+
+def hessian(layer: Any) -> list[Any]:
+    """A Hessian by jacrev over jacrev where a layer is torch's, which has no derivatives in forward mode."""
+    outer = torch.func.jacrev if type(layer).__module__.startswith("torch.") else torch.func.jacfwd
+    energy = torch.func.jacrev(lambda x: layer(x)[0].square().sum())
+    return [outer(energy)(drawn(1, 3, INPUTS))]
+
+
+USES = (penalty, adapted, packed, hessian)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "use"),
+    [
+        pytest.param(kind, options, use, marks=() if use is penalty and kind == "GRU" else pytest.mark.matrix_full)
+        for kind in ("LSTM", "GRU", "RNN")
+        for options in ({}, {"num_layers": 2, "bidirectional": False})
+        for use in USES
+    ],
+)
+def test_uses(kind: str, options: dict[str, Any], use: Callable[[Any], list[Any]]) -> None:
+    ours, theirs = pair_of(kind, **options)
+    for gradient, expected in zip(use(ours), use(theirs), strict=True):
+        torch.testing.assert_close(gradient, expected, **TOLERANCE)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_both_directions(kind: str) -> None:
+    ours, theirs = pair_of(kind, bidirectional=True, num_layers=2)
+    for gradient, expected in zip(penalty(ours), penalty(theirs), strict=True):
+        torch.testing.assert_close(gradient, expected, **TOLERANCE)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("kind", ["LSTM", "MinGRU"])
+def test_gradients_per_sample(kind: str) -> None:
+    torch.manual_seed(0)
+    layer, x = getattr(wing, kind)(INPUTS, HIDDEN, dtype=torch.float64), drawn(BATCH, TIME, INPUTS)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(parameters: dict[str, Any], sample: Any) -> Any:
+        return torch.func.functional_call(layer, parameters, (sample[None],))[0].square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for number, sample in enumerate(x):
+        for name, gradient in torch.func.grad(loss)(parameters, sample).items():
+            torch.testing.assert_close(together[name][number], gradient, **TOLERANCE)
