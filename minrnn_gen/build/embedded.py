@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.recipe import check_projection_size
+from minrnn_gen.build.recipe import check_products
 from minrnn_gen.config.spec import load_spec
 
 BuilderT = TypeVar("BuilderT", bound=Builder)
@@ -21,9 +21,9 @@ def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
         return None
     from minrnn_gen.cell.embedding import embedded_cell
 
-    check_projection_size(builder.spec, builder.cell_source, builder.cell.projection)
+    check_products(builder.spec, builder.cell_source, builder.cell)
     spec, cell = builder.spec, builder.cell
-    file, mask = embedded_cell(cell)
+    file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0)
     biases = dict(cell.projection.biases)
     has_bias = any(biases.get(gate, builder.takes_recurrent_bias) for gate in cell.recurrent_gates)
     keys = {**spec.model_dump(), "model": file, "projection_size": None, "recurrent_bias": has_bias}

@@ -118,20 +118,13 @@ def check_no_product(vectors: Vectors, product_uses: Mapping[str, Place]) -> Non
         )
 
 
-def check_norms(
-    vectors: Vectors, projection: Projection, norm_uses: Mapping[str, Place], product_uses: Mapping[str, Place]
-) -> None:
-    """Raise `BadInput` for a norm or a mean over units in a cell with the axis n or p, or without a recurrent product."""
+def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: Mapping[str, Place]) -> None:
+    """Raise `BadInput` for a norm or a mean over units in a cell with the axis n, or without a recurrent product."""
     for name, place in norm_uses.items():
         if vectors:
             raise place.error(
                 f"{name} is over units, which a cell with the axis n cannot be; leave it out, or list every state and "
                 "parameter with one value per channel"
-            )
-        if projection:
-            raise place.error(
-                f"{name} is over the units of a head, and this cell has products of other units; leave {name} out, or the key "
-                "products and the axis p"
             )
         if not product_uses:
             raise place.error(

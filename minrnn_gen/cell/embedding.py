@@ -2,49 +2,60 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.functions import COMPARISONS, Where
+from minrnn_gen.cell.functions import COMPARISONS, OverUnits, Where
 from minrnn_gen.cell.language import Cell
+from minrnn_gen.cell.norms import Counted, composed
 from minrnn_gen.cell.printing import equation_text
 
 
-def embedded_cell(cell: Cell) -> tuple[dict[str, Any], str | None]:
+def embedded_cell(cell: Cell, hidden_size: int, projection_size: int) -> tuple[dict[str, Any], str | None]:
     """Return the file of the cell whose units are all H, and its parameter that is 1 at projected units and 0 beyond, if any.
 
-    Matrices, biases, parameters and states are 0 beyond P units. So are products to p; other values that products multiply may
-    be anything there, infinite too, and are selected by that parameter.
+    Matrices, biases, parameters and states are 0 beyond P units. So are products to p; other values that products multiply, or
+    means are of, may be anything there, infinite too, and are selected by that parameter. A mean over P units is one over H,
+    times H / P.
     """
-    return _Embedding(cell).file()
+    return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size)).file()
 
 
 class _Embedding:
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, spread: Fraction) -> None:
         self._cell = cell
         self._known, self._arguments = dict(cell.definitions), dict(cell.arguments)
-        names = {*cell.parameters, *cell.states, *(name for name, _ in cell.lets)}
-        self._mask = next(name for number in range(len(names) + 1) if (name := f"within_{number}") not in names)
+        self._names = {*cell.parameters, *cell.states, *(name for name, _ in cell.lets)}
+        self._mask = self._new_name("within")
         self._is_masked = False
+        self._counted = Counted(spread, self._within, self._named)
+        # What is defined before the equation that is being written.
+        self._lines: list[str] = []
 
     def file(self) -> tuple[dict[str, Any], str | None]:
         cell = self._cell
-        lines = [f"{symbol.name} = {self._text(self._equation(symbol, value))}" for symbol, value in cell.definitions]
+        for symbol, value in cell.definitions:
+            text = self._text(self._equation(symbol, value))
+            self._lines.append(f"{symbol.name} = {text}")
         mask = self._mask if self._is_masked else None
         file: dict[str, Any] = {
             "name": cell.name,
             "gates": list(cell.gates),
             "states": list(cell.states),
-            "equations": "\n".join(lines),
+            "equations": "\n".join(self._lines),
             "output": equation_text(cell.output).removesuffix("[t]"),
         }
+        if cell.norms:
+            file["embedded"] = True
         parameters = [*cell.parameters, *([mask] if mask else [])]
         return (file | {"parameters": parameters} if parameters else file), mask
 
     def _equation(self, symbol: Symbol, value: Expr) -> Expr:
-        """Return the definition of a symbol: of the output, which the next step and the next layer multiply, selected."""
-        return self._within(value) if symbol == self._cell.output and self._cell.projection.output else value
+        """Return the definition of a symbol: of a state with P units, which the next step and the next layer read, selected."""
+        state = symbol.name.removesuffix("[t]")
+        return self._within(value) if state != symbol.name and state in self._cell.projection.states else value
 
     def _within(self, value: Expr) -> Expr:
         """Return a value with P units that is 0 beyond them."""
@@ -69,4 +80,31 @@ class _Embedding:
             operand = self._within(argument) if gate in self._cell.projection.of else argument
             return ex.named(f"R.{gate}({self._text(operand)})")
         operands = ex.operation(value)[1]
+        if isinstance(value, OverUnits) and self._counted.of != 1 and self._is_projected(value):
+            return composed(value.__class__(*map(self._with_arguments, operands)), self._counted)
         return ex.rebuilt(value, [self._with_arguments(operand) for operand in operands]) if operands else value
+
+    def _named(self, value: Expr) -> Expr:
+        """Return a symbol of a value that is written more than once."""
+        if isinstance(value, Symbol):
+            return value
+        name = self._new_name("of_units")
+        self._lines.append(f"{name} = {equation_text(value)}")
+        return ex.named(name)
+
+    def _new_name(self, like: str) -> str:
+        name = next(name for number in range(len(self._names) + 1) if (name := f"{like}_{number}") not in self._names)
+        self._names.add(name)
+        return name
+
+    def _is_projected(self, value: Expr) -> bool:
+        """Whether a value has P units."""
+        projection = self._cell.projection
+        for symbol in ex.symbols_of(value):
+            name = symbol.name.removesuffix("[t-1]").removesuffix("[t]")
+            if symbol.name.startswith("R."):
+                return symbol.name.removeprefix("R.") in projection.to
+            if name != symbol.name or name in self._cell.parameters:
+                return name in (projection.states if name != symbol.name else projection.parameters)
+            return symbol in self._known and self._is_projected(self._known[symbol])
+        return False

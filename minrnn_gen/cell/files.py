@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from minrnn_gen.config.documents import Document, demand_key, document_from_mapping, document_of, read_bytes, validated
 from minrnn_gen.config.package_files import package_folder
@@ -84,6 +85,9 @@ class CellFile(BaseModel):
         None, description="The order of the inputs X.*, of each channel and not projected; by default that of their first use."
     )
     recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
+    embedded: SkipJsonSchema[StrictBool | None] = Field(
+        None, description="Whether the equations are made of those of a cell with projected units, which were checked."
+    )
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
 

@@ -348,3 +348,5 @@ FUNCTIONS = {
 
 # A name of a value may be theirs in cells without the axis n.
 REDUCTIONS = _by_cell_name(Sum)
+# Equations that are made of those of another cell may have it; no name of a user's is called.
+EMBEDDED = _by_cell_name(Centre)

@@ -184,7 +184,7 @@ class _Reader(ExpressionReader):
         uses = {**self.state_uses, **self.parameter_uses}
         check_no_vectors(projection, vectors, uses)
         check_no_input(vectors, projection, self.input_uses)
-        check_norms(vectors, projection, self.norm_uses, self.product_uses)
+        check_norms(vectors, self.norm_uses, self.product_uses)
         check_all_is_read(self.defined, output, default, vectors.states, bool(self.product_uses), dict(arguments))
         return Cell(
             name=file.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -52,20 +52,47 @@ def norm_written(node: ast.Call, name: str) -> Written | str:
     return Written(alone, listed or (alone if name == "layer_norm" else ()), units.id, behind[0])
 
 
-def composed(expression: fn.OverUnits) -> Expr:
+@dataclass(frozen=True)
+class Counted:
+    """The units of a mean that count: all of them, or those at which `within` leaves a value, one of `of` of them.
+
+    `within` makes a value 0 at the others, and `named` gives a value that is used more than once a name.
+    """
+
+    of: Fraction = Fraction(1)
+    within: Callable[[Expr], Expr] = lambda value: value
+    named: Callable[[Expr], Expr] = lambda value: value
+
+
+def composed(expression: fn.OverUnits, counted: Counted | None = None) -> Expr:
     """Return a norm, or a mean of several values, by means of one value each; a mean of one value is itself.
 
     A variance is the mean of squares of differences from the mean, never a difference of two means, so nothing cancels.
+    `counted`: the units that the means are over, where that is not all.
     """
-    mean = fn.OVER_UNITS["mean", expression.over]
+    if counted is None:
+        if isinstance(expression, fn.Mean) and len(expression.args) == 1:
+            return expression
+        counted = Counted()
+    units = counted
+
+    def mean(values: Sequence[Expr]) -> Expr:
+        over = fn.OVER_UNITS["mean", expression.over](_average(values))
+        return over if units.of == 1 else ex.multiply(ex.number(units.of), over)
+
+    def root(squares: Sequence[Expr]) -> Expr:
+        return fn.SquareRoot(ex.add(mean(squares), epsilon))
+
     if isinstance(expression, fn.Mean):
-        return expression if len(expression.args) == 1 else mean(_average(expression.args))
-    epsilon, x, *of = expression.args
+        return mean([*map(units.within, expression.args)])
+    epsilon, *values = expression.args
+    x, *of = map(units.named, values)
     if isinstance(expression, fn.RmsNorm):
-        return ex.divide(x, fn.SquareRoot(ex.add(mean(ex.power(x, 2)), epsilon)))
-    centre = mean(_average(of))
-    squares = [ex.power(ex.subtract(value, fn.Centre(centre)), 2) for value in of]
-    return ex.divide(ex.subtract(x, centre), fn.SquareRoot(ex.add(mean(_average(squares)), epsilon)))
+        return ex.divide(x, root([ex.power(units.within(x), 2)]))
+    centre = units.named(mean([*map(units.within, of)]))
+    return ex.divide(
+        ex.subtract(x, centre), root([ex.power(units.within(ex.subtract(value, fn.Centre(centre))), 2) for value in of])
+    )
 
 
 def _average(values: Sequence[Expr]) -> Expr:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # NumPy is imported only where a program is computed
+    from minrnn_gen.cell.levels import Level
     from minrnn_gen.cell.program import Program
 
 
@@ -58,6 +59,14 @@ def by_units(program: Program, projection: Projection, argument: bool = False) -
     of_p = [label for label, _ in program.results if (argument if label == "argument" else projection.has(label))]
     others = [label for label, _ in program.results if label not in of_p]
     return tuple((is_p, program.restricted(labels)) for is_p, labels in ((False, others), (True, of_p)) if labels)
+
+
+@lru_cache(maxsize=256)
+def by_summand(level: Level, projection: Projection) -> tuple[Program, ...]:
+    """Return the parts of a level's program that are each of the same units: one of each mean where the cell has the axis p."""
+    if not projection:
+        return (level.program,)
+    return tuple(level.program.restricted([label]) for label, _ in level.program.results)
 
 
 def shown_products(projection: Projection, gates: tuple[str, ...]) -> str:

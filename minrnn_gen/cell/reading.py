@@ -13,6 +13,7 @@ from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.files import CellFile
 from minrnn_gen.cell.functions import (
     COMPARISONS,
+    EMBEDDED,
     FREE_NAMES,
     FUNCTIONS,
     NAMES_OVER_UNITS,
@@ -83,6 +84,8 @@ class ExpressionReader:
         return {*self.state_uses, *(self.file.states or ())}
 
     def measure(self, node: ast.expr, symbol: Symbol, expression: Expr) -> None:
+        if self.file.embedded:  # of a cell that was measured before
+            return
         operations, depth = self.measured(expression)
         if operations > SUBSTITUTED_OPERATION_LIMIT or depth > SUBSTITUTED_DEPTH_LIMIT:
             raise self.source.error_at(
@@ -271,7 +274,7 @@ class ExpressionReader:
 
     def call(self, node: ast.Call, depth: int) -> Expr:
         name = node.func.id if isinstance(node.func, ast.Name) else node_text(self.source, node.func)
-        function = FUNCTIONS.get(name) or REDUCTIONS.get(name)
+        function = FUNCTIONS.get(name) or REDUCTIONS.get(name) or (EMBEDDED.get(name) if self.file.embedded else None)
         if name == "W" or name.startswith("W."):
             raise self.source.error_at(node, "W takes no argument, it always multiplies the input; write W.<gate>")
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id == "R":
@@ -314,10 +317,11 @@ class ExpressionReader:
         built = OVER_UNITS[name, written.over](*epsilon, *values)
         if wide := next(filter(self.axes.is_wide, values), None):
             raise place.error(f"{name} is over units, and {equation_text(wide)[:60]} has the axis n; leave one of the two out")
+        self.with_equal_units(node, built)
         if not any(reads_previous_step(value, self.known()) for value in values):
             shown = equation_text(built)[:80]
             raise place.error(f"no previous step reaches {shown}; compute it before the layer, and give its value as a gate")
-        if (levels := norm_levels(built, self.norm_levels)) > NORM_LEVELS_MOST:
+        if (levels := norm_levels(built, self.norm_levels)) > NORM_LEVELS_MOST and not self.file.embedded:
             raise place.error(
                 f"this is the last of {levels} norms and means that each need the one before; at most {NORM_LEVELS_MOST} may"
             )

@@ -11,7 +11,7 @@ import numpy
 from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.program import Program
-from minrnn_gen.cell.projection import by_units
+from minrnn_gen.cell.projection import Projection, by_summand, by_units
 from minrnn_gen.cpu.matmul import StepProducts, matrices_of
 from minrnn_gen.cpu.recurrence import Values
 from minrnn_gen.cpu.scan import (
@@ -64,11 +64,14 @@ def run_steps(
                     for number, product in enumerate(products.rounds):
                         of_round = cell.rounds[number]
                         argument = evaluated(
-                            of_round.program, cell, with_means(inputs, of_round.levels, heads), of_round.of_projected
+                            of_round.program,
+                            cell,
+                            with_means(inputs, of_round.levels, heads, cell.projection),
+                            of_round.of_projected,
                         )["argument"]
                         shape = (*output.shape[:-1], products.operand_units(number + 1))
                         inputs |= products.named(number + 1, product.of(in_shape(argument, shape, arithmetic), None))
-                results = evaluated(cell.step, cell, with_means(inputs, cell.levels, heads))
+                results = evaluated(cell.step, cell, with_means(inputs, cell.levels, heads, cell.projection))
                 for name, before in states.items():
                     after = spread(results[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
@@ -78,13 +81,15 @@ def run_steps(
     return states
 
 
-def with_means(inputs: Mapping[str, Values], levels: Sequence[Level], heads: int) -> Mapping[str, Values]:
+def with_means(
+    inputs: Mapping[str, Values], levels: Sequence[Level], heads: int, projection: Projection
+) -> Mapping[str, Values]:
     """Return what a program takes with the means over units, each as often as there are units that share it."""
     if not levels:
         return inputs
     known = dict(inputs)
     for level in levels:
-        summands = level.program.evaluate(known)
+        summands = {label: value for part in by_summand(level, projection) for label, value in part.evaluate(known).items()}
         for (name, over), label in zip(level.means, summands, strict=True):
             by_head = summands[label]
             *rows, hidden = by_head.shape
@@ -243,7 +248,7 @@ class _Arguments:
         values |= self._named(0, products.of_output.of(self._rows[0], self._cuts), steps)
         for number, (of_round, product) in enumerate(zip(cell.arguments, products.rounds, strict=True), start=1):
             shape = (*steps, products.operand_units(number))
-            inputs = with_means({**constants, **values}, of_round.levels, heads)
+            inputs = with_means({**constants, **values}, of_round.levels, heads, cell.projection)
             argument = in_shape(
                 evaluated(of_round.program, cell, inputs, of_round.of_projected)["argument"], shape, output.dtype
             )
@@ -328,7 +333,7 @@ class _Walk:
                 inputs[output] = self._bound.clipped(inputs[output], first_step + step)
             for number in reversed(range(len(cell.rounds))):
                 inputs |= self._of_argument(number, inputs, dtype)
-            gradients = evaluated(cell.backward, cell, with_means(inputs, cell.levels, self._heads))
+            gradients = evaluated(cell.backward, cell, with_means(inputs, cell.levels, self._heads, cell.projection))
             for index, label in enumerate(self.labels):
                 of_label = label_gradients[index, step][:, : self._units[index]]
                 of_label[...] = marked.within_or(dtype.type(0), narrowed(gradients[label], of_label.shape))
@@ -348,7 +353,9 @@ class _Walk:
         """Return the gradient of a round's argument by its name."""
         assert self._products is not None
         of_round, units = self._cell.rounds[number], map(self._products.units, self._products.places[number + 1])
-        of_gates = evaluated(of_round.program, self._cell, with_means(inputs, of_round.levels, self._heads))
+        of_gates = evaluated(
+            of_round.program, self._cell, with_means(inputs, of_round.levels, self._heads, self._cell.projection)
+        )
         passed = [
             in_shape(of_gates[f"gradient_R_{gate}"], (self._shape[0], size), dtype)
             for gate, size in zip(of_round.gates, units, strict=True)

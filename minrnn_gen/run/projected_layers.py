@@ -59,7 +59,7 @@ def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_b
     fields = projection_of(spec, source, cell, has_recurrent_bias)
     if not fields:
         return None
-    file, mask = embedded_cell(cell)
+    file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0)
     plain = Interface(
         layout=spec.layout,
         precision=precision_of(spec.precision),

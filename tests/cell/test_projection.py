@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from support.everyday import in_turn
-from support.projected_cells import OVER_ALL, TWO_ROUNDS, call_of
+from support.everyday import in_turn, one_in
+from support.projected_cells import NAN_BEYOND, NORMED, NORMS_OVER_ALL, OVER_ALL, TWO_ROUNDS, call_of
 
 import minrnn_gen
 from minrnn_gen.cell.files import find_cell
@@ -29,35 +31,18 @@ equations: |
   h[t] = R.p(o * tanh(c[t]))
 output: h
 """
-CELLS = {"lstm_projected": "lstm_projected", "two_rounds": TWO_ROUNDS, "over_all": OVER_ALL}
-# Outputs, sums of squares of first derivatives of a prototype in float64, for B = 2, T = 5, H = 4, N = 1, P = 2.
-Y = [
-    [[0.08891915712835521, -0.04728850722561439], [0.18659738463943917, -0.19177667839034462]],
-    [[0.12488299588648097, -0.0452090782846362], [0.15645452022827389, -0.14462806643157647]],
-]
-LAST = {
-    "h": [0.06700565330334492, -0.00016331940282904647],
-    "c": [0.47808840105682715, 0.5752827387569844, 0.40001669991890343, 0.09958813974923408],
+CELLS: dict[str, Any] = {
+    "lstm_projected": "lstm_projected",
+    "block_gru": "block_gru",
+    **{cell["name"]: cell for cell in (TWO_ROUNDS, OVER_ALL, NORMED, NORMS_OVER_ALL, NAN_BEYOND)},
 }
-SQUARES = {
-    "x": 0.6976222186406522,
-    "i": 0.0012021505138714544,
-    "f": 0.00040601977366662326,
-    "z": 0.011210750673059103,
-    "o": 0.00101666015802031,
-    "p": 2.0135717390114207,
-    "h": 0.011215674176654164,
-    "c": 0.006140854924315771,
-}
+# Outputs, final states and sums of squares of first derivatives of a prototype in float64, for B = 2, T = 5, H = 4.
+REFERENCES = json.loads((Path(__file__).parent / "projected_references.json").read_text(encoding="utf-8"))
 
 
 def cell_of(text: str, tmp_path: Path) -> Cell:
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
     return parse_cell(find_cell("a.yaml", tmp_path, "spec"))
-
-
-def fill(shape: tuple[int, ...], first: float) -> Any:
-    return numpy.sin(first + 0.7 * numpy.arange(numpy.prod(shape))).reshape(shape)
 
 
 def test_a_file_says_which_names_have_projected_units(tmp_path: Path) -> None:
@@ -94,6 +79,21 @@ def test_what_is_refused_is_one_sentence_with_its_place(changed: tuple[str, str]
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_norms_are_of_values_with_the_same_units_and_of_heads_that_stay_apart() -> None:
+    mixed = OVER_ALL["equations"].replace("silu(R.a)", "rms_norm(R.a, all, 1) * mean([R.a, W.k], all)")
+    with pytest.raises(BadInput, match=r"R.a has P projected units and W\.k has H; only a product R\.g"):
+        minrnn_gen.compile({"model": {**OVER_ALL, "equations": mixed}, "hidden_size": 8, "projection_size": 4})
+    by_head = NORMS_OVER_ALL["equations"].replace("rms_norm(W.k + R.d + R.e(a), all", "rms_norm(W.k + R.d + R.e(a), head")
+    keys = {"model": {**NORMS_OVER_ALL, "equations": by_head}, "hidden_size": 8, "projection_size": 4}
+    with pytest.raises(BadInput) as caught:
+        minrnn_gen.compile({**keys, "heads": 2})
+    assert "heads: 2 are given, and norms_over_all has rms_norm(W.k + R.d + R.e, head, 0.0001), over a" in str(caught.value)
+    assert "beside the product R.a over all heads; write the norm over all, or give 1 head" in str(caught.value)
+    minrnn_gen.compile(keys)
+    with pytest.raises(BadInput, match="'centre' is not a function of the language"):
+        parse_cell(find_cell({"name": "a", "equations": "h[t] = centre(W.x + R.x)"}, Path(), "spec"))
+
+
 def test_both_axes_exclude_each_other() -> None:
     equations = "c[t] = W.a * c[t-1]\nm[t] = w * m[t-1]\nh[t] = sum(c[t])"
     cell = {
@@ -124,25 +124,67 @@ def test_a_spec_gives_the_size_that_the_cell_needs(keys: dict[str, Any], said: s
     assert said in str(caught.value)
 
 
-SHAPES = [("lstm_projected", 2, 6), ("lstm_projected", 1, 3), ("two_rounds", 2, 2), ("two_rounds", 1, 8), ("over_all", 2, 4)]
+SHAPES = [
+    ("lstm_projected", 2, 6),
+    ("normed", 2, 6),
+    ("two_rounds", 2, 2),
+    ("block_gru", 4, 4),
+    ("nan_beyond", 2, 4),
+    ("lstm_projected", 1, 3),
+    ("two_rounds", 1, 8),
+    ("over_all", 2, 4),
+    ("normed", 1, 8),
+    ("norms_over_all", 2, 6),
+]
 
 
-def test_outputs_and_gradients_are_those_of_the_prototype() -> None:
-    kernel = minrnn_gen.compile({"model": "lstm_projected", "hidden_size": 4, "projection_size": 2, "precision": "fp64"})
-    shapes = dict(zip(kernel.interface.recurrent_gates, kernel.interface.product_shapes, strict=True))
-    R = {gate: fill(tuple(shapes[gate]), 2 + place) / 2 for place, gate in enumerate("ifzop")}
-    state = {"h": fill((2, 2), 60) / 2, "c": fill((2, 4), 61) / 2}
-    y, final, saved = kernel.forward(fill((2, 5, 4, 4), 1), R, state=state)
-    numpy.testing.assert_allclose(y[:, :2], Y, atol=1e-14)
-    for name, last in LAST.items():
-        numpy.testing.assert_allclose(final[name][1], last, atol=1e-14)
-    gradients = kernel.backward(saved, fill((2, 5, 2), 80), {"h": fill((2, 2), 100), "c": fill((2, 4), 101)})
-    named = {"x": gradients["x"], **gradients["R"], **gradients["state"]}
-    for name, square in SQUARES.items():
-        numpy.testing.assert_allclose((named[name] ** 2).sum(), square, rtol=1e-12)
+def with_shapes(*ways: str) -> list[Any]:
+    """Every shape in every way, of which the first five are run every day, in one way each."""
+    rest = itertools.product(ways, SHAPES[5:])
+    return [*in_turn(ways, SHAPES[:5]), *(pytest.param(*case, marks=pytest.mark.matrix_full) for case in rest)]
 
 
-@pytest.mark.parametrize(("direction", "shape"), in_turn(["forward", "bidirectional"], SHAPES))
+@pytest.mark.parametrize(
+    ("model", "where", "precision"),
+    one_in(3, itertools.product(REFERENCES, ("numpy", "native", "interpret"), ("fp64", "fp32"))),
+)
+def test_outputs_and_gradients_are_those_of_the_prototype(model: str, where: str, precision: str) -> None:
+    reference = REFERENCES[model]
+    keys = {"model": model, "hidden_size": 4, "heads": reference["heads"], "projection_size": 2, "precision": precision}
+    kernel = _in_numpy(keys) if where == "numpy" else minrnn_gen.compile(keys, device=where if where == "interpret" else None)
+    interface, dtype = kernel.interface, precision.replace("fp", "float")
+
+    def filled(shape: tuple[int, ...], first: float, scale: float = 0.5) -> Any:
+        return (scale * numpy.sin(first + 0.7 * numpy.arange(numpy.prod(shape)))).reshape(shape).astype(dtype)
+
+    shapes = dict(zip(interface.recurrent_gates, interface.product_shapes, strict=True))
+    places = [*enumerate(reference["products"])]
+    arguments: dict[str, Any] = {
+        "R": {gate: filled(tuple(shapes[gate]), 2 + place) for place, gate in places},
+        "state": {name: filled(interface.shape_of_state(name, 2), 60 + place) for place, name in enumerate(interface.states)},
+    }
+    if interface.parameters:
+        named = enumerate(interface.parameters)
+        arguments["parameters"] = {name: filled(interface.shape_of_parameter(name), 40 + place) for place, name in named}
+    if interface.takes_recurrent_bias:
+        arguments["recurrent_bias"] = {gate: filled(tuple(shapes[gate])[:-1], 20 + place) for place, gate in places}
+    y, final, saved = kernel.forward(filled((2, 5, len(interface.gates), 4), 1, scale=1), **arguments)
+    exact = precision == "fp64"
+    numpy.testing.assert_allclose(y, reference["y"], atol=1e-14 if exact else 2e-6)
+    for name, last in reference["final"].items():
+        numpy.testing.assert_allclose(final[name][1], last, atol=1e-14 if exact else 2e-6)
+    dstate = {
+        name: filled(interface.shape_of_state(name, 2), 100 + place, scale=1) for place, name in enumerate(interface.states)
+    }
+    gradients = kernel.backward(saved, filled(y.shape, 80, scale=1), dstate)
+    of_kinds = {"R": "R", "rb": "recurrent_bias", "p": "parameters", "s": "state"}
+    for label, square in reference["grad_sq"].items():
+        kind, _, name = label.partition(".")
+        gradient = gradients[of_kinds[kind]][name] if name else gradients[kind]
+        numpy.testing.assert_allclose(numpy.square(gradient, dtype="f8").sum(), square, rtol=1e-11 if exact else 1e-4)
+
+
+@pytest.mark.parametrize(("direction", "shape"), with_shapes("forward", "bidirectional"))
 def test_gradients_are_differences_of_outputs(direction: str, shape: tuple[str, int, int]) -> None:
     model, heads, size = shape
     spec = {"model": CELLS[model], "hidden_size": 8, "heads": heads, "projection_size": size, "precision": "fp64"}
@@ -194,7 +236,7 @@ def test_a_wrong_R_is_refused_in_one_sentence() -> None:
         assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("where", "shape"), in_turn(["native", "interpret"], SHAPES))
+@pytest.mark.parametrize(("where", "shape"), with_shapes("native", "interpret"))
 def test_kernels_compute_what_numpy_does(where: str, shape: tuple[str, int, int]) -> None:
     model, heads, size = shape
     keys = {"model": CELLS[model], "hidden_size": 8, "heads": heads, "projection_size": size, "precision": "fp32"}
@@ -210,7 +252,7 @@ def test_kernels_compute_what_numpy_does(where: str, shape: tuple[str, int, int]
 
 def _in_numpy(keys: dict[str, Any]) -> minrnn_gen.Kernel:
     """Return a kernel whose calls are computed in NumPy, by programs of both units."""
-    kernel = minrnn_gen.compile({**keys, "precision": "fp32"})
+    kernel = minrnn_gen.compile(keys)
     kernel.executor._serves = lambda _: False  # type: ignore[attr-defined]
     return kernel
 

@@ -12,6 +12,7 @@ from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.cell.program import Array, Program
 from minrnn_gen.cell.program_names import step_inputs
+from minrnn_gen.cell.projection import NO_PROJECTION
 from minrnn_gen.cpu.steps import with_means
 
 
@@ -24,7 +25,7 @@ class StepProgram(Program):
     def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
         means = {name for level in self.levels for name, _ in level.means}
         if means and not means & values.keys():
-            values = with_means({name: np.atleast_1d(value) for name, value in values.items()}, self.levels, heads=1)
+            values = with_means({name: np.atleast_1d(value) for name, value in values.items()}, self.levels, 1, NO_PROJECTION)
         return super().evaluate(values)
 
 

@@ -37,6 +37,48 @@ OVER_ALL: dict[str, Any] = {
         h[t] = z * tanh(R.n(k)) + (1 - z) * h[t-1]
     """,
 }
+# Means of a head and of all, of lists and of both numbers of units, over values that are NaN beyond P units: 0 * log(0).
+NORMED: dict[str, Any] = {
+    "name": "normed",
+    "states": {"h": "p", "c": 1, "m": "p"},
+    "parameters": {"s": "p", "w": 1},
+    "products": {"a": {"to": "p", "bias": True}, "q": {"to": "p"}, "p": {"to": "p"}},
+    "equations": """
+        u    = R.a * log(abs(R.a)) + mean(h[t-1], head)
+        v    = layer_norm(u, [u, m[t-1]], head, 1)
+        g    = tanh(mean([abs(v), 0.5 * u], all))
+        i    = sigmoid(layer_norm(W.i + w * R.i(v), head, 1))
+        c[t] = i * c[t-1] + (1 - i) * tanh(W.z + R.z + mean(c[t-1], all))
+        m[t] = tanh(rms_norm(u + R.q(v), all, 0.5)) - g
+        h[t] = s * layer_norm(m[t] + R.p(tanh(c[t])), head, 1)
+    """,
+    "output": "h",
+}
+# A state with P units that is not the output, and is NaN beyond them, as are its gradients.
+NAN_BEYOND: dict[str, Any] = {
+    "name": "nan_beyond",
+    "states": {"h": "p", "m": "p"},
+    "products": {"a": {"to": "p"}, "p": {"to": "p"}},
+    "equations": """
+        m[t] = R.a * log(abs(R.a)) + 0.5 * m[t-1]
+        h[t] = R.p(tanh(W.x) + 0.1 * R.b(sin(m[t])))
+    """,
+    "output": "h",
+}
+# Norms over all beside products over all heads, as block_gru has them.
+NORMS_OVER_ALL: dict[str, Any] = {
+    "name": "norms_over_all",
+    "states": ["h"],
+    "parameters": {"s": "p", "w": 1},
+    "products": {"a": {"to": "p", "over": "all"}, "e": {"over": "all"}},
+    "recurrent_bias": True,
+    "equations": """
+        a    = silu(s * layer_norm(R.a, all, 1e-2))
+        k    = silu(w * rms_norm(W.k + R.d + R.e(a), all, 1e-4))
+        z    = sigmoid(R.z(k) - mean(abs(k), all))
+        h[t] = z * tanh(R.n(k)) + (1 - z) * h[t-1]
+    """,
+}
 
 
 def matrices(interface: Interface, draw: Callable[[tuple[int, ...]], Any]) -> Any:

@@ -7,14 +7,19 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from support.projected_cells import OVER_ALL, TWO_ROUNDS, call_of
+from support.projected_cells import NORMED, TWO_ROUNDS, call_of
 
 import minrnn_gen
 import minrnn_gen.torch as wing
 from minrnn_gen.errors import BadInput
 
 HIDDEN, PROJECTED, INPUTS = 8, 4, 5
-CELLS: dict[str, Any] = {"lstm_projected": "lstm_projected", "two_rounds": TWO_ROUNDS, "over_all": OVER_ALL}
+CELLS: dict[str, Any] = {
+    "lstm_projected": "lstm_projected",
+    "two_rounds": TWO_ROUNDS,
+    "normed": NORMED,
+    "block_gru": "block_gru",
+}
 
 
 def with_names_of_cells(state: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def test_a_layer_by_gates_is_that_of_torch(bidirectional: bool) -> None:
         torch.testing.assert_close((y, states), (expected, last))
 
 
-@pytest.mark.parametrize(("model", "heads"), [("lstm_projected", 2), ("two_rounds", 2), ("over_all", 2), ("over_all", 1)])
+@pytest.mark.parametrize(("model", "heads"), [("lstm_projected", 2), ("normed", 2), ("block_gru", 2), ("block_gru", 1)])
 def test_a_layer_is_the_oracle_with_its_parameters(model: str, heads: int) -> None:
     layer = wing.RNN(CELLS[model], INPUTS, HIDDEN, heads=heads, projection_size=PROJECTED, dtype=torch.float64)
     recurrent_bias = {"recurrent_bias": True}
