@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from support.cell_evaluation import Tree, built_in, cell_of, reading, tree_text, trees
+from support.drawn_cells import DrawnCell, cells
 from support.examples import examples
 from support.one_step import lower_step, lower_step_backward
 
@@ -32,6 +33,7 @@ from minrnn_gen.cell.lowering import (
     lower_scan,
     lower_scan_backward,
 )
+from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
 from minrnn_gen.errors import BadInput
 
 SCANS = [name for name in library_names() if classify(built_in(name)).kind == "affine-diagonal"]
@@ -179,6 +181,35 @@ def test_a_program_names_before_it_uses_computes_nothing_twice_and_nothing_in_va
     assert {statement.name for statement in program.statements} <= used <= set(known)
     parts = [part for statement in program.statements for part in parts_of(statement.expression)]
     assert len(set(parts)) == len(parts)
+
+
+# What one round multiplies is a part of what the other does.
+PART_OF_ANOTHER: Tree = ("tanh", ("leaf", "h[t-1]"))
+ONE_OF_ANOTHER = DrawnCell(
+    "dense",
+    (
+        ("a", ("product", "a", PART_OF_ANOTHER)),
+        ("b", ("product", "b", ("-", ("number", "1"), PART_OF_ANOTHER))),
+        ("h[t]", ("tanh", ("+", ("leaf", "W.x"), ("*", ("leaf", "a"), ("leaf", "b"))))),
+    ),
+    ("h",),
+    (),
+    None,
+)
+
+
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(cells(("dense",)))
+@example(ONE_OF_ANOTHER)
+def test_no_program_of_a_drawn_cell_gives_a_name_twice(drawn: DrawnCell) -> None:
+    cell = parse_cell(find_cell(drawn.document, Path(), "test"))
+    forward, backward = lower_steps(cell), lower_steps_backward(cell)
+    programs = [(forward.levels, forward.step), (backward.levels, backward.backward)]
+    programs += [(of.levels, of.program) for of in (*forward.rounds, *backward.rounds, *backward.arguments)]
+    for levels, program in programs:
+        for part in (program, *(level.program for level in levels)):
+            names = [*part.inputs, *(statement.name for statement in part.statements)]
+            assert len(names) == len({*names})
 
 
 def test_common_subexpressions_and_powers_are_computed_once() -> None:

@@ -2,57 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from support.cell_evaluation import Tree
+from support.cell_evaluation import OVER_UNITS, Tree, over_units
 from support.drawn_calls import Subject
-from support.drawn_cells import DrawnCall, DrawnCell, cells, leaves_of
+from support.drawn_cells import DrawnCall, DrawnCell, normed_cells
 from support.examples import examples
 
 from minrnn_gen.build.cpu_kernel import why_no_native_code
-from minrnn_gen.cell.norms import NORM_LEVELS_MOST
 from minrnn_gen.kernel import Kernel
 
 torch = pytest.importorskip("torch")
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 # To shrink a failure takes minutes.
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
-FUNCTIONS = ("mean", "rms_norm", "layer_norm")
 BATCH, TIME = 2, 4
-
-
-@st.composite
-def normed_cells(draw: st.DrawFn) -> DrawnCell:
-    """Dense cells in which at least one value that the previous step reaches is replaced by one over units."""
-    cell = draw(cells(("dense",)))
-    names = {*cell.states, *cell.parameters, *(name for name, _ in cell.equations)}
-    assume(not names & {*FUNCTIONS, "head", "all"})
-    previous = {f"{state}[t-1]" for state in cell.states}
-    reached = previous | {leaf for _, tree in cell.equations for leaf in leaves_of(tree) if leaf.startswith("R.")}
-    equations: list[tuple[str, Tree]] = []
-    count = 0
-    for name, tree in cell.equations:
-        written = tree
-        if tree[0] != "product" and leaves_of(tree) & reached and count < NORM_LEVELS_MOST and draw(st.booleans()):
-            written, count = _over_units(draw, tree), count + 1
-        if tree[0] == "product" or leaves_of(tree) & reached:
-            reached.add(name)
-        equations.append((name, written))
-    assume(count)
-    return replace(cell, equations=tuple(equations))
-
-
-def _over_units(draw: st.DrawFn, tree: Tree) -> Tree:
-    function, over = draw(st.sampled_from(FUNCTIONS)), draw(st.sampled_from(("head", "all")))
-    if function == "mean":
-        return "-", tree, ("mean", tree, over)
-    normed: Tree = (function, tree, over, draw(st.sampled_from(("1", "0.1", "1e-3"))))
-    return "*", ("number", "0.5"), normed
 
 
 def evaluated(tree: Tree, names: dict[str, Any], heads: int) -> Any:
@@ -66,14 +34,18 @@ def evaluated(tree: Tree, names: dict[str, Any], heads: int) -> Any:
     def of(part: Tree) -> Any:
         return evaluated(part, names, heads)
 
-    if name in FUNCTIONS:
-        x, groups = of(parts[0]), heads if parts[1] == "head" else 1
-        by_head = x.unflatten(-1, (groups, -1))
-        mean = by_head.mean(-1, keepdim=True)
+    if name in OVER_UNITS:
+        x, trees, over, epsilon = over_units(tree)
+        groups = heads if over == "head" else 1
+        by_head, statistics = (
+            torch.stack([of(value) for value in values]).unflatten(-1, (groups, -1)) for values in ((x,), trees)
+        )
+        mean = statistics.mean((0, -1), keepdim=True)
         if name == "mean":
-            return mean.expand_as(by_head).flatten(-2)
-        centred = by_head - mean if name == "layer_norm" else by_head
-        return (centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + float(parts[2]))).flatten(-2)
+            return mean[0].expand_as(by_head[0]).flatten(-2)
+        centred, of_statistics = (values - mean if name == "layer_norm" else values for values in (by_head, statistics))
+        variance = (of_statistics**2).mean((0, -1), keepdim=True)
+        return (centred / torch.sqrt(variance + float(epsilon)))[0].flatten(-2)
     if name == "where":
         comparison, left, right = parts[0]
         compare = {"<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne}[comparison]

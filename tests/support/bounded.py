@@ -70,6 +70,13 @@ class Choice:
     def __or__(self, other: Choice) -> Choice:
         return ~(~self & ~other)
 
+    def of_any(self, size: int) -> Choice:
+        """Return whether one of so many neighbours holds, for each of them."""
+        holds, known = (np.broadcast_to(part, self.holds.shape).reshape(-1, size) for part in (self.holds, self.known))
+        is_true = (holds & known).any(-1, keepdims=True)
+        parts = (is_true | holds.any(-1, keepdims=True), is_true | known.all(-1, keepdims=True))
+        return Choice(*(np.broadcast_to(part, holds.shape).reshape(self.holds.shape) for part in parts))
+
 
 def exact(value: Any) -> Bounded:
     """Return numbers that are stored as they are."""
@@ -149,6 +156,20 @@ class Arithmetic:
         largest = _RANGES[self.precision.arithmetic_dtype][1] / 8
         usual = (least > self.smallest) & (np.abs(b.value) < largest) | ~np.isfinite(b.value) | (b.value == 0)
         return self._binary(np.divide, a, b, np.where(usual, radius, np.inf), QUOTIENT_ROUNDINGS)
+
+    def mean(self, a: Bounded, size: int) -> Bounded:
+        """Return the means of so many neighbours each, added in any order; an infinity or an unknown makes one unknown."""
+        value, radius = (np.broadcast_to(part, a.value.shape).reshape(-1, size) for part in (a.value, a.radius))
+        is_nan = np.isnan(value).any(-1)
+        odd = (~np.isfinite(value) | np.isinf(radius)).any(-1)
+        safe, radii = (np.where(np.isfinite(value) & np.isfinite(radius), part, 0.0) for part in (value, radius))
+        sizes = np.abs(safe).sum(-1) + radii.sum(-1)
+        bound = radii.sum(-1) + (size + QUOTIENT_ROUNDINGS) * self.roundoff * sizes + size * self.smallest
+        too_large = sizes >= _RANGES[self.precision.arithmetic_dtype][1] / 8
+        bound = np.where(odd | too_large, np.inf, np.where(sizes == 0, 0.0, bound / size))
+        mean = self._settled(np.where(odd, 0.0, safe.sum(-1) / size), bound)
+        mean = _where(is_nan, exact(np.full(is_nan.shape, np.nan)), mean)
+        return Bounded(*(np.repeat(part, size).reshape(a.value.shape) for part in (mean.value, mean.radius)))
 
     def function(self, name: str, x: Bounded) -> Bounded:
         function = FUNCTIONS[name]

@@ -59,8 +59,19 @@ COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 Tree = tuple[Any, ...]
 """("leaf", name), ("number", text), (operator, Tree, Tree), ("-", Tree), ("**", Tree, n) or (function, Tree…).
 
-Of an equation also ("product", gate, Tree), R's product of that gate with a value.
+Of an equation also ("product", gate, Tree), R's product of that gate with a value; of dense cells a mean or a norm over units,
+(function, Tree, "head" or "all"[, eps]), behind the Tree perhaps ("list", Tree…), which the statistics are of.
 """
+OVER_UNITS = ("mean", "rms_norm", "layer_norm")
+
+
+def over_units(tree: Tree) -> tuple[Tree, tuple[Tree, ...], str, str]:
+    """Return of a mean or a norm its value, what the statistics are of, "head" or "all", and eps, "" of a mean."""
+    _, *parts = tree
+    trees = [part for part in parts if isinstance(part, tuple)]
+    over, *epsilon = (part for part in parts if isinstance(part, str))
+    of = trees[-1][1:] if trees[-1][0] == "list" else (trees[-1],)
+    return of[0] if len(trees) == 1 else trees[0], of, over, *(epsilon or [""])
 
 
 @st.composite
@@ -98,6 +109,8 @@ def tree_text(tree: Tree) -> str:
     if name == "product":
         return f"R.{parts[0]}({tree_text(parts[1])})"
     texts = [tree_text(part) if isinstance(part, tuple) else str(part) for part in parts]
+    if name == "list":
+        return f"[{', '.join(texts)}]"
     if name in ("+", "-", "*", "/", "**", *COMPARISONS):
         return f"(-{texts[0]})" if len(texts) == 1 else f"({texts[0]} {name} {texts[1]})"
     return f"{name}({', '.join(texts)})"

@@ -161,7 +161,7 @@ def _run(problem: Problem, sequence: int, saves: bool) -> _Sequence:
     """Run a sequence; with `saves` as a backward has it, whose states were rounded to storage in between."""
     arithmetic, cell = problem.arithmetic(), problem.cell
     hidden = problem.x.shape[-1]
-    tape = Tape(arithmetic, (hidden,))
+    tape = Tape(arithmetic, (hidden,), problem.R.shape[1])
     ran = _Sequence(
         tape,
         {name: tape.leaf(exact(values)) for name, values in problem.parameters.items()},

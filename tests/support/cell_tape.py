@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from support.bounded import Arithmetic, Bounded, Choice, exact
-from support.cell_evaluation import Tree
+from support.cell_evaluation import OVER_UNITS, Tree, over_units
 
 Pull = Callable[[Bounded], Bounded]
 
@@ -25,6 +25,7 @@ class Node:
     mixes_channels: bool = False
     gradient: Bounded | None = None
     active: Choice | None = None
+    is_mean_of: int = 0  # so many neighbouring units; 0 for what is no mean
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Tape:
 
     arithmetic: Arithmetic
     shape: tuple[int, ...]
+    heads: int = 1
     nodes: list[Node] = field(default_factory=list)
 
     def leaf(self, value: Bounded, is_stateful: bool = False) -> Node:
@@ -65,6 +67,8 @@ class Tape:
             return self.chosen(self.arithmetic.compare(comparison, left.value, right.value), yes, no)
         if name == "**":
             return self.power(self.evaluate(parts[0], names), parts[1])
+        if name in OVER_UNITS:
+            return self.over_units(tree, names)
         operands = [self.evaluate(part, names) for part in parts]
         if name == "-" and len(operands) == 1:
             return self._made(self.arithmetic.negate(operands[0].value), (operands[0], self.arithmetic.negate, None))
@@ -153,6 +157,41 @@ class Tape:
         }
         return self._made(value, (x, times(slopes[name]()), None))
 
+    def over_units(self, tree: Tree, names: Mapping[str, Node]) -> Node:
+        """Return the node of a mean or a norm: what it is of joins by sums, and a variance is one of differences."""
+        tree_of, trees, over, epsilon = over_units(tree)
+        size = self.shape[0] // (self.heads if over == "head" else 1)
+        if tree[0] == "mean":
+            return self.mean([self.evaluate(value, names) for value in trees], size)
+        x = self.evaluate(tree_of, names)
+        of = [x if value == tree_of else self.evaluate(value, names) for value in trees]
+        if tree[0] == "rms_norm":
+            squares = [self.multiply(x, x)]
+        else:
+            mean = self.mean(of, size)
+            # Of the mean within a variance the derivative is 0.
+            centre = self.function("detach", mean)
+            x, differences = self.add(x, mean, True), [self.add(value, centre, True) for value in of]
+            squares = [self.multiply(difference, difference) for difference in differences]
+        root = self.function("sqrt", self.add(self.mean(squares, size), self.leaf(self.arithmetic.number(epsilon))))
+        return self.divide(x, root)
+
+    def mean(self, nodes: list[Node], size: int) -> Node:
+        """Return the mean of several values over so many neighbouring units each."""
+        total = nodes[0]
+        for node in nodes[1:]:
+            total = self.add(total, node)
+        if len(nodes) > 1:
+            share = 1 / len(nodes)
+            total = self.multiply(self.leaf(Bounded(np.float64(share), np.float64(self.arithmetic.roundoff * share))), total)
+
+        def averaged(value: Bounded) -> Bounded:
+            return self.arithmetic.mean(value, size)
+
+        node = self._made(averaged(total.value), (total, averaged, None))
+        node.is_mean_of = size
+        return node
+
     def backward(self, seeds: list[tuple[Node, Bounded]]) -> None:
         """Leave the gradient of every node in it."""
         everywhere = Choice(np.ones(self.shape, bool), np.ones(self.shape, bool))
@@ -165,6 +204,7 @@ class Tape:
                 continue
             for operand, pull, choice in node.operands:
                 active = everywhere if node.mixes_channels else node.active if choice is None else node.active & choice
+                active = active.of_any(node.is_mean_of) if node.is_mean_of else active
                 self._arrive(operand, pull(node.gradient), active)
 
     def _arrive(self, node: Node, gradient: Bounded, active: Choice) -> None:

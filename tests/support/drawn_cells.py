@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
-from support.cell_evaluation import COMPARISONS, Tree, tree_text
+from support.cell_evaluation import COMPARISONS, OVER_UNITS, Tree, tree_text
 from support.odd_names import odd_names
+
+from minrnn_gen.cell.norms import NORM_LEVELS_MOST
 
 NUMBERS = ("1", "0.5", "2", "0.1", "0.25", "0.3")
 SMOOTH = ("sigmoid", "tanh", "softplus", "logsigmoid", "silu", "relu", "abs", "-")
@@ -127,7 +130,8 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "coupled", "diago
 
     Of coupled ones states are linear in previous values of others too, and curved in current ones.
 
-    Dense ones have at most `PRODUCTS_MOST` products of something else than the previous output.
+    Dense ones have at most `PRODUCTS_MOST` products of something else than the previous output. Half of them have norms or
+    means over units, as far as their names leave them any.
     """
     kind = draw(st.sampled_from(kinds))
     counts = {
@@ -201,7 +205,8 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "coupled", "diago
     wanted = [*free, *(f"R.{gate}" for gate in recurrent), *values, *previous, *(f"{state}[t]" for state in states[1:])]
     drawn = DrawnCell(kind, tuple(equations), tuple(states), tuple(parameters), None, tuple(read_inputs))
     if kind == "dense":
-        return _reading(drawn, wanted, equations[-1][0])
+        drawn = _reading(drawn, wanted, equations[-1][0])
+        return _with_norms(draw, drawn) if draw(st.booleans()) else drawn
     current = [f"{state}[t]" for state in states]
     output = draw(st.none() | expressions((*inputs, *previous, *current), 2))
     if output is None and is_linear and (len(states) > 1 or values):
@@ -209,6 +214,48 @@ def cells(draw: st.DrawFn, kinds: tuple[str, ...] = ("affine", "coupled", "diago
     if output is None:
         return _reading(drawn, wanted, equations[-1][0])
     return _reading(replace(drawn, output=output), [*wanted, *current], "")
+
+
+@st.composite
+def normed_cells(draw: st.DrawFn) -> DrawnCell:
+    """Dense cells with norms or means over units, at least one."""
+    cell = _with_norms(draw, draw(cells(("dense",))))
+    assume(any(has_norm(tree) for _, tree in cell.equations))
+    return cell
+
+
+def has_norm(tree: Tree) -> bool:
+    """Whether a mean or a norm is in an expression."""
+    return tree[0] in OVER_UNITS or any(isinstance(part, tuple) and has_norm(part) for part in tree)
+
+
+def _with_norms(draw: st.DrawFn, cell: DrawnCell) -> DrawnCell:
+    """Return a dense cell in which values that the previous step reaches are replaced by ones over units, some of them."""
+    names = {*cell.states, *cell.parameters, *(name for name, _ in cell.equations)}
+    if names & {*OVER_UNITS} or any(has_norm(tree) for _, tree in cell.equations):
+        return cell
+    reached = {f"{state}[t-1]" for state in cell.states}
+    reached |= {leaf for _, tree in cell.equations for leaf in leaves_of(tree) if leaf.startswith("R.")}
+    equations: list[tuple[str, Tree]] = []
+    count = 0
+    for name, tree in cell.equations:
+        value = tree[2] if tree[0] == "product" else tree
+        if leaves_of(value) & reached:
+            reached.add(name)
+            if count < NORM_LEVELS_MOST and draw(st.booleans()):
+                value, count = _over_units(draw, value), count + 1
+        equations.append((name, (*tree[:2], value) if tree[0] == "product" else value))
+    return replace(cell, equations=tuple(equations))
+
+
+def _over_units(draw: st.DrawFn, tree: Tree) -> Tree:
+    function, over = draw(st.sampled_from(OVER_UNITS)), draw(st.sampled_from(("head", "all")))
+    listed: Tree = ("list", tree, ("leaf", draw(st.sampled_from(sorted(leaves_of(tree))))))
+    has_list = function != "rms_norm" and draw(st.booleans())
+    if function == "mean":
+        return "-", tree, ("mean", listed if has_list else tree, over)
+    epsilon = draw(st.sampled_from(("1", "0.1", "1e-3")))
+    return "*", ("number", "0.5"), (function, tree, *([listed] if has_list else []), over, epsilon)
 
 
 def _reading(cell: DrawnCell, wanted: list[str], reader: str) -> DrawnCell:
