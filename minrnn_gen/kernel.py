@@ -27,11 +27,11 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.summary import html_table
 from minrnn_gen.run.ahead import build_ahead, build_plain, prepare, sizes_from
-from minrnn_gen.run.altered import Alteration, AlteredSaved
+from minrnn_gen.run.altered import Alteration, AlteredSaved, as_of_channels
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.derivatives import Derivatives
-from minrnn_gen.run.embedded import EmbeddedExecutor
+from minrnn_gen.run.embedded import NO_SOURCES, EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.interface import interface_of
@@ -213,12 +213,10 @@ class Kernel(Derivatives):
         """
         from minrnn_gen.export.folder import export
 
-        if self.embedded is not None:
-            raise BadInput(
-                f"{self._builder.cell_source.name} has products of several shapes, which C sources do not take; export a "
-                "model of its layers by minrnn_gen.torch.export_operators"
-            )
-        return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without, watch)
+        kernel = self if self.embedded is None or self._interface.products else self.embedded
+        if kernel.embedded is not None:
+            raise BadInput(f"{self._builder.cell_source.name} {NO_SOURCES}")
+        return export(kernel.builder, kernel.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:
         return self
@@ -297,8 +295,7 @@ class Kernel(Derivatives):
         """
         if self._interface.directions:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        arguments = joined(self._interface, step_arguments(x_t, R, arrays))
-        result = self.executor.step(arguments)
+        result = self.executor.step(joined(self._interface, step_arguments(x_t, R, arrays)))
         return result.y, self._named(result.final)
 
     @shows_call
@@ -334,6 +331,8 @@ class Kernel(Derivatives):
         another kernel's.
         """
         if isinstance(saved, AlteredSaved):
+            if isinstance(self.executor, EmbeddedExecutor) and self.embedded is not None:
+                return self.executor.embedding.gradients(self.embedded.backward(saved, dy, dstate))
             alteration = saved.alteration
             executor = self.altered(bool(alteration.states), alteration.recipe.hold is not None)[0].executor
             return alteration.gradients(executor.backward(saved.saved.open_for(executor), dy, dstate))
@@ -381,6 +380,8 @@ class Kernel(Derivatives):
         arguments = joined(self._interface, call_arguments(x, R, arrays))
         if reset_states is None and holds is None:
             return self, arguments, None
+        if self.embedded is not None and not self._interface.products:
+            return self.embedded._of_call(*as_of_channels(self._interface, arguments, reset_states, holds))
         kernel, recipe = self.altered(reset_states is not None, holds is not None)
         alteration = Alteration.of(self._interface, recipe, arguments, reset_states, holds)
         return kernel, arguments._replace(inputs=alteration.added_to(arguments.inputs)), alteration

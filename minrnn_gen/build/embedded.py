@@ -1,4 +1,4 @@
-"""The builder of a spec's kernels: of cells with products of several shapes, that of a cell whose products have one."""
+"""The builder of a spec's kernels: of cells with products of several shapes or inputs per step, that of a cell without."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ BuilderT = TypeVar("BuilderT", bound=Builder)
 
 
 def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
-    """Return the builder of the kernels that serve a cell with products of its own, and the parameter `Embedding.mask`.
+    """Return the builder of the kernels of a cell with products of its own or inputs per step, and `Embedding.mask`.
 
     None for any other cell, whose kernels are its own.
     """
-    if not builder.cell_source.has_products or builder.cell.projection.is_plain:
-        return None
+    source = builder.cell_source
+    if not source.has_products or builder.cell.projection.is_plain:
+        if not source.has_step_inputs:
+            return None
+        file = {**source.document.data, "inputs": dict.fromkeys(source.document.data["inputs"], 1)}
+        return replace(
+            builder, spec=load_spec({**builder.spec.model_dump(), "model": file, "gpu": builder.spec.gpu_asked})
+        ), None
     from minrnn_gen.cell.embedding import embedded_cell
 
     check_products(builder.spec, builder.cell_source, builder.cell)

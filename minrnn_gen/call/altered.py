@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.validate import known_names
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.errors import BadInput
 
 ROWS_AXES = 2  # of resets: batch and time
@@ -73,7 +73,7 @@ def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -
     own = ("d" if is_directed else "") + ("bh" if len(states.shape) == ROWS_AXES + is_directed else "h")
     if sequence is not None and "b" in own:
         states, own = states[..., sequence, :], own.replace("b", "t")
-    marks, values = _in_axes(resets, "bt", axes), _in_axes(states, own, axes)
+    marks, values = in_axes(resets, "bt", axes), in_axes(states, own, axes)
     return xp.where(marks, values, xp.zeros_like(values))
 
 
@@ -82,7 +82,7 @@ def gathered(xp: Any, axes: str, resets: Any, gradient: Any, rows: int, sequence
 
     `rows`: how many sequences there are.
     """
-    marks = _in_axes(resets, "bt", axes)
+    marks = in_axes(resets, "bt", axes)
     kept = xp.where(marks, gradient, xp.zeros_like(gradient))
     order = ("d" if "d" in axes else "") + "bth"
     kept = permuted(kept, [axes.index(axis) for axis in order])
@@ -101,7 +101,7 @@ def _beside(array: Any) -> dict[str, Any]:
     return {"device": array.device} if type(array).__module__ == "torch" else {}
 
 
-def _in_axes(array: Any, own: str, axes: str) -> Any:
+def in_axes(array: Any, own: str, axes: str) -> Any:
     """View an array, whose axes are letters of `axes`, in all of these, with sizes of 1 where it has none."""
     ordered = permuted(array, [own.index(axis) for axis in axes if axis in own])
     sizes = iter(ordered.shape)

@@ -1,4 +1,4 @@
-"""Arrays of a cell with projected units as those of the cell without that computes the same, and back."""
+"""Arrays of a cell with projected units, or inputs per step, as those of the cell without that computes the same, and back."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Y_AXES, Interface
-from minrnn_gen.call.joined import library_of, zeros_like
+from minrnn_gen.call.joined import contiguous, library_of, zeros_like
 from minrnn_gen.call.product_shapes import ProductShape, equal_neighbours
+from minrnn_gen.call.step_inputs import gathered_inputs, spread_inputs
 
 
 @dataclass(frozen=True)
 class Embedding:
     """Maps calls of `outer`, with P units, to calls of `inner`, all of whose units are H, and maps results back.
 
-    Of each head the P units are the first. `mask`: the parameter of the inner cell that says which they are. All functions
-    take arrays of NumPy, CuPy, torch or JAX, those of the `library` alone where it is given, and are differentiable where these
-    are.
+    Of each head the P units are the first; `mask`: the parameter of the inner cell that says which they are. Inputs X.* of one
+    value per step have it in all channels. All functions take arrays of NumPy, CuPy, torch or JAX, those of the `library` alone
+    where it is given, and are differentiable where these are.
     """
 
     outer: Interface
@@ -29,7 +30,11 @@ class Embedding:
 
     def arguments(self, arguments: CallArguments) -> CallArguments:
         """Return the arguments of a call, checked, of the inner kernel."""
-        x, parameters, state = arguments.x, arguments.parameters, arguments.state
+        x, parameters, state, inputs = arguments.x, arguments.parameters, arguments.state, arguments.inputs
+        if self.outer.step_inputs:
+            inputs = spread_inputs(self.outer, inputs, x, self.library)
+        if not self.outer.products:
+            return arguments._replace(inputs=inputs)
         bias = arguments.recurrent_bias
         named = dict(parameters or {})
         for name in self.outer.projected_parameters:
@@ -37,7 +42,7 @@ class Embedding:
         if self.mask is not None:
             named[self.mask] = self.within(x if arguments.R is None else arguments.R)
         return arguments._replace(
-            x=x,
+            inputs=inputs,
             R=None if arguments.R is None else self.matrices(arguments.R),
             recurrent_bias=None if bias is None else self.biases(bias),
             parameters=named or None,
@@ -119,6 +124,10 @@ class Embedding:
     def gradients(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """Return gradients by name of those of the inner kernel."""
         outer, named = self.outer, dict(gradients)
+        if outer.step_inputs:
+            named["inputs"] = gathered_inputs(outer, named["inputs"])
+        if not outer.products:
+            return named
         named["state"] = dict(zip(outer.states, self.final(tuple(named["state"].values())), strict=True))
         if "R" in named:
             named["R"] = self._matrices_of(named["R"])
@@ -146,7 +155,7 @@ class Embedding:
         biases = {}
         for place, (gate, shape) in enumerate(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True)):
             row = bias[..., place, :, : shape.rows // self.inner.heads]
-            biases[gate] = _contiguous(row.reshape((*self.outer.directions, shape.heads, shape.out)))
+            biases[gate] = contiguous(row.reshape((*self.outer.directions, shape.heads, shape.out)))
         if not self.outer.has_unequal_biases:
             return self._library(bias).concatenate([row[..., None, :, :] for row in biases.values()], axis=-3)
         return {gate: row for gate, row in biases.items() if gate not in self.outer.unbiased}
@@ -170,7 +179,7 @@ class Embedding:
     def _rectangle(self, matrix: Any, shape: ProductShape) -> Any:
         """Return the matrix of a shape that the inner kernel's one is with zeros."""
         if shape.heads == self.inner.heads:
-            return _contiguous(matrix[..., : shape.out, : shape.of])
+            return contiguous(matrix[..., : shape.out, : shape.of])
         blocks = [
             matrix[..., head * shape.out : (head + 1) * shape.out, head * shape.of : (head + 1) * shape.of]
             for head in range(shape.heads)
@@ -201,7 +210,7 @@ class Embedding:
         units, size = self.outer.projection_size // self.inner.heads, self.inner.head_dim
         by_head = _split(array, axis, size)
         cut = (..., slice(0, units), *(slice(None),) * (-1 - axis))
-        return _contiguous(_merged(by_head[cut], axis))
+        return contiguous(_merged(by_head[cut], axis))
 
     def _padded(self, array: Any, axis: int, size: int) -> Any:
         """Return an array padded with zeros at the end of an axis, counted from the end, to a size."""
@@ -226,9 +235,3 @@ def _merged(array: Any, axis: int) -> Any:
     shape = tuple(array.shape)
     at = len(shape) + axis
     return array.reshape((*shape[: at - 1], shape[at - 1] * shape[at], *shape[at + 1 :]))
-
-
-def _contiguous(array: Any) -> Any:
-    if hasattr(array, "contiguous"):
-        return array.contiguous()
-    return library_of(array).ascontiguousarray(array) if hasattr(library_of(array), "ascontiguousarray") else array

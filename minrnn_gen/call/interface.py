@@ -31,7 +31,8 @@ class Interface:
     Of a cell with the axis p, and of no other, `projection_size` is P, which `projected_states` and `projected_parameters` have
     instead of H; of one that lists products, `products` are the shapes of all, and `unbiased` gates have no recurrent bias.
     `model` is the name of such a cell.
-    `inputs` are those of X.*, each with one value for each of y.
+    `inputs` are those of X.*, each with one value for each of y; `step_inputs` among them have one for each step, in one axis
+    of batch and one of time in every layout.
     """
 
     layout: str
@@ -58,6 +59,7 @@ class Interface:
     unbiased: tuple[str, ...] = ()
     model: str = ""
     inputs: tuple[str, ...] = ()
+    step_inputs: tuple[str, ...] = ()
 
     @cached_property
     def slots(self) -> CallSlots:
@@ -103,6 +105,10 @@ class Interface:
     def channel_axes(self) -> str:
         """The axes of an input X.* in the layout; its memory is that of y."""
         return Y_AXES[self.layout].replace("h", "dh" if self.directions else "h")
+
+    def axes_of_input(self, name: str) -> str:
+        """Return the axes of an input X.* by its name."""
+        return "bt" if name in self.step_inputs else self.channel_axes
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:

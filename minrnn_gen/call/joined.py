@@ -145,3 +145,10 @@ def library_of(array: Any) -> Any:
 def zeros_like(like: Any, shape: tuple[int, ...]) -> Any:
     """Return zeros of a shape in the library, dtype and on the device of another array."""
     return like.new_zeros(shape) if hasattr(like, "new_zeros") else library_of(like).zeros(shape, like.dtype)
+
+
+def contiguous(array: Any) -> Any:
+    """Return an array without gaps, itself where it has none; of JAX it is as it is."""
+    if hasattr(array, "contiguous"):
+        return array.contiguous()
+    return library_of(array).ascontiguousarray(array) if hasattr(library_of(array), "ascontiguousarray") else array

@@ -14,8 +14,9 @@ from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import of_one_axis, shown_shapes
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.call.sequences import Sequences, as_array
-from minrnn_gen.errors import BadInput, kind_of, nearest_name
+from minrnn_gen.errors import BadInput
 from minrnn_gen.precision import precision_storing, why_unsupported
 
 AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "hidden", "i": "input", "k": "groups", "n": "n"}
@@ -349,13 +350,16 @@ def _states(
     )
 
 
-def _all_of(what: str, letter: str, mapping: Mapping[str, Any] | None, names: tuple[str, ...], axes: str) -> dict[str, Any]:
-    """Return the inputs of a cell that equations write with a letter; raises BadInput where one of these `names` is absent."""
-    arrays, shown_axes = known_names(mapping, names, what), ", ".join(AXIS_NAMES[axis] for axis in axes)
-    for name in names:
+def _inspected(
+    inspect: Inspect, what: str, letter: str, mapping: Mapping[str, Any] | None, axes: Mapping[str, str]
+) -> tuple[Array, ...]:
+    """Return the inputs of a cell that equations write with a letter; raises BadInput where one with `axes` is absent."""
+    arrays = known_names(mapping, tuple(axes), what)
+    for name in axes:
         if name not in arrays:
+            shown_axes = ", ".join(AXIS_NAMES[axis] for axis in axes[name])
             raise BadInput(f"{what} is without '{name}'; the cell reads {letter}.{name}, so pass it, [{shown_axes}]")
-    return arrays
+    return tuple(inspect(arrays[name], f"{what}['{name}']") for name in axes)
 
 
 def check_shared(
@@ -363,12 +367,10 @@ def check_shared(
 ) -> tuple[Array, ...]:
     """Return the inputs S.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
     axes = interface.shared_axes if time is not None else interface.shared_axes.replace("t", "")
-    arrays = _all_of("shared", "S", shared, interface.shared, axes)
-    shape = interface.shape(axes, rows, time or 0)
-    checked = tuple(inspect(arrays[name], f"shared['{name}']") for name in interface.shared)
+    checked = _inspected(inspect, "shared", "S", shared, dict.fromkeys(interface.shared, axes))
     for array in checked:
         check_dtype(array, (interface.precision.storage_dtype,))
-        check_exact_shape(array, shape)
+        check_exact_shape(array, interface.shape(axes, rows, time or 0))
         check_innermost_axis(array, axes, interface.layout)
     return checked
 
@@ -377,23 +379,14 @@ def check_inputs(
     interface: Interface, inspect: Inspect, inputs: Mapping[str, Any] | None, rows: int, time: int | None
 ) -> tuple[Array, ...]:
     """Return the inputs X.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
-    axes = interface.channel_axes if time is not None else interface.channel_axes.replace("t", "")
-    arrays = _all_of("inputs", "X", inputs, interface.inputs, axes)
-    shape, dtypes = interface.shape(axes, rows, time or 0), (interface.precision.storage_dtype,)
-    return tuple(check_plain(inspect(arrays[name], f"inputs['{name}']"), dtypes, shape) for name in interface.inputs)
-
-
-def known_names(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> dict[str, Any]:
-    """Return a mapping as a dict, empty for None; raises BadInput for what is no mapping and for a name that is not known."""
-    if mapping is None:
-        return {}
-    if not isinstance(mapping, Mapping):
-        raise BadInput(f"{what} is {kind_of(mapping)}; a mapping of {', '.join(names) or 'nothing'} is expected")
-    for name in mapping:
-        if name not in names:
-            allowed = f"allowed are {', '.join(names)}" if names else f"this cell has no {what}"
-            raise BadInput(f"{what} has an unknown name {name!r}; {allowed}{nearest_name(name, names)}")
-    return dict(mapping)
+    axes = {name: interface.axes_of_input(name).replace("t", "t" if time is not None else "") for name in interface.inputs}
+    checked = _inspected(inspect, "inputs", "X", inputs, axes)
+    for name, array in zip(axes, checked, strict=True):
+        check_dtype(array, (interface.precision.storage_dtype,))
+        check_exact_shape(array, interface.shape(axes[name], rows, time or 0))
+        if name not in interface.step_inputs:  # which are copied into all channels, whatever their strides
+            check_contiguous(array)
+    return checked
 
 
 def _place(array: Array) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from minrnn_gen.cell import expressions as ex
@@ -139,9 +139,16 @@ def check_no_vectors(projection: Projection, vectors: Vectors, uses: Mapping[str
         raise uses[name].error(f"{name} has the axis p in a cell with the axis n, which exclude each other; leave one out")
 
 
-def check_no_input(vectors: Vectors, projection: Projection, input_uses: Mapping[str, Place]) -> None:
-    """Raise `BadInput` for an input X.* in a cell with the axis n, whose kernels read none, or with the axis p."""
+def check_no_input(
+    vectors: Vectors, projection: Projection, input_uses: Mapping[str, Place], step_inputs: Collection[str]
+) -> None:
+    """Raise `BadInput` for an input X.* in a cell with the axis n or p, or with one value per step beside listed products."""
     for name, place in input_uses.items():
+        if name in step_inputs and not projection and not projection.is_plain:
+            raise place.error(
+                f"X.{name} has one value per step in a cell that lists products, which takes none; list it as `{name}: 1`, and "
+                "pass its value in all channels"
+            )
         if projection:
             raise place.error(f"X.{name} is an input of a cell with the axis p, which takes none; pass it as a gate, W.{name}")
         if not vectors:

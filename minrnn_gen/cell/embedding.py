@@ -49,6 +49,8 @@ class _Embedding:
         }
         if cell.norms:
             file["embedded"] = True
+        if cell.inputs:
+            file["inputs"] = list(cell.inputs)
         parameters = [*cell.parameters, *([mask] if mask else [])]
         return (file | {"parameters": parameters} if parameters else file), mask
 

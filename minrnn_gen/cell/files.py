@@ -35,6 +35,7 @@ _NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
 Name = Annotated[StrictStr, Field(pattern=_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=NAME_LIMIT)]
 # n values per channel, P projected units, or one value per channel.
+InputsWithAxes = Annotated[dict[Name, Literal["step", 1]], Field(max_length=NAME_LIMIT)]
 NamesWithAxes = Annotated[dict[Name, Literal["n", "p", 1]], Field(max_length=NAME_LIMIT)]
 
 
@@ -81,8 +82,12 @@ class CellFile(BaseModel):
         None,
         description="The order of the inputs S.*, which all channels of a group share; by default that of their first use.",
     )
-    inputs: Names | None = Field(
-        None, description="The order of the inputs X.*, of each channel and not projected; by default that of their first use."
+    inputs: Names | InputsWithAxes | None = Field(
+        None,
+        description=(
+            "The order of the inputs X.*, which are not projected, by default that of their first use; or of each how many "
+            "values it has: one per step (step), or 1 per channel."
+        ),
     )
     recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
     embedded: SkipJsonSchema[StrictBool | None] = Field(
@@ -91,12 +96,22 @@ class CellFile(BaseModel):
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
 
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _inputs_are_of_channels_or_steps(cls, names: Any) -> Any:
+        for name, axis in names.items() if isinstance(names, Mapping) else ():
+            _check_name(name)
+            if axis != "step" and (axis != 1 or isinstance(axis, bool | float)):
+                raise ValueError(
+                    f"{shown(axis)} is given for {name}; allowed: step, for one value per step, or 1, for one per channel"
+                )
+        return tuple(names) if isinstance(names, list) else names
+
     @field_validator("states", "parameters", mode="before")
     @classmethod
     def _axes_exist(cls, names: Any) -> Any:
         for name, axis in names.items() if isinstance(names, Mapping) else ():
-            if not re.fullmatch(_NAME, str(name)):
-                raise ValueError(f"{shown(name)} is given; allowed: names, a letter, then at most 63 letters, digits or _")
+            _check_name(name)
             if axis not in ("n", "p") and (axis != 1 or isinstance(axis, bool | float)):
                 raise ValueError(
                     f"{shown(axis)} is given for {name}; allowed: n, for n values per channel, p, for P projected units, or 1"
@@ -104,8 +119,13 @@ class CellFile(BaseModel):
         return tuple(names) if isinstance(names, list) else names
 
 
+def _check_name(name: object) -> None:
+    if not re.fullmatch(_NAME, str(name)):
+        raise ValueError(f"{shown(name)} is given; allowed: names, a letter, then at most 63 letters, digits or _")
+
+
 def named_with(axis: str, names: tuple[str, ...] | Mapping[str, object] | None) -> tuple[str, ...]:
-    """Return the names that a cell file lists with an axis, n or p."""
+    """Return the names that a cell file lists with an axis, n or p, or as inputs of one value per step."""
     return tuple(name for name, listed in names.items() if listed == axis) if isinstance(names, Mapping) else ()
 
 
@@ -115,7 +135,8 @@ class CellSource:
 
     `document` is valid as a `CellFile`; `canonical` identifies the content in a cache key: the file's bytes, or the mapping as
     JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise. `has_vectors`:
-    some of its names have n values per channel, by what the file lists; `has_products`: it lists products.
+    some of its names have n values per channel, by what the file lists; `has_products`: it lists products; `has_step_inputs`:
+    it lists inputs of one value per step.
     """
 
     name: str
@@ -124,6 +145,7 @@ class CellSource:
     recurrent_bias: bool
     has_vectors: bool = False
     has_products: bool = False
+    has_step_inputs: bool = False
 
 
 def library_names() -> tuple[str, ...]:
@@ -206,4 +228,7 @@ def _inline(document: Document) -> CellSource:
 def _source(cell: CellFile, document: Document, canonical: bytes) -> CellSource:
     has_vectors = bool(named_with("n", cell.states) or named_with("n", cell.parameters) or cell.shared)
     has_p = any(named_with("p", names) for names in (cell.states, cell.parameters))
-    return CellSource(cell.name, document, canonical, cell.recurrent_bias, has_vectors, has_p or bool(cell.products))
+    has_products = has_p or bool(cell.products)
+    return CellSource(
+        cell.name, document, canonical, cell.recurrent_bias, has_vectors, has_products, bool(named_with("step", cell.inputs))
+    )

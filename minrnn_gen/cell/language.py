@@ -17,7 +17,7 @@ from minrnn_gen.cell.axes import (
     names_with_axes,
 )
 from minrnn_gen.cell.expressions import Expr, Symbol
-from minrnn_gen.cell.files import CellFile, CellSource
+from minrnn_gen.cell.files import CellFile, CellSource, named_with
 from minrnn_gen.cell.functions import OverUnits
 from minrnn_gen.cell.liveness import check_all_is_read, names_in_order
 from minrnn_gen.cell.norms import norm_levels, norms_in
@@ -44,7 +44,8 @@ class Cell:
     `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states`
     has the order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
     `arguments` has what a recurrent gate's product multiplies, for each that multiplies something else than the previous
-    output. `inputs` are the names of X.*, inputs of each channel that are not projected. `projection` has the names with P
+    output. `inputs` are the names of X.*, inputs of each channel that are not projected; the `step_inputs` among them have one
+    value for all channels of a step. `projection` has the names with P
     projected units, and what the file says of products.
     """
 
@@ -60,6 +61,7 @@ class Cell:
     arguments: tuple[tuple[str, Expr], ...] = ()
     projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
+    step_inputs: tuple[str, ...] = ()
 
     @property
     def lets(self) -> tuple[tuple[str, Expr], ...]:
@@ -164,7 +166,7 @@ class _Reader(ExpressionReader):
         states = names_with_axes(source, "states", file.states, self.state_uses, "{0}[t]")
         parameters = names_with_axes(source, "parameters", file.parameters, self.parameter_uses, "{0}")
         shared = names_in_order(source, "shared", file.shared, self.shared_uses, "S.{0}")
-        inputs = names_in_order(source, "inputs", file.inputs, self.input_uses, "X.{0}")
+        inputs = names_with_axes(source, "inputs", file.inputs, self.input_uses, "X.{0}")
         vectors = self.axes.vectors(states, parameters, shared)
         check_no_product(vectors, self.product_uses)
         default = states[0] if output is None else None
@@ -183,7 +185,7 @@ class _Reader(ExpressionReader):
         projection = self.axes.units.projection(source, states, parameters, recurrent_gates, output, dict(arguments))
         uses = {**self.state_uses, **self.parameter_uses}
         check_no_vectors(projection, vectors, uses)
-        check_no_input(vectors, projection, self.input_uses)
+        check_no_input(vectors, projection, self.input_uses, named_with("step", file.inputs))
         check_norms(vectors, self.norm_uses, self.product_uses)
         check_all_is_read(self.defined, output, default, vectors.states, bool(self.product_uses), dict(arguments))
         return Cell(
@@ -199,6 +201,7 @@ class _Reader(ExpressionReader):
             arguments=arguments,
             projection=projection,
             inputs=inputs,
+            step_inputs=tuple(name for name in inputs if name in named_with("step", file.inputs)),
         )
 
     def recurrent_gates(self, gates: tuple[str, ...]) -> tuple[str, ...]:

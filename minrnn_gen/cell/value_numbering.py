@@ -91,7 +91,7 @@ class ProgramBuilder:
         statements: list[Statement] = []
         nesting = [0] * len(self._samples)
         # What an earlier program calls its result may be a part of what this one calls so.
-        taken: set[str] = set()
+        used: set[str] = set()
         shared = 0
         for number, sample in enumerate(self._samples):
             if number in self._means:
@@ -106,8 +106,8 @@ class ProgramBuilder:
             if name is None and (uses[number] > 1 or nesting[number] > NESTING_LIMIT):
                 name, shared = f"shared_{shared}", shared + 1
             if name is not None:
-                name = _unlike(name, taken)
-                taken.add(name)
+                name = _unlike(name, used)
+                used.add(name)
                 statements.append(Statement(name, self._expression(number, written)))
                 written[number] = ex.named(name)
                 nesting[number] = 0
@@ -228,10 +228,10 @@ class ProgramBuilder:
         return ex.rebuilt(self._samples[number], operands)
 
 
-def _unlike(name: str, taken: Collection[str]) -> str:
-    """Return a name that is not taken, the one that is given if it can be."""
-    names = (name, *(f"{name}_{number}" for number in range(1, len(taken) + 1)))
-    return next(name for name in names if name not in taken)
+def _unlike(name: str, used: Collection[str]) -> str:
+    """Return a name that is not used, the one that is given if it can be."""
+    names = (name, *(f"{name}_{number}" for number in range(1, len(used) + 1)))
+    return next(name for name in names if name not in used)
 
 
 _PRODUCT = ex.multiply(ex.named("left"), ex.named("right"))

@@ -78,7 +78,7 @@ def show(
         ("recurrent gates", ", ".join(entry["recurrent_gates"])),
         ("products", "" if cell.projection.is_plain else shown_products(cell.projection, cell.recurrent_gates)),
         ("states", _with_axes(entry["states"], cell.vectors.states, cell.projection.states)),
-        ("inputs", ", ".join(entry["inputs"])),
+        ("inputs", ", ".join(f"{name} [step]" if name in cell.step_inputs else name for name in entry["inputs"])),
         ("shared inputs", _with_axes(entry["shared"], cell.vectors.shared)),
         ("output", entry["output"]),
         ("parameters", _with_axes(entry["parameters"], cell.vectors.parameters, cell.projection.parameters)),

@@ -59,8 +59,8 @@ def random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict[
         own = interface.shape(interface.shared_axes, batch, steps)
         arguments["shared"] = {name: normal(own, storage) for name in interface.shared}
     if interface.inputs:
-        own = interface.shape(interface.channel_axes, batch, steps)
-        arguments["inputs"] = {name: normal(own, storage) for name in interface.inputs}
+        shapes = {name: interface.shape(interface.axes_of_input(name), batch, steps) for name in interface.inputs}
+        arguments["inputs"] = {name: normal(own, storage) for name, own in shapes.items()}
     state = {name: normal(interface.shape_of_state(name, batch), carried) for name in kernel.states}
     is_log = kernel.spec.scan_arithmetic == "log"
     arguments["state"] = {name: numpy.abs(array) for name, array in state.items()} if is_log else state

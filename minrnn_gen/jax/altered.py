@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from minrnn_gen.build.altered_cells import altered_recipe
 from minrnn_gen.call.altered import check_marks, check_shape, named_reset_states, sequence_of_step, spread, spread_holds
 from minrnn_gen.call.arguments import CallArguments
-from minrnn_gen.call.validate import known_names
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.arrays import as_array, as_integers
 from minrnn_gen.kernel import Kernel

@@ -62,6 +62,8 @@ def recurrence(
             arrays[name] = as_array(marks if is_traced(marks) else as_marks(marks, name), name)
     reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
+    if (kernel := kernel_by(_recipe(spec))).embedded is not None and not kernel.interface.products:
+        return _embedded(kernel, arguments, all_states, axis_name, {"reset_states": reset_states, "holds": holds})
     if reset_states is not None or holds is not None:
         if axis_name is not None:
             what = "holds" if reset_states is None else "reset_states"
@@ -71,7 +73,7 @@ def recurrence(
             )
         spec, arguments = altered_call(kernel_by(_recipe(spec)), arguments, reset_states, holds)
     if (kernel := kernel_by(_recipe(spec))).embedded is not None:
-        return _embedded(kernel, arguments, all_states, axis_name)
+        return _embedded(kernel, arguments, all_states, axis_name, {})
     if axis_name is not None:
         arguments = _of_piece(spec, arguments, axis_name, all_states)
     recipe, interface, flat, rows_and_time = _operands(spec, arguments)
@@ -116,11 +118,16 @@ def step(
     return y, dict(zip(interface.states, states, strict=True))
 
 
-def _embedded(kernel: Kernel, arguments: CallArguments, all_states: bool, axis_name: str | None) -> tuple[Any, ...]:
-    """Return the results of a kernel with projected units, by the kernel that serves it."""
+def _embedded(
+    kernel: Kernel, arguments: CallArguments, all_states: bool, axis_name: str | None, altering: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Return the results of a kernel with projected units or inputs per step, by the kernel that serves it.
+
+    `altering`: reset states and holds.
+    """
     embedding, (x, R, *others) = _of_embedded(kernel, arguments)
     assert kernel.embedded is not None
-    named: Any = dict(zip(CallArguments._fields[2:], others, strict=True))
+    named: Any = dict(zip(CallArguments._fields[2:], others, strict=True)) | altering
     y, final, *states = recurrence(kernel.embedded, x, R, all_states=all_states, axis_name=axis_name, **named)
     of_steps = [dict(zip(kernel.states, embedding.over_time(tuple(value.values())), strict=True)) for value in states]
     return embedding.y(y), embedding.by_name(final), *of_steps

@@ -18,6 +18,7 @@ from minrnn_gen.errors import BadInput, kind_of, nearest_name, shown
 from minrnn_gen.jax.arrays import as_array, check_key, check_numbers, check_static
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.functional import check_x64, recurrence, step
+from minrnn_gen.jax.layer_inputs import inputs_of_layer
 from minrnn_gen.layers.architecture import VECTORS_FROM, Names, architecture_of
 from minrnn_gen.layers.initial import Start
 from minrnn_gen.layers.kernels import kernel_by
@@ -210,7 +211,7 @@ class RNN:
                 parameters=dict(zip(self._made.vectors_of_kernels, vectors, strict=True)),
                 state=self._state(state, layer),
                 shared=shared,
-                inputs=self._inputs(inputs, layer, x.dtype),
+                inputs=self._inputs(inputs, layer, x),
                 resets=resets,
                 reset_states=self._state(reset_states, layer, "reset_states"),
                 holds=holds,
@@ -254,7 +255,7 @@ class RNN:
                 parameters=dict(zip(self._made.vectors_of_kernels, vectors, strict=True)),
                 state=self._state(state, layer),
                 shared=shared,
-                inputs=self._inputs(inputs, layer, x_t.dtype),
+                inputs=self._inputs(inputs, layer, x_t),
             )
             for name, array in after.items():
                 final[name].append(array)
@@ -343,17 +344,10 @@ class RNN:
         inputs = product.reshape(*x.shape[:-1], *((2,) if self.bidirectional else ()), *made.shared_shape)
         return {name: inputs[..., index, :, :] for index, name in enumerate(made.shared)}
 
-    def _inputs(self, inputs: Any, layer: int, dtype: Any) -> Any:
+    def _inputs(self, inputs: Any, layer: int, x: Any) -> Any:
         """Return the inputs X.* of a layer, in the dtype of its input where the layer has a precision."""
-        if isinstance(inputs, list | tuple):
-            if len(inputs) != self.num_layers:
-                raise BadInput(
-                    f"inputs has {len(inputs)} mappings; {self.num_layers} are expected, one for each layer, or one for all"
-                )
-            inputs = inputs[layer]
-        if self.precision is None or not isinstance(inputs, Mapping):
-            return inputs
-        return {name: as_array(array, f"inputs['{name}']").astype(dtype) for name, array in inputs.items()}
+        shape = (*x.shape[:-1], *((2,) if self.bidirectional else ()), self.hidden_size)
+        return inputs_of_layer(self._made, inputs, layer, None if self.precision is None else x.dtype, shape)
 
     def _state(self, state: Mapping[str, Any] | None, layer: int, what: str = "state") -> dict[str, Any] | None:
         """Return the states of a layer; reset states may be without the axis of sequences."""

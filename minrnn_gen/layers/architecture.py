@@ -56,8 +56,8 @@ class Architecture:
     `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names
     of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
     where nothing has this axis. `values`: for each state its units with the shape of what each has, (H,), (P,) or (H, n).
-    `inputs`: the names of the inputs X.*, which a caller gives. `projected`: what there is besides for a cell with projected
-    units.
+    `inputs`: the names of the inputs X.*, which a caller gives, the `step_inputs` among them with one value per step.
+    `projected`: what there is besides for a cell with projected units.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Architecture:
     shapes: Mapping[str, tuple[int, ...]]
     projected: ProjectedLayers | None = None
     inputs: tuple[str, ...] = ()
+    step_inputs: tuple[str, ...] = ()
 
     @property
     def has_vectors(self) -> bool:
@@ -149,6 +150,10 @@ def architecture_of(
     has_recurrent_bias = bool(cell.recurrent_gates) and (bias if recurrent_bias is None else recurrent_bias)
     first = load_spec(first, recurrent_bias=has_recurrent_bias)
     hidden = first.hidden_size
+    if cell.step_inputs:
+        data = cell_source_of(first).document.data
+        first = load_spec(first, model={**data, "inputs": dict.fromkeys(data["inputs"], 1)})
+        source = cell_source_of(first)
     projected = projected_layers(first, source, cell, has_recurrent_bias)
     outputs = hidden if projected is None else projected.outer.units_of_output
     inputs = (input_size, *(outputs * directions for _ in range(num_layers - 1)))
@@ -219,6 +224,7 @@ def architecture_of(
         shapes=shapes,
         projected=projected,
         inputs=cell.inputs,
+        step_inputs=cell.step_inputs,
     )
 
 

@@ -20,8 +20,10 @@ from minrnn_gen.call.altered import (
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.call.sequences import as_array, as_marks
-from minrnn_gen.call.validate import check_dtype, check_place, known_names
+from minrnn_gen.call.step_inputs import spread_inputs
+from minrnn_gen.call.validate import check_dtype, check_place
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.saved import Saved
 
@@ -123,6 +125,14 @@ class AlteredSaved:
     def final(self) -> tuple[Any, ...]:
         """Return the final states, as `Saved.final` does."""
         return self.saved.final()
+
+
+def as_of_channels(interface: Interface, arguments: CallArguments, reset_states: Any, holds: Any) -> tuple[Any, Any, Any]:
+    """Return x, R and the keywords of a call with inputs of one value per step, as the kernel takes them that has none."""
+    inputs = spread_inputs(interface, arguments.inputs, arguments.x)
+    x, R, *others = arguments._replace(inputs=inputs)
+    named = dict(zip(CallArguments._fields[2:], others, strict=True))
+    return x, R, {**named, "reset_states": reset_states, "holds": holds}
 
 
 def _marks(interface: Interface, marks: Any, name: str, x: Array) -> Any:

@@ -17,6 +17,11 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Forward, ForwardReplay
 
+NO_SOURCES = (
+    "has products of several shapes, which C sources do not take; export a model of its layers by "
+    "minrnn_gen.torch.export_operators"
+)
+
 
 class EmbeddedExecutor(Executor):
     """Executes the calls of a kernel with projected units: by `inner`, where it has kernels for them, else by NumPy."""
@@ -62,9 +67,17 @@ class EmbeddedExecutor(Executor):
         gradients = self.inner.backward(forward, embedding.dy(incoming.dy.owner), present or None, given_only)
         return embedding.gradients(gradients)
 
+    def reference(self, arguments: CallArguments, all_states: bool) -> ForwardResult:
+        """Run in float64, step after step; of products with units of their own as the cell has them."""
+        if self.interface.products:
+            return super().reference(arguments, all_states)
+        self.checked(arguments)
+        return self.inner.reference(self.embedding.arguments(arguments), all_states)
+
     def serves(self, call: Call) -> bool:
         """Say whether the inner kernel has kernels for a call."""
-        return self.backend.takes(call) or self.inner.cpu.native.kernels.forward is not None
+        has_own = bool(self.interface.products)
+        return not has_own or self.backend.takes(call) or self.inner.cpu.native.kernels.forward is not None
 
 
 def _owned(interface: Interface, arguments: CallArguments, call: Call) -> CallArguments:
@@ -72,9 +85,11 @@ def _owned(interface: Interface, arguments: CallArguments, call: Call) -> CallAr
     parameters = dict(zip(interface.parameters, (array.owner for array in call.parameters), strict=True))
     pairs = zip(interface.states, call.initial, strict=True)
     state = {name: array.owner for name, array in pairs if array is not None}
+    inputs = {name: array.owner for name, array in zip(interface.inputs, call.inputs, strict=True)}
     return arguments._replace(
         R=None if call.R is None else call.R.owner,
         recurrent_bias=None if call.recurrent_bias is None else call.recurrent_bias.owner,
         parameters=parameters or None,
         state=state or None,
+        inputs=inputs or None,
     )

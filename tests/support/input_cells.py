@@ -73,4 +73,11 @@ NORMED: dict[str, Any] = {
         h[t] = sigmoid(a) * h[t-1] + X.gap * rms_norm(n + X.mask, head, 1e-3)
     """,
 }
+
+
+def with_step_inputs(cell: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a cell in which these inputs have one value per step."""
+    return {**cell, "inputs": {name: "step" if name in names else 1 for name in cell["inputs"]}}
+
+
 EVERY_CELL = (HIGHWAY, GAPS, IN_ROUNDS, LINEAR, DIAGONAL, NORMED)

@@ -52,7 +52,7 @@ class DecodingStack(LayerStack):
             )
         batched = x_t.dim() == 2
         x = x_t if batched else x_t.unsqueeze(0)
-        of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*x_t.shape[:-1], self.hidden_size))
+        of_layers = inputs_of_layers(inputs, self._made, x_t.shape[:-1], (self.hidden_size,))
         if not batched:
             of_layers = tuple(tuple(values.unsqueeze(0) for values in of_layer) for of_layer in of_layers)
         with torch.no_grad():

@@ -177,7 +177,7 @@ class LayerStack:
         batch_axis = 0 if self.batch_first else 1
         x = input if batched else input.unsqueeze(batch_axis)
         per_step = ((2,) if self.bidirectional else ()) + (self.hidden_size,)
-        of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*input.shape[:-1], *per_step))
+        of_layers = inputs_of_layers(inputs, self._made, input.shape[:-1], per_step)
         if not batched:
             of_layers = tuple(tuple(values.unsqueeze(batch_axis) for values in of_layer) for of_layer in of_layers)
         count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1

@@ -11,7 +11,7 @@ import torch
 from minrnn_gen.build.altered_cells import refuse_projected
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
-from minrnn_gen.call.validate import known_names
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, known
@@ -48,11 +48,17 @@ def recurrence(
     reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
     if isinstance(kernel, Kernel) and kernel.embedded is not None:
-        refuse_projected(kernel.builder.cell_source.name, reset_states, holds)
+        altering: Any = {"reset_states": reset_states, "holds": holds}
+        if kernel.interface.products:
+            refuse_projected(kernel.builder.cell_source.name, reset_states, holds)
+            altering = {}
         check_tensor(x, "x")
         if head_group is not None and not getattr(head_group, "gathers", True):
+            if not kernel.interface.products:
+                why = f"X.{kernel.interface.step_inputs[0]} is of one value per step, whose gradient is a sum over all heads"
+                raise BadInput(f"head_group has gathers=False, but {why}; leave it out")
             raise BadInput("head_group has gathers=False, but each rank's units are no whole heads of P; leave it out")
-        call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group)
+        call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group, **altering)
         return embedded_recurrence(call, kernel, arguments)
     if sequence_group is not None or head_group is not None:
         check_no_group(reset_states, holds)
