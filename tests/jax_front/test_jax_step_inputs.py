@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from support.everyday import one_in
 from support.input_cells import GAPS, with_step_inputs
+from support.needed import needed
 
 import minrnn_gen
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax>=0.10,<0.12'")
 jnp = pytest.importorskip("jax.numpy")
-front = pytest.importorskip("minrnn_gen.jax")
+front = needed("minrnn_gen.jax")
 
 BATCH, TIME, HIDDEN, INPUTS = 2, 4, 6, 3
 OF_STEPS = with_step_inputs(GAPS, "gap")
