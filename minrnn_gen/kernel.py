@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from minrnn_gen.export.folder import Exported
 
 State = dict[str, Any]
-# Of NumPy, CuPy or torch: results are of the library of x.
-AnyArray = TypeVar("AnyArray")
+AnyArray = TypeVar("AnyArray")  # of NumPy, CuPy or torch: results are of the library of x
 
 
 def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Preferred] | None) -> Kernel:
@@ -211,11 +210,11 @@ class Kernel(Derivatives):
         a part of the spec cannot be exported; with `partial` the rest is written, and the result's `left_out` says what is
         missing.
         """
-        from minrnn_gen.export.folder import export
-
         kernel = self if self.embedded is None or self._interface.products else self.embedded
         if kernel.embedded is not None:
             raise BadInput(f"{self._builder.cell_source.name} {NO_SOURCES}")
+        from minrnn_gen.export.folder import export
+
         return export(kernel.builder, kernel.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:

@@ -12,8 +12,9 @@ from minrnn_gen.build.tangent_cells import tangent_recipe
 from minrnn_gen.call.altered import spread
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.joined import joined
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.call.slots import FIXED, SEQUENCES, R, X, has_gradient
-from minrnn_gen.call.validate import check_place, check_plain, known_names
+from minrnn_gen.call.validate import check_place, check_plain
 from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.altered import AlteredSaved
@@ -54,7 +55,15 @@ class SavedCall:
 
     @classmethod
     def of(cls, kernel: DerivedKernel, saved: Saved) -> SavedCall:
-        """Return the call of a kernel's `saved`; raises BadInput for one that is released or another kernel's."""
+        """Return the call of a kernel's `saved`; raises BadInput for one that is released or another kernel's.
+
+        So is one of a cell with inputs of one value per step, of which torch and JAX make those of every channel themselves.
+        """
+        for name in kernel.interface.step_inputs:
+            raise BadInput(
+                f"the cell reads X.{name}, one value per step, of which a kernel takes no tangent; list it as `{name}: 1` and "
+                "pass its value in all channels, or take the derivative by minrnn_gen.torch.recurrence"
+            )
         opened = saved.open_for(kernel.executor)
         call = (opened if isinstance(opened, Forward) else opened.metadata()).call
         arrays = [None if array is None else array.owner for array in call.flat()]

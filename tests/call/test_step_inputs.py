@@ -153,6 +153,11 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
             of_steps(**arguments, inputs=inputs)
     with pytest.raises(BadInput, match=r"inputs\['gap'\] has shape \[4, 2\]; \[2, 4\] is expected, one value for each step"):
         of_steps(**arguments, inputs={**narrow, "gap": narrow["gap"].T}, holds=MARKS)
+    _, _, saved = of_steps.forward(**arguments, inputs=narrow)
+    with pytest.raises(
+        BadInput, match=r"the cell reads X\.mask, one value per step, of which a kernel takes no tangent; list it"
+    ):
+        of_steps.tangent(saved, {"x": arguments["x"]})
     file = tmp_path / "mine.yaml"
     for text, said in (
         ("inputs: {m: n}", "inputs: 'n' is given for m; allowed: step, for one value per step, or 1, for one per channel"),

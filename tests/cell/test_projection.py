@@ -253,7 +253,7 @@ def test_kernels_compute_what_numpy_does(where: str, shape: tuple[str, int, int]
 def _in_numpy(keys: dict[str, Any]) -> minrnn_gen.Kernel:
     """Return a kernel whose calls are computed in NumPy, by programs of both units."""
     kernel = minrnn_gen.compile(keys)
-    kernel.executor._serves = lambda _: False  # type: ignore[attr-defined]
+    kernel.executor.serves = lambda _: False  # type: ignore[attr-defined]
     return kernel
 
 
