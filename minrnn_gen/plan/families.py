@@ -37,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
     pointwise.DROPOUT,
+    pointwise.SLOTS,
     filter.FORWARD,
     filter.BACKWARD,
     vectors.FORWARD,
@@ -96,6 +97,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     if problem.kernel_pass == "dropout":
         return (pointwise.DROPOUT,)
+    if problem.kernel_pass == "slots":
+        return (pointwise.SLOTS,)
     if problem.kernel_pass == "arguments":
         return (normed.ARGUMENTS if problem.cell.has_means else stepwise.ARGUMENTS,)
     if problem.kernel_pass in ("filter", "filter_backward"):

@@ -13,6 +13,7 @@ from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.validate import check_gradient
+from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Forward, ForwardReplay
@@ -40,7 +41,12 @@ class EmbeddedExecutor(Executor):
         return result._replace(y=embedding.y(result.y), states=states, final=embedding.final(result.final)), forward
 
     def step(self, arguments: CallArguments) -> StepResult:
-        """Run one step."""
+        """Run one step; raises BadInput for one on a pool."""
+        if arguments.pool is not None:
+            raise BadInput(
+                f"slots were given, but {self.interface.model or 'the cell'} has units of several sizes, whose states are "
+                "in no pool yet; pass the states of the sequences, without slots"
+            )
         call = self.checked(arguments, single_step=True)
         if not self.serves(call):
             return super().step(arguments)

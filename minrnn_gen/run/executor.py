@@ -14,6 +14,7 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import AnyGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
+from minrnn_gen.call.pool_checks import with_pool
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, BackwardSlots
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
@@ -95,8 +96,9 @@ class Executor:
         return forward.result, forward.replay or forward
 
     def step(self, arguments: CallArguments) -> StepResult:
-        """Run one step."""
-        call_key = self._keyed("step", arguments)
+        """Run one step; on a pool, whose states it writes, the result has none."""
+        pool = arguments.pool
+        call_key = self._keyed(("step", None if pool is None else pool.pad_slot), arguments)
         replay = self.gpu.steps.replay(call_key)
         if replay is not None:
             return replay.result
@@ -289,7 +291,7 @@ class Executor:
 
     def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""
-        call_key = self._keyed("step", arguments)
+        call_key = self._keyed(("step", None), arguments)
         self.recorded.step(self.checked(arguments, single_step=True).with_slots(call_key))
         return self.recorded.steps.find(call_key)
 
@@ -326,12 +328,17 @@ class Executor:
 
     def checked(self, arguments: CallArguments, single_step: bool = False) -> Call:
         """Check the arrays of a call, with the values of lengths; raises BadInput."""
-        return check_call(self.interface, memory.inspect, memory.read_back, arguments, single_step=single_step)
+        if arguments.pool is None:
+            return check_call(self.interface, memory.inspect, memory.read_back, arguments, single_step=single_step)
+        call = self.checked(arguments._replace(state=None, pool=None), single_step)
+        return with_pool(self.interface, memory.inspect, call, arguments)
 
     def _keyed(self, operation: Any, arguments: CallArguments) -> KeyedArrays | None:
         """Return the arrays of a call with their key, unchecked; None where they have none."""
         if arguments.lengths is not None or arguments.cu_seqlens is not None:
             return None  # their values are checked, call by call
+        if arguments.pool is not None and is_on_cpu(arguments.x):
+            return None  # and so are slots in host memory
         return keyed(operation, arguments.flat(self.interface))
 
     def _states_out(self, all_states: bool, saves: bool) -> StatesOut:

@@ -133,7 +133,7 @@ class GpuRun:
         interface = self._interface
         recorder = self._backend.begin(call.x, call.keyed, call.flat())
         y = recorder.new_array(interface.step_shape(call.batch), interface.precision.storage_dtype)
-        outputs = Outputs(y, (), _new_states(interface, recorder, call.batch))
+        outputs = Outputs(y, (), () if call.pool else _new_states(interface, recorder, call.batch))
         if call.batch:
             self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)
         finished = recorder.finish(StepResult(outputs.y, outputs.final), None)

@@ -33,6 +33,7 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.target import target_of
 
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
+ON_POOLS: tuple[KernelPass, ...] = ("step", "slots")
 # What an argument that a cell has by name is called before that name.
 ARRAYS = (
     *("parameter_", "initial_", "final_", "kept_", "saved_", "dinitial_", "dfinal_"),
@@ -154,6 +155,9 @@ def plans_of(text: str) -> tuple[tuple[dict[str, Any], KernelPlan], ...]:
             kept = {"states_out": "arithmetic"} if kernel_pass == "forward" else {}
             for solution in builder.solutions(builder.key_of(kernel_pass, replace(builder.hinted_specialization, **kept))):
                 plans.append((spec, solution.plan(0)))
+        for kernel_pass in ON_POOLS:
+            on_pool = builder.key_of(kernel_pass, replace(builder.hinted_specialization, pool="arithmetic"))
+            plans.append((spec, builder.solve(on_pool).plan(0)))
         if input_size := builder.spec.input_size:
             alone = replace(builder.hinted_specialization, input_size=input_size)
             plans.append((spec, builder.solve(builder.key_of("forward", alone)).plan(0)))

@@ -60,7 +60,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
-PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout")
+PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots")
 FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}
 FILTER_PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
 Kernel = tuple[KernelPlan, Any]
@@ -72,8 +72,12 @@ def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
 
 
 def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
-    """Yield a plan of every family that serves and of every kind, with resets and kept states and without."""
+    """Yield a plan of every family that serves and of every kind, with resets and kept states and without, and on pools."""
     hinted = builder.hinted_specialization
+    if kernel_pass in ("step", "slots"):
+        yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic"))).plan(0)
+    if kernel_pass == "slots":
+        return
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
     for resets, states_out in product((False, True), kept) if kernel_pass in ("forward", "backward") else ((False, "none"),):
         for solution in builder.solutions(builder.key_of(kernel_pass, replace(hinted, resets=resets, states_out=states_out))):

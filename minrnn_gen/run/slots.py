@@ -1,0 +1,105 @@
+"""Steps on the states of a pool: what kernels take of its slots, and states moved between slots and rows for other kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.array import Array
+from minrnn_gen.codegen.parameter import pack
+from minrnn_gen.codegen.signature import signature
+from minrnn_gen.codegen.signature_groups import ArrayNames, named_arrays
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
+from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.program.number import divided_up, most
+from minrnn_gen.run.backend import Recorder
+from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named
+
+
+def with_slots(specialization: Specialization, call: Call) -> Specialization:
+    """Return the specialization of a single step, whose states are those of a pool where the call has one."""
+    return specialization if call.pool is None else replace(specialization, pool="arithmetic")
+
+
+def step_states(names: ArrayNames, call: Call, final: Sequence[Array | None]) -> dict[str, Any]:
+    """Return what a single step takes of states: those of its sequences and `final`, or those of a pool."""
+    if call.pool is None:
+        return named("initial", names.states, call.initial) | named("final", names.states, final)
+    return pool_values(names, call)
+
+
+def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
+    """Return what a kernel takes of a pool and of the slots of a call."""
+    import numpy
+
+    pool, states = call.pool, [state for state in call.initial if state is not None]
+    assert pool is not None
+    reads, writes = pool.slots, pool.written
+    strides = [state.strides[0] for state in states]
+    return {
+        **named("pool", names.states, states),
+        **dict(zip(named_arrays("slot_stride", names.states), strides, strict=True)),
+        "slots": reads.address,
+        "into_slots": writes.address,
+        "wide_slots": numpy.uint32((reads.dtype == "int64") | (writes.dtype == "int64") << 1),
+        "slots_stride": reads.strides[0],
+        "into_slots_stride": writes.strides[0],
+        "slot_count": pool.count,
+        "pad_slot": pool.pad_slot,
+    }
+
+
+def rows_from_pool(
+    recorder: Recorder, specialization: Specialization, names: ArrayNames, call: Call
+) -> tuple[Call, tuple[Array, ...]]:
+    """Read a call's states from its slots, zeros for padding; return the call on them, and arrays for what it writes."""
+    rows, final = (
+        tuple(recorder.new_array((call.batch, *state.shape[1:]), state.dtype) for state in call.initial if state is not None)
+        for _ in range(2)
+    )
+    _move(recorder, specialization, names, call, rows, None)
+    return replace(call, initial=rows, pool=None), final
+
+
+def rows_into_pool(
+    recorder: Recorder,
+    specialization: Specialization,
+    names: ArrayNames,
+    call: Call,
+    rows: Sequence[Array | None],
+    y: Array | None = None,
+) -> None:
+    """Write states of the sequences of a call into its slots, but for None and padding; y [batch, H] of padding is set to 0."""
+    _move(recorder, specialization, names, call, rows, y, writes=True)
+
+
+def _move(
+    recorder: Recorder,
+    specialization: Specialization,
+    names: ArrayNames,
+    call: Call,
+    rows: Sequence[Array | None],
+    y: Array | None,
+    writes: bool = False,
+) -> None:
+    kernel = recorder.load(recorder.choose("slots", with_slots(specialization, call), Sizes(call.batch, 1)))
+    kernel.launch(_launch(kernel.plan, names, call, rows, y, writes))
+
+
+def _launch(
+    plan: KernelPlan, names: ArrayNames, call: Call, rows: Sequence[Array | None], y: Array | None, writes: bool
+) -> Launch:
+    widths = [math.prod(state.shape[1:]) for state in call.initial if state is not None]
+    values = {
+        **pool_values(names, call),
+        **named("rows", names.states, rows),
+        **dict(zip(named_arrays("width", names.states), widths, strict=True)),
+        "y": address_or_null(y),
+        "writes": int(writes),
+        "batch": call.batch,
+    }
+    blocks = call.batch * divided_up(most(*widths), plan.launch.threads)
+    return launch_in_grid(blocks, pack(signature(plan, names), values))

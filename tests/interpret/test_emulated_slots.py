@@ -1,0 +1,55 @@
+"""Steps on pools of states, emulated under the race detector: in place as on rows, and nothing of what is not theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.norm_cells import GATES_TOGETHER
+from support.pools import CALLS, SLOTS, on_pool
+
+import minrnn_gen
+from minrnn_gen.call import pool_checks
+from minrnn_gen.interpret.toolchain import has_compiler
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
+
+FULL = pytest.mark.matrix_full
+# Of each kind of kernel that takes steps a spec; the last three run a forward of one step on rows of the pool.
+SPECS: dict[str, dict[str, Any]] = {
+    "scan": {"model": "min_gru", "hidden_size": 5},
+    "diagonal": {"model": "ind_rnn", "hidden_size": 5, "precision": "bf16"},
+    "vectors": {"model": "selective", "hidden_size": 6, "state_size": 4},
+    "vectors in groups": {"model": "gated_linear", "hidden_size": 6, "state_size": 5, "groups": 2},
+    "dense": {"model": "lstm", "hidden_size": 12},
+    "dense, heads": {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16"},
+    "dense, fp64": {"model": "gru", "hidden_size": 10, "precision": "fp64"},
+    "projected": {"model": "min_lstm", "hidden_size": 4, "input_size": 3},
+    "rounds": {"model": "gru_reset_before", "hidden_size": 12},
+    "norms": {"model": "layer_norm_lstm", "hidden_size": 8},
+    "norms of products": {"model": GATES_TOGETHER, "hidden_size": 8},
+}
+# Every day one of these a kind of kernel; all calls of all with the whole matrix.
+EVERYDAY = {"scan": "in place", "vectors": "in place", "dense": "into others", "rounds": "dropped"}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [pytest.param(name, call, marks=() if EVERYDAY.get(name) == call else FULL) for name in SPECS for call in CALLS],
+)
+def test_a_step_in_place_is_a_step_on_rows(name: str, call: str) -> None:
+    kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **SPECS[name]}, gpu="h200", device="interpret")
+    number = [*CALLS].index(call)
+    on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3).check(kernel)
+
+
+@pytest.mark.parametrize("name", [name if name in ("scan", "dense") else pytest.param(name, marks=FULL) for name in SPECS])
+def test_a_slot_that_the_pool_lacks_counts_as_padding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where slots are not read back."""
+    monkeypatch.setattr(pool_checks, "check_values", lambda _: None)
+    kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **SPECS[name]}, gpu="h200", device="interpret")
+    for slot in (SLOTS, 2**31 - 1, -2, -(2**40)):
+        step = on_pool(kernel, "in place")
+        step.arrays["slots"][1] = slot
+        step.check(kernel)
