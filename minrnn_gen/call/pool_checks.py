@@ -32,7 +32,7 @@ def with_pool(interface: Interface, inspect: Inspect, call: Call, arguments: Cal
     """
     asked = arguments.pool
     assert asked is not None
-    pool = _pool(interface, inspect, arguments.state)
+    pool = check_pool(interface, inspect, arguments.state)
     slots = _indices(inspect(asked.slots, "slots"), call)
     into = None if asked.into_slots is None else _indices(inspect(asked.into_slots, "into_slots"), call)
     for array in pool:
@@ -43,8 +43,8 @@ def with_pool(interface: Interface, inspect: Inspect, call: Call, arguments: Cal
     return replace(call, initial=pool, pool=rows)
 
 
-def _pool(interface: Interface, inspect: Inspect, state: Any) -> tuple[Array, ...]:
-    """Check the arrays of a pool: all states of the cell, each [slots, ...] without gaps within a slot."""
+def check_pool(interface: Interface, inspect: Inspect, state: Any) -> tuple[Array, ...]:
+    """Return the arrays of a pool, all states of the cell, each [slots, ...] without gaps within a slot; refuse any other."""
     states = known_names(state, interface.states, "state")
     for name in interface.states:
         if name not in states:
@@ -81,13 +81,7 @@ def check_values(rows: PoolRows) -> None:
     reads, writes = as_numpy(rows.slots), as_numpy(rows.written)
     name = rows.written.name
     for slots, called in ((reads, "slots"), (writes, name)):
-        wrong = ((slots < 0) | (slots >= rows.count)) & (slots != rows.pad_slot)
-        if wrong.any():
-            place = int(wrong.argmax())
-            raise BadInput(
-                f"{called}[{place}] is {slots[place]}; a slot of the pool, 0 to {rows.count - 1}, or pad_slot, "
-                f"{rows.pad_slot}, is expected"
-            )
+        check_range(slots, called, rows.count, rows.pad_slot)
     live = numpy.flatnonzero(reads != rows.pad_slot)
     writers = live[writes[live] != rows.pad_slot]
     writer = numpy.full(rows.count, -1)
@@ -100,3 +94,23 @@ def check_values(rows: PoolRows) -> None:
                 f"{name}[{writer[slots[row]]}] is {slots[row]}, which sequence {row} {verb}s too; "
                 "each sequence has to write a slot that no other one writes or reads"
             )
+
+
+def check_range(slots: Any, name: str, count: int, pad_slot: int | None = None) -> None:
+    """Refuse slots beyond a pool of so many, but for `pad_slot`."""
+    wrong = (slots < 0) | (slots >= count)
+    if pad_slot is not None:
+        wrong &= slots != pad_slot
+    if wrong.any():
+        place, pads = int(wrong.argmax()), "" if pad_slot is None else f", or pad_slot, {pad_slot}"
+        raise BadInput(f"{name}[{place}] is {slots[place]}; a slot of the pool, 0 to {count - 1}{pads}, is expected")
+
+
+def check_writes(slots: Any, name: str) -> None:
+    """Refuse a slot that stands twice."""
+    import numpy
+
+    written, counts = numpy.unique(slots, return_counts=True)
+    if (counts > 1).any():
+        place = int(counts.argmax())
+        raise BadInput(f"{name} has slot {written[place]} {counts[place]} times; each slot is written once at most")

@@ -15,7 +15,7 @@ from minrnn_gen.call.directions import outputs_of_run, runs_of
 from minrnn_gen.call.gradients import AnyGradients, RawGradients
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.results import BackwardResult, ForwardResult, SlotGradients, StepResult
+from minrnn_gen.call.results import BackwardResult, ForwardResult, NoResult, SlotGradients, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
@@ -139,6 +139,13 @@ class GpuRun:
         finished = recorder.finish(StepResult(outputs.y, outputs.final), None)
         self.steps.keep(finished.replay)
         return finished.result
+
+    def move_slots(self, call: Call, clears: bool) -> None:
+        """Copy states of a pool between slots, or clear slots, as `CellRun.move_slots` does."""
+        if call.batch:
+            recorder = self._backend.begin(call.x, None, call.flat())
+            self._cells.move_slots(recorder, call, clears)
+            recorder.finish(NoResult(), None)
 
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.

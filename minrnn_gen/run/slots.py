@@ -52,16 +52,17 @@ def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
     }
 
 
-def rows_from_pool(
-    recorder: Recorder, specialization: Specialization, names: ArrayNames, call: Call
-) -> tuple[Call, tuple[Array, ...]]:
-    """Read a call's states from its slots, zeros for padding; return the call on them, and arrays for what it writes."""
-    rows, final = (
-        tuple(recorder.new_array((call.batch, *state.shape[1:]), state.dtype) for state in call.initial if state is not None)
-        for _ in range(2)
-    )
+def new_rows(recorder: Recorder, call: Call, fill: int | None = None) -> tuple[Array, ...]:
+    """Allocate states of the sequences of a call on a pool."""
+    states = [state for state in call.initial if state is not None]
+    return tuple(recorder.new_array((call.batch, *state.shape[1:]), state.dtype, fill=fill) for state in states)
+
+
+def rows_from_pool(recorder: Recorder, specialization: Specialization, names: ArrayNames, call: Call) -> Call:
+    """Read the states of a call from its slots, zeros for padding; return the call on these rows."""
+    rows = new_rows(recorder, call)
     _move(recorder, specialization, names, call, rows, None)
-    return replace(call, initial=rows, pool=None), final
+    return replace(call, initial=rows, pool=None)
 
 
 def rows_into_pool(

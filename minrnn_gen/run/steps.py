@@ -10,6 +10,7 @@ from minrnn_gen.call.keywords import StepArrays, shows_step, step_arguments
 from minrnn_gen.call.pool import PAD_SLOT
 from minrnn_gen.call.pool_checks import pool_arguments
 from minrnn_gen.errors import BadInput
+from minrnn_gen.run.cache import Cache
 from minrnn_gen.run.executor import Executor
 
 State = dict[str, Any]
@@ -54,3 +55,13 @@ class Steps:
         if pool is not None:
             return result.y, {**(arguments.state or {})}
         return result.y, dict(zip(self._interface.states, result.final, strict=True))
+
+    def cache(self, slots: int, draft: int = 0, dtype: Any = None, *, like: Any = None) -> Cache:
+        """Return a pool of zeros for the states of so many requests: `cache.states` is what `step` takes as `state`.
+
+        Its arrays are of the library of the array `like` and on its device, NumPy's without. dtype: that of the states. draft:
+        0, since no cache takes back drafted steps yet. Raises BadInput for anything else, and where the spec is bidirectional.
+        """
+        if self._interface.directions:
+            raise BadInput("a cache is of one direction, but the spec is bidirectional; call the kernel on whole sequences")
+        return Cache.of(self.executor, slots, draft, dtype, like)

@@ -38,6 +38,7 @@ ON_POOLS: tuple[KernelPass, ...] = ("step", "slots")
 ARRAYS = (
     *("parameter_", "initial_", "final_", "kept_", "saved_", "dinitial_", "dfinal_"),
     *("shared_", "strides_", "dshared_", "dstrides_", "dparameter_"),
+    *("pool_", "slot_stride_", "rows_", "width_"),
 )
 
 # A cell of every class; a slot is a gate g, a state s, a parameter p or a value v.

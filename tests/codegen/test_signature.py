@@ -167,7 +167,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
-    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels",
+    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "writes", "next_output",
 }  # fmt: skip
 
 

@@ -82,3 +82,44 @@ def test_cells_with_units_of_several_sizes_have_no_pool_yet() -> None:
     x_t, R = np.zeros((1, 4, 8), np.float32), np.zeros(interface.R_shape, np.float32)
     with pytest.raises(BadInput, match="whose states are in no pool yet"):
         kernel.step(x_t, R, state=state, slots=np.array([1]))
+
+
+def test_a_cache_begins_with_zeros_and_copies_and_clears_slots() -> None:
+    kernel = kernel_of(SPECS[1])
+    cache = kernel.cache(4)
+    assert cache.slots == 4 and not any(states.any() for states in cache.states.values())
+    for states in cache.states.values():
+        states[...] = np.arange(4)[:, None] + 1
+    cache.copy([0, 1], np.array([1, 0], np.int32))
+    cache.copy(2, 3)
+    cache.clear([2])
+    assert all((states[:, 0] == [2, 1, 0, 3]).all() for states in cache.states.values())
+
+
+CACHES: dict[str, tuple[Any, str]] = {
+    "beyond": (lambda cache: cache.copy(0, 4), r"target\[0\] is 4; a slot of the pool, 0 to 3, is expected"),
+    "twice": (lambda cache: cache.copy([0, 1], [2, 2]), "target has slot 2 2 times; each slot is written once at most"),
+    "many": (lambda cache: cache.copy([0, 1], [2]), r"target has shape \[1\]; \[2\] is expected"),
+    "negative": (lambda cache: cache.clear(-1), r"slots\[0\] is -1; a slot of the pool"),
+    "none": (lambda cache: cache.clear(None), "slots is a NoneType; a slot, or int32 or int64"),
+}
+
+
+@pytest.mark.parametrize("wrong", CACHES)
+def test_slots_that_a_cache_lacks_are_refused(wrong: str) -> None:
+    call, sentence = CACHES[wrong]
+    with pytest.raises(BadInput, match=sentence):
+        call(kernel_of(SPECS[0]).cache(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"slots": 0}, "slots is 0; a positive integer is expected"),
+        ({"slots": 2, "draft": 3}, "draft is 3, but no cache takes back drafted steps yet"),
+        ({"slots": 2, "dtype": "bfloat16"}, "float32, that of the states, is expected"),
+    ],
+)
+def test_caches_that_there_are_none_of_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        kernel_of(SPECS[0]).cache(**options)

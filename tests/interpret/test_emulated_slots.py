@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from support.pools import CALLS, SLOTS, on_pool
 
 import minrnn_gen
 from minrnn_gen.call import pool_checks
+from minrnn_gen.call.array import wrap_numpy
 from minrnn_gen.interpret.toolchain import has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
@@ -53,3 +55,19 @@ def test_a_slot_that_the_pool_lacks_counts_as_padding(name: str, monkeypatch: py
         step = on_pool(kernel, "in place")
         step.arrays["slots"][1] = slot
         step.check(kernel)
+
+
+@pytest.mark.parametrize("name", ["vectors", *(pytest.param(name, marks=FULL) for name in SPECS if name != "vectors")])
+def test_kernels_copy_and_clear_slots(name: str) -> None:
+    """As a cache on a GPU does: a pair with a slot that does not exist is left out, and all are read before any is written."""
+    kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **SPECS[name]}, gpu="h200", device="interpret")
+    cache = kernel.cache(4)
+    for states in cache.states.values():
+        states[...] = (np.arange(4) + 1).reshape(-1, *[1] * (states.ndim - 1))
+    call = cache._call([0, 1, 2], "source", [1, 0, 3], "target")
+    assert call.pool is not None
+    beyond = wrap_numpy(np.array([1, 0, 99]), "target")
+    kernel.executor.gpu.move_slots(replace(call, pool=replace(call.pool, into=beyond)), clears=False)
+    assert all((states.reshape(4, -1) == [[2], [1], [3], [4]]).all() for states in cache.states.values())
+    kernel.executor.gpu.move_slots(replace(call, pool=replace(call.pool, into=beyond)), clears=True)
+    assert all((states.reshape(4, -1) == [[0], [0], [3], [4]]).all() for states in cache.states.values())

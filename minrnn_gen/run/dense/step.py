@@ -15,7 +15,7 @@ from minrnn_gen.plan.problem import KernelKey, Sizes, alignment_of, step_sequenc
 from minrnn_gen.run.backend import Backend, Launchable, Recorder
 from minrnn_gen.run.dense.launch import step_launch_of
 from minrnn_gen.run.launch import alignment_of_call
-from minrnn_gen.run.slots import rows_from_pool, rows_into_pool, with_slots
+from minrnn_gen.run.slots import new_rows, rows_from_pool, rows_into_pool, with_slots
 
 
 class RunsForward(Protocol):
@@ -45,7 +45,8 @@ class DenseStep:
             self.run_forward(recorder, part, outputs, single_step=True)
             return
         hinted = self.builder.hinted_specialization
-        part, final = rows_from_pool(recorder, hinted, self.names, part)
+        final = new_rows(recorder, call)
+        part = rows_from_pool(recorder, hinted, self.names, part)
         self.run_forward(recorder, part, replace(outputs, final=final), single_step=True)
         rows_into_pool(recorder, hinted, self.names, call, final, outputs.y)
 
