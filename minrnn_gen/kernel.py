@@ -20,6 +20,8 @@ from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
+from minrnn_gen.call.pool import PAD_SLOT
+from minrnn_gen.call.pool_checks import pool_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, kind_of
@@ -243,6 +245,10 @@ class Kernel(Derivatives, Steps):
         R: Any = None,
         *,
         all_states: bool = False,
+        slots: Any = None,
+        into_slots: Any = None,
+        has_state: Any = None,
+        pad_slot: int = PAD_SLOT,
         **arrays: Unpack[CallArrays],
     ) -> tuple[AnyArray, State]:
         """Run over time and return (y, final state).
@@ -274,10 +280,16 @@ class Kernel(Derivatives, Steps):
         recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], reset_states [2, B, H] or [2, H],
         shared [B, T, 2, groups, n], inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
+        slots, into_slots, pad_slot: as of `step`, of each sequence; states are read before the first step, zeros where
+        has_state, bool [B], is False, and the final ones are written. Lengths and cu_seqlens on a GPU are then not looked at.
+
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
+        pool = pool_arguments(slots, into_slots, pad_slot, has_state)
         kernel, arguments, _ = self._of_call(x, R, arrays)
+        if pool is not None:
+            return self._on_pool(kernel.executor, arguments._replace(pool=pool), returns_all)
         result, _ = kernel.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 

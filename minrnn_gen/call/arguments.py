@@ -56,7 +56,7 @@ class CallArguments(NamedTuple):
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
         fits = fits and _extend(arrays, shared, interface.shared) and _extend(arrays, inputs, interface.inputs)
         if pool is not None:
-            arrays += [pool.slots, pool.into_slots]
+            arrays += pool.arrays
         return arrays if fits else None
 
 

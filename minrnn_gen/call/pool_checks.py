@@ -10,18 +10,27 @@ from minrnn_gen.call.arguments import Call, CallArguments
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.pool import PoolArguments, PoolRows
-from minrnn_gen.call.validate import INTEGER_DTYPES, Inspect, check_dtype, check_exact_shape, check_place, known_names
+from minrnn_gen.call.validate import (
+    INTEGER_DTYPES,
+    Inspect,
+    check_dtype,
+    check_exact_shape,
+    check_place,
+    check_plain,
+    known_names,
+)
 from minrnn_gen.errors import BadInput, kind_of
 
 
-def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any) -> PoolArguments | None:
+def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any, has_state: Any = None) -> PoolArguments | None:
     """Return what a call is given of slots, None where it has none; raises BadInput for what needs them."""
     if isinstance(pad_slot, bool) or not isinstance(pad_slot, int):
         raise BadInput(f"pad_slot is {kind_of(pad_slot)}; a whole number is expected")
     if slots is not None:
-        return PoolArguments(slots, into_slots, pad_slot)
-    if into_slots is not None:
-        raise BadInput("into_slots was given without slots; give the slots that are read too, or leave it out")
+        return PoolArguments(slots, into_slots, pad_slot, has_state)
+    for name, array in (("into_slots", into_slots), ("has_state", has_state)):
+        if array is not None:
+            raise BadInput(f"{name} was given without slots; give the slots that are read too, or leave it out")
     return None
 
 
@@ -37,7 +46,11 @@ def with_pool(interface: Interface, inspect: Inspect, call: Call, arguments: Cal
     into = None if asked.into_slots is None else _indices(inspect(asked.into_slots, "into_slots"), call)
     for array in pool:
         check_place(array, call.x)
-    rows = PoolRows(slots, into, asked.pad_slot, pool[0].shape[0])
+    has_state = None
+    if asked.has_state is not None:
+        has_state = check_plain(inspect(asked.has_state, "has_state"), ("bool",), (call.batch,))
+        check_place(has_state, call.x)
+    rows = PoolRows(slots, into, asked.pad_slot, pool[0].shape[0], has_state)
     if slots.device is None:
         check_values(rows)
     return replace(call, initial=pool, pool=rows)

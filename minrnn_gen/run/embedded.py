@@ -43,10 +43,7 @@ class EmbeddedExecutor(Executor):
     def step(self, arguments: CallArguments) -> StepResult:
         """Run one step; raises BadInput for one on a pool."""
         if arguments.pool is not None:
-            raise BadInput(
-                f"slots were given, but {self.interface.model or 'the cell'} has units of several sizes, whose states are "
-                "in no pool yet; pass the states of the sequences, without slots"
-            )
+            raise self._no_pool()
         call = self.checked(arguments, single_step=True)
         if not self.serves(call):
             return super().step(arguments)
@@ -67,6 +64,16 @@ class EmbeddedExecutor(Executor):
         present = {name: state for name, state in embedding.states(states).items() if state is not None}
         gradients = self.inner.backward(forward, embedding.dy(incoming.dy.owner), present or None, given_only)
         return embedding.gradients(gradients)
+
+    def forward_on_pool(self, arguments: CallArguments) -> Any:  # noqa: ARG002
+        """Raise BadInput: no states of these are in a pool."""
+        raise self._no_pool()
+
+    def _no_pool(self) -> BadInput:
+        return BadInput(
+            f"slots were given, but {self.interface.model or 'the cell'} has units of several sizes, whose states are "
+            "in no pool yet; pass the states of the sequences, without slots"
+        )
 
     def serves(self, call: Call) -> bool:
         """Say whether the inner kernel has kernels for a call."""

@@ -112,11 +112,13 @@ class GpuRun:
             *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
         outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
+        on_pool, call = call, self._cells.states_from_pool(recorder, call)
         fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves)
         projected = fused or self._projected(recorder, call, interface.preactivation_axes)
         if call.batch and not fused:
             runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
             self._cells.forward(recorder, runs, states_out)
+        self._cells.states_into_pool(recorder, on_pool, outputs)
         if of_layer:
             outputs = replace(outputs, final=tuple(of_layers(interface, recorder, state) for state in outputs.final))
         forward = Forward(call, projected, outputs)

@@ -18,6 +18,9 @@ from minrnn_gen.program.number import divided_up, most
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named
 
+# The axes of y over time; that of a single step has none of time.
+TIME_AXES = 3
+
 
 def with_slots(specialization: Specialization, call: Call) -> Specialization:
     """Return the specialization of a single step, whose states are those of a pool where the call has one."""
@@ -73,7 +76,7 @@ def rows_into_pool(
     rows: Sequence[Array | None],
     y: Array | None = None,
 ) -> None:
-    """Write states of the sequences of a call into its slots, but for None and padding; y [batch, H] of padding is set to 0."""
+    """Write states of the sequences of a call into its slots, but for None and padding; y of padding is set to 0."""
     _move(recorder, specialization, names, call, rows, y, writes=True)
 
 
@@ -98,9 +101,27 @@ def _launch(
         **pool_values(names, call),
         **named("rows", names.states, rows),
         **dict(zip(named_arrays("width", names.states), widths, strict=True)),
+        "has_state": address_or_null(call.pool.has_state if call.pool else None),
         "y": address_or_null(y),
+        "begins": address_or_null(call.sequences.cu_seqlens),
+        **_places(y, plan.problem.layout),
         "writes": int(writes),
         "batch": call.batch,
     }
     blocks = call.batch * divided_up(most(*widths), plan.launch.threads)
     return launch_in_grid(blocks, pack(signature(plan, names), values))
+
+
+def _places(y: Array | None, layout: str) -> dict[str, int]:
+    """Return how y of a sequence lies: so many values, of which some are side by side, and the strides to the others."""
+    if y is None:
+        return dict.fromkeys(("y_values", "y_inner", "y_outer_stride", "y_row_stride"), 0)
+    batch_axis = int(layout == "TBD" and len(y.shape) == TIME_AXES)
+    inner = math.prod(y.shape[batch_axis + 1 :])
+    outer = y.shape[0] if batch_axis else 1
+    return {
+        "y_values": outer * inner,
+        "y_inner": most(inner, 1),
+        "y_outer_stride": y.strides[0] if batch_axis else 0,
+        "y_row_stride": y.strides[batch_axis],
+    }

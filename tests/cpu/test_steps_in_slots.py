@@ -1,13 +1,14 @@
-"""Steps on pools of states in host memory, and what is said of slots and pools that do not fit."""
+"""Calls on pools of states in host memory, and what is said of slots and pools that do not fit."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from support.pools import CALLS, SLOTS, on_pool
+from support.pools import CALLS, FORMS, SLOTS, on_pool
 
 import minrnn_gen
 from minrnn_gen.errors import BadInput
@@ -26,12 +27,12 @@ def kernel_of(spec: dict[str, Any]) -> Kernel:
 
 @pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
-def test_a_step_in_place_is_a_step_on_rows(spec: dict[str, Any], is_native: bool) -> None:
+def test_a_call_in_place_is_a_call_on_rows(spec: dict[str, Any], is_native: bool) -> None:
     kernel = kernel_of(spec)
     if not is_native:
         kernel.executor.cpu.native.kernels.__dict__["forward"] = None
-    for number, call in enumerate(CALLS):
-        on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3).check(kernel)
+    for number, (call, form) in enumerate(itertools.product(CALLS, FORMS)):
+        on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3, form).check(kernel)
 
 
 LIVE = [3, 1, 0, 2, 4]

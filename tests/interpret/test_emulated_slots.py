@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.norm_cells import GATES_TOGETHER
-from support.pools import CALLS, SLOTS, on_pool
+from support.pools import CALLS, FORMS, SLOTS, on_pool
 
 import minrnn_gen
 from minrnn_gen.call import pool_checks
@@ -44,6 +44,31 @@ def test_a_step_in_place_is_a_step_on_rows(name: str, call: str) -> None:
     kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **SPECS[name]}, gpu="h200", device="interpret")
     number = [*CALLS].index(call)
     on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3).check(kernel)
+
+
+# Over time, each with what its layout is.
+OVER_TIME: dict[str, dict[str, Any]] = {
+    "scan, TBD": {**SPECS["scan"], "layout": "TBD"},
+    "vectors, BDT": {**SPECS["vectors"], "layout": "BDT"},
+    "dense": SPECS["dense"],
+    "projected": SPECS["projected"],
+    "rounds, reverse": {**SPECS["rounds"], "direction": "reverse"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=() if (name, form) in (("scan, TBD", "lengths"), ("dense", "packed")) else FULL)
+        for name, spec in OVER_TIME.items()
+        for form in FORMS[1:]
+        if form != "packed" or "layout" not in spec
+    ],
+)
+def test_a_call_in_place_is_a_call_on_rows(name: str, form: str) -> None:
+    kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **OVER_TIME[name]}, gpu="h200", device="interpret")
+    for call in ("in place", "dropped"):
+        on_pool(kernel, call, form=form).check(kernel)
 
 
 @pytest.mark.parametrize("name", [name if name in ("scan", "dense") else pytest.param(name, marks=FULL) for name in SPECS])
