@@ -65,9 +65,10 @@ def check_pool(interface: Interface, inspect: Inspect, state: Any) -> tuple[Arra
                 f"slots were given, but state is without '{name}'; give the pool, all of {', '.join(interface.states)}"
             )
     pool = tuple(inspect(states[name], f"state['{name}']") for name in interface.states)
-    count = pool[0].shape[0] if pool[0].shape else 0
+    count, precision = pool[0].shape[0] if pool[0].shape else 0, interface.precision
+    dtypes = tuple(dict.fromkeys((precision.arithmetic_dtype, precision.storage_dtype)))
     for name, array in zip(interface.states, pool, strict=True):
-        check_dtype(array, (interface.precision.arithmetic_dtype,))
+        check_dtype(array, dtypes if array is pool[0] else (pool[0].dtype,))
         shape = interface.shape_of_state(name, count)
         check_exact_shape(array, shape)
         of_slot, size = array.strides[1:], math.prod(shape[1:])

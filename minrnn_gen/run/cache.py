@@ -36,11 +36,13 @@ class Cache:
             raise BadInput(f"slots is {shown(slots)}; a positive integer is expected")
         if draft != 0 or isinstance(draft, bool):
             raise BadInput(f"draft is {shown(draft)}, but no cache takes back drafted steps yet; 0 is expected")
-        if dtype is not None and str(dtype).removeprefix("torch.") != carried:
-            raise BadInput(f"dtype is {shown(dtype)}; {carried}, that of the states, is expected")
-        beside = new_numpy((0,), carried, None) if like is None else memory.inspect(like, "like")
+        dtypes = dict.fromkeys((carried, interface.precision.storage_dtype))
+        named = carried if dtype is None else str(dtype).removeprefix("torch.")
+        if named not in dtypes:
+            raise BadInput(f"dtype is {shown(dtype)}; {' or '.join(dtypes)} is expected")
+        beside = new_numpy((0,), named, None) if like is None else memory.inspect(like, "like")
         shapes = {name: interface.shape_of_state(name, slots) for name in interface.states}
-        return cls(executor, {name: memory.new_array(beside, shape, carried, fill=0).owner for name, shape in shapes.items()})
+        return cls(executor, {name: memory.new_array(beside, shape, named, fill=0).owner for name, shape in shapes.items()})
 
     @property
     def slots(self) -> int:

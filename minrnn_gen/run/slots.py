@@ -14,6 +14,7 @@ from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames, named_arrays
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import Sizes
+from minrnn_gen.precision import precision_storing
 from minrnn_gen.program.number import divided_up, most
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named
@@ -24,7 +25,10 @@ TIME_AXES = 3
 
 def with_slots(specialization: Specialization, call: Call) -> Specialization:
     """Return the specialization of a single step, whose states are those of a pool where the call has one."""
-    return specialization if call.pool is None else replace(specialization, pool="arithmetic")
+    first = next((state for state in call.initial if state is not None), None)
+    if call.pool is None or first is None:
+        return specialization
+    return replace(specialization, pool="arithmetic" if first.dtype == _arithmetic(first) else "storage")
 
 
 def step_states(names: ArrayNames, call: Call, final: Sequence[Array | None]) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
 def new_rows(recorder: Recorder, call: Call, fill: int | None = None) -> tuple[Array, ...]:
     """Allocate states of the sequences of a call on a pool."""
     states = [state for state in call.initial if state is not None]
-    return tuple(recorder.new_array((call.batch, *state.shape[1:]), state.dtype, fill=fill) for state in states)
+    return tuple(recorder.new_array((call.batch, *state.shape[1:]), _arithmetic(state), fill=fill) for state in states)
 
 
 def rows_from_pool(recorder: Recorder, specialization: Specialization, names: ArrayNames, call: Call) -> Call:
@@ -110,6 +114,12 @@ def _launch(
     }
     blocks = call.batch * divided_up(most(*widths), plan.launch.threads)
     return launch_in_grid(blocks, pack(signature(plan, names), values))
+
+
+def _arithmetic(state: Array) -> str:
+    """Return the dtype of the arithmetic on states of a pool, which may be in the storage dtype."""
+    precision = precision_storing(state.dtype)
+    return state.dtype if precision is None else precision.arithmetic_dtype
 
 
 def _places(y: Array | None, layout: str) -> dict[str, int]:

@@ -40,11 +40,12 @@ class Steps:
 
         Of a reverse kernel it is the next earlier step.
 
-        slots: int32 or int64 [B], of any stride. `state` is then a pool {name: [slots, H]}, each slot without gaps and any
-        stride apart: sequence b reads slot slots[b] and writes into_slots[b], the same by default, in place, and the state that
-        is returned is the pool itself. A sequence in slot `pad_slot` is padding: its y is 0, and it touches nothing of the
-        pool; one that writes into pad_slot drops its state. A sequence must not write a slot that another one writes or reads.
-        Slots in host memory are checked; on a GPU, where they are not read back, one that the pool lacks counts as padding.
+        slots: int32 or int64 [B], of any stride. `state` is then a pool {name: [slots, H]} in the dtype of states or that of
+        storage, each slot without gaps and any stride apart: sequence b reads slot slots[b] and writes into_slots[b], the same
+        by default, in place, and the state that is returned is the pool itself. A sequence in slot `pad_slot` is padding: its y
+        is 0, and it touches nothing of the pool; one that writes into pad_slot drops its state. A sequence must not write a
+        slot that another one writes or reads. Slots in host memory are checked; on a GPU, where they are not read back, one
+        that the pool lacks counts as padding.
 
         Raises what a call does, and BadInput where the spec is bidirectional.
         """
@@ -68,8 +69,9 @@ class Steps:
     def cache(self, slots: int, draft: int = 0, dtype: Any = None, *, like: Any = None) -> Cache:
         """Return a pool of zeros for the states of so many requests: `cache.states` is what `step` takes as `state`.
 
-        Its arrays are of the library of the array `like` and on its device, NumPy's without. dtype: that of the states. draft:
-        0, since no cache takes back drafted steps yet. Raises BadInput for anything else, and where the spec is bidirectional.
+        Its arrays are of the library of the array `like` and on its device, NumPy's without. dtype: that of states, or that of
+        storage. draft: 0, since no cache takes back drafted steps yet. Raises BadInput for anything else, and where the spec is
+        bidirectional.
         """
         if self._interface.directions:
             raise BadInput("a cache is of one direction, but the spec is bidirectional; call the kernel on whole sequences")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.rendered_kernels import builder_of
 from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
 from minrnn_gen.codegen.render import render
 from minrnn_gen.config.gpu_profile import profile_names
+from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES
 
@@ -39,8 +41,9 @@ CASES = [
 def test_one_of_the_best_candidates_keeps_its_promise(spec: dict[str, Any], precision: str, gpu: str) -> None:
     sizes = dict(spec)
     builder = builder_of(sizes.pop("model"), gpu, precision=precision, **sizes)
-    on_pool = replace(builder.hinted_specialization, pool="arithmetic")
-    for kernel_pass in PASSES:
+    pools: tuple[StatesOut, ...] = ("arithmetic", *(("storage",) if precision in ("bf16", "fp16") else ()))
+    for kernel_pass, pool in itertools.product(PASSES, pools):
+        on_pool = replace(builder.hinted_specialization, pool=pool)
         solution, lowered = builder.solve(builder.key_of(kernel_pass, on_pool)), builder.lowered_for(kernel_pass)
         best = map(solution.plan, range(min(ATTEMPTS, len(solution.candidates))))
         assert any(not broken_promises(plan, compile_source(render(plan, lowered, ()), plan).kernels) for plan in best)

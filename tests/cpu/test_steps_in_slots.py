@@ -32,7 +32,8 @@ def test_a_call_in_place_is_a_call_on_rows(spec: dict[str, Any], is_native: bool
     if not is_native:
         kernel.executor.cpu.native.kernels.__dict__["forward"] = None
     for number, (call, form) in enumerate(itertools.product(CALLS, FORMS)):
-        on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3, form).check(kernel)
+        is_narrow = number % 2 == 0
+        on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3, form, is_narrow).check(kernel)
 
 
 LIVE = [3, 1, 0, 2, 4]
@@ -118,7 +119,7 @@ def test_slots_that_a_cache_lacks_are_refused(wrong: str) -> None:
     [
         ({"slots": 0}, "slots is 0; a positive integer is expected"),
         ({"slots": 2, "draft": 3}, "draft is 3, but no cache takes back drafted steps yet"),
-        ({"slots": 2, "dtype": "bfloat16"}, "float32, that of the states, is expected"),
+        ({"slots": 2, "dtype": "bfloat16"}, "dtype is 'bfloat16'; float32 is expected"),
     ],
 )
 def test_caches_that_there_are_none_of_are_refused(options: dict[str, Any], sentence: str) -> None:

@@ -46,6 +46,24 @@ def test_a_step_in_place_is_a_step_on_rows(name: str, call: str) -> None:
     on_pool(kernel, call, (np.int32, np.int64)[number % 2], 1 + number % 3).check(kernel)
 
 
+NARROW: dict[str, dict[str, Any]] = {
+    "scan": {"model": "min_lstm", "hidden_size": 5, "precision": "bf16"},
+    "diagonal": SPECS["diagonal"],
+    "vectors": {"model": "selective", "hidden_size": 6, "state_size": 8, "precision": "bf16"},
+    "vectors, one by one": {"model": "selective", "hidden_size": 6, "state_size": 5, "precision": "fp16"},
+    "dense": {"model": "lstm", "hidden_size": 16, "precision": "bf16"},
+    "dense, heads": SPECS["dense, heads"],
+    "rounds": {**SPECS["rounds"], "precision": "fp16"},
+}
+
+
+@pytest.mark.parametrize("name", [name if name == "vectors" else pytest.param(name, marks=FULL) for name in NARROW])
+def test_states_in_16_bits_are_rounded_once(name: str) -> None:
+    kernel = minrnn_gen.compile({"training": False, **NARROW[name]}, gpu="h200", device="interpret")
+    for call in ("in place", "into others"):
+        on_pool(kernel, call, is_narrow=True).check(kernel)
+
+
 # Over time, each with what its layout is.
 OVER_TIME: dict[str, dict[str, Any]] = {
     "scan, TBD": {**SPECS["scan"], "layout": "TBD"},

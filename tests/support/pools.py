@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.interpret.cases import Case, inputs_of
 from minrnn_gen.kernel import Kernel
@@ -64,11 +65,16 @@ class OnPool:
             for row, slot in enumerate(self.written):
                 if slot >= 0:
                     expected[slot, : pool[name][0].size] = final[name][row].reshape(-1)
-            numpy.testing.assert_array_equal(self.whole[name], expected)
+            numpy.testing.assert_array_equal(self.whole[name].astype(float), expected.astype(float))
 
 
-def on_pool(kernel: Kernel, call: str, dtype: Any = numpy.int64, stride: int = 1, form: str = "step") -> OnPool:
-    """Return a call on a pool whose slots have gaps between them; indices are of a dtype and a stride."""
+def on_pool(
+    kernel: Kernel, call: str, dtype: Any = numpy.int64, stride: int = 1, form: str = "step", is_narrow: bool = False
+) -> OnPool:
+    """Return a call on a pool whose slots have gaps between them; indices are of a dtype and a stride.
+
+    `is_narrow`: the states in the pool are in the storage dtype.
+    """
     interface, reads_writes_pad = kernel.interface, CALLS[call]
     reads, writes, pad_slot = reads_writes_pad
     slots, is_live = numpy.array(reads), numpy.array(reads) != pad_slot
@@ -77,9 +83,10 @@ def on_pool(kernel: Kernel, call: str, dtype: Any = numpy.int64, stride: int = 1
     plain, changes, is_read = _inputs(interface, form, is_live)
     pool, whole, rows = {}, {}, {}
     for name, state in plain["state"].items():
-        whole[name] = numpy.full((SLOTS, state[0].size + GAP), numpy.nan, state.dtype)
-        strides = (whole[name].strides[0], *state.strides[1:])
-        pool[name] = numpy.ndarray((SLOTS, *state.shape[1:]), state.dtype, whole[name], strides=strides)
+        stored = numpy_dtype(interface.precision.storage_dtype) if is_narrow else state.dtype
+        whole[name] = numpy.full((SLOTS, state[0].size + GAP), numpy.nan, stored)
+        strides = (whole[name].strides[0], *numpy.empty(state.shape[1:], stored).strides)
+        pool[name] = numpy.ndarray((SLOTS, *state.shape[1:]), stored, whole[name], strides=strides)
         pool[name][slots[is_read]] = state[is_read]
         rows[name] = numpy.zeros_like(state)
         rows[name][is_read] = pool[name][slots[is_read]]

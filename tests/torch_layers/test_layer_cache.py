@@ -45,6 +45,14 @@ def test_steps_on_a_cache_are_steps_on_states(name: str, is_compiled: bool) -> N
         assert torch.equal(pool[:, [4, 2]], last[:, [0, 2]]) and not pool[:, [0, 1, 3]].any()
 
 
+def test_states_in_slots_may_be_in_the_dtype_of_the_weights() -> None:
+    layer = layers.RNN("min_gru", INPUTS, HIDDEN, dtype=torch.bfloat16)
+    cache = layer.cache(SLOTS, state_dtype=torch.bfloat16)
+    y, _ = layer.step(torch.randn(2, INPUTS, dtype=torch.bfloat16), cache=cache, slots=torch.tensor([3, 1]))
+    (states,) = cache.states.values()
+    assert states.dtype is torch.bfloat16 and torch.equal(states[0, [3, 1]], y)
+
+
 def test_slots_are_copied_and_cleared() -> None:
     layer = MADE["two of LSTM"]()
     cache = layer.cache(SLOTS)

@@ -118,7 +118,7 @@ class CpuRun:
     def step(self, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
         if call.pool is not None:
-            return step_on_pool(self.step, call)
+            return step_on_pool(self.interface, self.step, call)
         if kernel := self.native.kernels.forward:
             return self.native.step(kernel, call)
         interface, precision = self.interface, self.interface.precision

@@ -16,9 +16,9 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.run.saved import Forward
 
 
-def step_on_pool(step: Callable[[Call], StepResult], call: Call) -> StepResult:
+def step_on_pool(interface: Interface, step: Callable[[Call], StepResult], call: Call) -> StepResult:
     """Run one step by `step`, which takes rows of states; the states of the result are in the pool alone."""
-    result = step(_on_rows(call))
+    result = step(_on_rows(interface, call))
     _into_pool(call, [memory.inspect(final, "state") for final in result.final])
     as_numpy(memory.inspect(result.y, "y"))[~_is_live(call)] = 0
     return StepResult(result.y, ())
@@ -26,7 +26,7 @@ def step_on_pool(step: Callable[[Call], StepResult], call: Call) -> StepResult:
 
 def forward_on_pool(interface: Interface, forward: Callable[[Call], Forward], call: Call) -> Forward:
     """Run a call over time by `forward`, which takes rows of states."""
-    result = forward(_on_rows(call))
+    result = forward(_on_rows(interface, call))
     _into_pool(call, result.outputs.final)
     y, is_padding = as_numpy(result.outputs.y), ~_is_live(call)
     ends = call.sequences.cu_seqlens
@@ -42,16 +42,16 @@ def _is_live(call: Call) -> Any:
     return as_numpy(call.pool.slots) != call.pool.pad_slot
 
 
-def _on_rows(call: Call) -> Call:
+def _on_rows(interface: Interface, call: Call) -> Call:
     """Return a call on the states of its sequences: those of their slots, zeros for padding and where there is no state."""
-    pool = call.pool
+    pool, arithmetic = call.pool, interface.precision.arithmetic_dtype
     assert pool is not None
     reads, is_read = as_numpy(pool.slots), _is_live(call)
     if pool.has_state is not None:
         is_read &= as_numpy(pool.has_state)
 
     def row_of(state: Array) -> Array:
-        row = memory.new_array(call.x, (call.batch, *state.shape[1:]), state.dtype)
+        row = memory.new_array(call.x, (call.batch, *state.shape[1:]), arithmetic)
         values = as_numpy(row)
         values[~is_read] = 0
         values[is_read] = as_numpy(state)[reads[is_read]]

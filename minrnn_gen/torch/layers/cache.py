@@ -9,7 +9,6 @@ import torch
 
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.cache import Cache
-from minrnn_gen.torch.dtypes import STATES
 
 
 class LayerCache:
@@ -19,10 +18,10 @@ class LayerCache:
     may have them.
     """
 
-    def __init__(self, recipes: Sequence[str], slots: int, precision: str, device: torch.device, draft: int = 0) -> None:
+    def __init__(self, recipes: Sequence[str], slots: int, dtype: torch.dtype, device: torch.device, draft: int = 0) -> None:
         """Make it for layers of these recipes, on a device; raises BadInput for sizes that are none."""
-        like = torch.empty(0, dtype=STATES[precision], device=device)
-        made = [kernel_by(recipe).cache(slots, draft, like=like) for recipe in recipes]
+        like = torch.empty(0, dtype=dtype, device=device)
+        made = [kernel_by(recipe).cache(slots, draft, dtype, like=like) for recipe in recipes]
         names = [*made[0].states]
         self.states = {name: torch.stack([of_layer.states[name] for of_layer in made]) for name in names}
         self._layers = [

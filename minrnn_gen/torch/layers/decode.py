@@ -13,7 +13,7 @@ from minrnn_gen.errors import BadInput, kind_of, shown
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.ahead import build_plain, sizes_from
-from minrnn_gen.torch.dtypes import STATES
+from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.cache import LayerCache
@@ -85,15 +85,18 @@ class DecodingStack(LayerStack):
         states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
         return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
 
-    def cache(self, slots: int, draft: int = 0, *, dtype: torch.dtype | None = None) -> LayerCache:
+    def cache(
+        self, slots: int, draft: int = 0, *, dtype: torch.dtype | None = None, state_dtype: torch.dtype | None = None
+    ) -> LayerCache:
         """Return the states of so many requests in slots, zeros to begin with, for `step`.
 
-        dtype: that of the inputs of steps, by default that of the weights. draft: 0, since no cache takes back drafted steps
+        dtype: that of the inputs of steps, by default that of the weights. state_dtype: that of the states in slots, float32
+        (float64 for float64) by default, or `dtype`. draft: 0, since no cache takes back drafted steps
         yet. Raises BadInput for anything else, and for layers in both directions or with projected units.
         """
         self._check_cache()
         precision, first = self._precision_of(dtype), next(iter(self._parameters.values()))
-        return LayerCache(self._recipes(precision), slots, precision, first.device, draft)
+        return LayerCache(self._recipes(precision), slots, state_dtype or STATES[precision], first.device, draft)
 
     def explain(
         self,
@@ -154,7 +157,7 @@ class DecodingStack(LayerStack):
             raise BadInput(f"cache is of {states[0].shape[0]} layers; one of {self.num_layers} is expected")
         with torch.no_grad():
             x, precision, casts = self._in_precision(x_t.detach())
-            checks.check_state_dtypes(states, self._made.states, (STATES[precision],))
+            checks.check_state_dtypes(states, self._made.states, (STATES[precision], STORAGE[precision]))
             for layer, recipe in enumerate(self._recipes(precision)):
                 own, tensors = self._call_of_step(x, layer, casts, [state[layer] for state in states], of_layers[layer])
                 x = step_on_pool(recipe, own, len(states), tensors, *rows)
