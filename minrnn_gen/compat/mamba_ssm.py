@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from minrnn_gen.api import compile_arguments
-from minrnn_gen.call.pool_checks import check_range, check_writes
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.operators.dispatch import refuse_transforms
 from minrnn_gen.torch.operators.functional import recurrence
-from minrnn_gen.torch.tensors import check_devices, check_real, check_shape
+from minrnn_gen.torch.tensors import check_devices, check_real, check_shape, check_slots
 
 _CALLER = "mamba_ssm"
 
@@ -326,9 +325,7 @@ def _slots(sizes: _Sizes, state: Any, indices: Any, pad_slot: Any) -> Any:
         raise BadInput(f"state_batch_indices has shape {list(indices.shape)}; [{sizes.batch}] is expected")
     check_devices({"state": state, "state_batch_indices": indices})
     slots = torch.where((indices < 0) | (indices == pad_slot), -1, indices)
-    if not indices.is_cuda:
-        check_range(slots.numpy(), "state_batch_indices", state.shape[0], -1)
-        check_writes(slots[slots >= 0].numpy(), "state_batch_indices")
+    check_slots(slots, "state_batch_indices", state.shape[0])
     return slots
 
 
