@@ -25,8 +25,16 @@ def kernel_of(spec: dict[str, Any]) -> Kernel:
     return minrnn_gen.compile({"precision": "fp32", "training": False, **spec}, gpu="h200")
 
 
-@pytest.mark.parametrize("is_native", [True, False])
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
+# Every day native code of a dense cell, and NumPy.
+@pytest.mark.parametrize(
+    ("spec", "is_native"),
+    [
+        pytest.param(spec, is_native, marks=() if is_native == (spec is SPECS[1]) else pytest.mark.matrix_full)
+        for spec in SPECS
+        for is_native in (True, False)
+    ],
+    ids=str,
+)
 def test_a_call_in_place_is_a_call_on_rows(spec: dict[str, Any], is_native: bool) -> None:
     kernel = kernel_of(spec)
     if not is_native:
