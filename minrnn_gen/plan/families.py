@@ -37,13 +37,15 @@ FAMILIES: tuple[Family, ...] = (
     diagonal.BACKWARD,
     pointwise.DIAGONAL,
     pointwise.DROPOUT,
-    pointwise.SLOTS,
     filter.FORWARD,
     filter.BACKWARD,
     vectors.FORWARD,
     vectors.BACKWARD,
     vectors.STEP,
 )
+
+# What moves states between a pool and the kernels of other families, and serves no pass of a cell itself.
+MOVING: tuple[Family, ...] = (pointwise.SLOTS,)
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:

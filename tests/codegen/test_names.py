@@ -27,7 +27,7 @@ from minrnn_gen.cell.cuda_names import PREFIX, cuda_name
 from minrnn_gen.codegen.render import render
 from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.families import FAMILIES, MOVING
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.target import target_of
@@ -205,7 +205,7 @@ def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
 def test_every_family_is_there() -> None:
     # Dropout is between layers, and filters are functions: neither has a name of a cell.
     without = {"dropout.cu.j2", "filter_forward.cu.j2", "filter_backward.cu.j2"}
-    of_cells = {family.template for family in FAMILIES} - without
+    of_cells = {family.template for family in (*FAMILIES, *MOVING)} - without
     assert {plan.template for text in SPECS for _, plan in plans_of(text)} == of_cells
 
 

@@ -25,7 +25,7 @@ from minrnn_gen.codegen.signature import BEGIN, names_of, signature, stored_in_c
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.gpu import driver
-from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.families import FAMILIES, MOVING
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
@@ -122,7 +122,7 @@ def declared(text: str) -> list[tuple[str, str]]:
 
 
 def test_every_family_is_there() -> None:
-    assert {plan.template for plan, _ in kernels()} == {family.template for family in FAMILIES}
+    assert {plan.template for plan, _ in kernels()} == {family.template for family in (*FAMILIES, *MOVING)}
     kinds = {(plan.entry, kind_of(dict(plan.variables))) for plan, _ in kernels()}
     for entry, kind in (("scan_forward", 0), ("scan_backward", 1), ("persistent_forward", 1), ("persistent_backward", 2)):
         assert {found[kind] for name, found in kinds if name == entry} == {False, True}
