@@ -289,7 +289,7 @@ class Kernel(Derivatives, Steps):
         pool = pool_arguments(slots, into_slots, pad_slot, has_state)
         kernel, arguments, _ = self._of_call(x, R, arrays)
         if pool is not None:
-            return self._on_pool(kernel.executor, arguments._replace(pool=pool), returns_all)
+            return self._on_pool(kernel.executor, arguments, pool, returns_all)
         result, _ = kernel.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.pool import PoolArguments, PoolRows
+from minrnn_gen.call.pool import PoolRows
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.call.slots import FIXED, CallSlots
 
@@ -32,7 +32,6 @@ class CallArguments(NamedTuple):
     state: Mapping[str, Any] | None = None
     shared: Mapping[str, Any] | None = None
     inputs: Mapping[str, Any] | None = None
-    pool: PoolArguments | None = None
 
     @classmethod
     def from_flat(cls, interface: Interface, arrays: Sequence[Any]) -> CallArguments:
@@ -50,13 +49,11 @@ class CallArguments(NamedTuple):
     def flat(self, interface: Interface) -> list[Any] | None:
         """Return the arrays in the order of slots: as above, then the parameters, the initial states, the inputs S.* and X.*.
 
-        Slots of a pool come last. None where a mapping has other names than the interface, or none of an array's.
+        None where a mapping has other names than the interface, or none of an array's.
         """
-        *arrays, parameters, state, shared, inputs, pool = self
+        *arrays, parameters, state, shared, inputs = self
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
         fits = fits and _extend(arrays, shared, interface.shared) and _extend(arrays, inputs, interface.inputs)
-        if pool is not None:
-            arrays += pool.arrays
         return arrays if fits else None
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from minrnn_gen.call.arguments import Call, CallArguments
+from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.pool import PoolArguments, PoolRows
@@ -34,14 +34,12 @@ def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any, has_state: Any = 
     return None
 
 
-def with_pool(interface: Interface, inspect: Inspect, call: Call, arguments: CallArguments) -> Call:
+def with_pool(interface: Interface, inspect: Inspect, call: Call, state: Any, asked: PoolArguments) -> Call:
     """Return a checked call without states with those of a pool; raises BadInput with one sentence.
 
     The values of slots are checked where they are in host memory.
     """
-    asked = arguments.pool
-    assert asked is not None
-    pool = check_pool(interface, inspect, arguments.state)
+    pool = check_pool(interface, inspect, state)
     slots = _indices(inspect(asked.slots, "slots"), call)
     into = None if asked.into_slots is None else _indices(inspect(asked.into_slots, "into_slots"), call)
     for array in pool:

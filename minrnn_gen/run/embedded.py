@@ -11,6 +11,7 @@ from minrnn_gen.call.arguments import Call, CallArguments
 from minrnn_gen.call.array import contiguous_strides
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.pool import PoolArguments
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.validate import check_gradient
 from minrnn_gen.errors import BadInput
@@ -40,9 +41,9 @@ class EmbeddedExecutor(Executor):
         states = embedding.over_time(result.states) if all_states else result.states
         return result._replace(y=embedding.y(result.y), states=states, final=embedding.final(result.final)), forward
 
-    def step(self, arguments: CallArguments) -> StepResult:
+    def step(self, arguments: CallArguments, pool: PoolArguments | None = None) -> StepResult:
         """Run one step; raises BadInput for one on a pool."""
-        if arguments.pool is not None:
+        if pool is not None:
             raise self._no_pool()
         call = self.checked(arguments, single_step=True)
         if not self.serves(call):
@@ -65,7 +66,7 @@ class EmbeddedExecutor(Executor):
         gradients = self.inner.backward(forward, embedding.dy(incoming.dy.owner), present or None, given_only)
         return embedding.gradients(gradients)
 
-    def forward_on_pool(self, arguments: CallArguments) -> Any:  # noqa: ARG002
+    def forward_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> Any:  # noqa: ARG002
         """Raise BadInput: no states of these are in a pool."""
         raise self._no_pool()
 

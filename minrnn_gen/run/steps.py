@@ -8,7 +8,7 @@ from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import StepArrays, shows_step, step_arguments
-from minrnn_gen.call.pool import PAD_SLOT
+from minrnn_gen.call.pool import PAD_SLOT, PoolArguments
 from minrnn_gen.call.pool_checks import pool_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.run.cache import Cache
@@ -53,18 +53,20 @@ class Steps:
             raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
         arguments = joined(self._interface, step_arguments(x_t, R, arrays))
         pool = pool_arguments(slots, into_slots, pad_slot)
-        result = self.executor.step(arguments if pool is None else arguments._replace(pool=pool))
+        result = self.executor.step(arguments, pool)
         if pool is not None:
             return result.y, {**(arguments.state or {})}
         return result.y, dict(zip(self._interface.states, result.final, strict=True))
 
-    def _on_pool(self, executor: Executor, arguments: CallArguments, all_states: bool) -> tuple[Any, State]:
+    def _on_pool(
+        self, executor: Executor, arguments: CallArguments, pool: PoolArguments, all_states: bool
+    ) -> tuple[Any, State]:
         """Run over time on slots of a pool, and return y and the pool."""
         if self._interface.directions:
             raise BadInput("slots were given, but the spec is bidirectional; pass the states of the sequences, without slots")
         if all_states:
             raise BadInput("slots were given with all_states, but only final states go into the pool; leave one of them out")
-        return executor.forward_on_pool(arguments), {**(arguments.state or {})}
+        return executor.forward_on_pool(arguments, pool), {**(arguments.state or {})}
 
     def cache(self, slots: int, draft: int = 0, dtype: Any = None, *, like: Any = None) -> Cache:
         """Return a pool of zeros for the states of so many requests: `cache.states` is what `step` takes as `state`.

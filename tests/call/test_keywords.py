@@ -12,7 +12,7 @@ import minrnn_gen
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.kernel import Kernel
 
-OVER_TIME = [name for name in CallArguments._fields if name not in ("x", "R", "pool")]
+OVER_TIME = [name for name in CallArguments._fields if name not in ("x", "R")]
 OF_A_STEP = [name for name in OVER_TIME if name not in ("resets", "lengths", "cu_seqlens")]
 
 

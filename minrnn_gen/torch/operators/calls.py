@@ -47,7 +47,6 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
             return [result.y, *result.final, *result.saved] if saves else [result.y, *result.final]
     check_tensors(kernel, tensors)
     named = _arguments(kernel, tensors)._asdict()
-    del named["pool"]  # of single steps
     if not saves:
         y, states = kernel(**named, all_states=all_states)
         return [y, *states.values()]
@@ -68,7 +67,7 @@ def step_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, 
     pool = pool_arguments(slots, into_slots, pad_slot)
     states, arguments = tensors[kernel.interface.slots.states], _arguments(kernel, tensors)
     named = dict(zip(kernel.states, states, strict=True))  # as they are: they are written
-    return kernel.executor.step(arguments._replace(state=named, pool=pool)).y
+    return kernel.executor.step(arguments._replace(state=named), pool).y
 
 
 def backward(

@@ -81,7 +81,7 @@ def _over_ranks(
 
 def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:
     """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
-    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared, inputs, _ = arguments
+    x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared, inputs = arguments
     if not isinstance(kernel, Kernel):
         raise BadInput(f"kernel is {kind_of(kernel)}; the result of minrnn_gen.compile is expected")
     if not isinstance(all_states, bool):
