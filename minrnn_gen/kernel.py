@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from minrnn_gen.build.altered_cells import AlteredRecipe, altered_recipe
 from minrnn_gen.build.artifact import BuiltKernel
@@ -19,7 +19,9 @@ from minrnn_gen.build.recipe import recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import joined
-from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
+from minrnn_gen.call.keywords import CallArrays, call_arguments, shows_call
+from minrnn_gen.call.pool import PAD_SLOT
+from minrnn_gen.call.pool_checks import pool_arguments
 from minrnn_gen.call.sequences import as_marks
 from minrnn_gen.config.spec import Spec
 from minrnn_gen.errors import BadInput, kind_of
@@ -37,14 +39,12 @@ from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
+from minrnn_gen.run.steps import AnyArray, State, Steps
 from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
 
 if TYPE_CHECKING:
     from minrnn_gen.build.tuned_choice import Preferred
     from minrnn_gen.export.folder import Exported
-
-State = dict[str, Any]
-AnyArray = TypeVar("AnyArray")  # of NumPy, CuPy or torch: results are of the library of x
 
 
 def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Preferred] | None) -> Kernel:
@@ -53,7 +53,7 @@ def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Pre
     return Kernel(builder_of(spec, target_again(spec, profile), preferred))
 
 
-class Kernel(Derivatives):
+class Kernel(Derivatives, Steps):
     """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
 
     A pickle of a kernel is its recipe, and the profile of a GPU that its spec names: loaded, it is made again, for the GPU
@@ -243,6 +243,10 @@ class Kernel(Derivatives):
         R: Any = None,
         *,
         all_states: bool = False,
+        slots: Any = None,
+        into_slots: Any = None,
+        has_state: Any = None,
+        pad_slot: int = PAD_SLOT,
         **arrays: Unpack[CallArrays],
     ) -> tuple[AnyArray, State]:
         """Run over time and return (y, final state).
@@ -274,28 +278,18 @@ class Kernel(Derivatives):
         recurrent_bias [2, Gr, N, D], parameters [2, H], states [2, B, H], reset_states [2, B, H] or [2, H],
         shared [B, T, 2, groups, n], inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
+        slots, into_slots, pad_slot: as of `step`, of each sequence; states are read before the first step, zeros where
+        has_state, bool [B], is False, and the final ones are written. Lengths and cu_seqlens on a GPU are then not looked at.
+
         Raises BadInput for an array that does not fit.
         """
         returns_all = _flag(all_states, "all_states")
+        pool = pool_arguments(slots, into_slots, pad_slot, has_state)
         kernel, arguments, _ = self._of_call(x, R, arrays)
+        if pool is not None:
+            return self._on_pool(kernel.executor, arguments, pool, returns_all)
         result, _ = kernel.executor.forward(arguments, returns_all, saves=False)
         return result.y, self._named(result.states if returns_all else result.final)
-
-    @shows_step
-    def step(
-        self,
-        x_t: AnyArray,
-        R: Any = None,
-        **arrays: Unpack[StepArrays],
-    ) -> tuple[AnyArray, State]:
-        """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight.
-
-        Of a reverse kernel it is the next earlier step. Raises what a call does, and BadInput where the spec is bidirectional.
-        """
-        if self._interface.directions:
-            raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
-        result = self.executor.step(joined(self._interface, step_arguments(x_t, R, arrays)))
-        return result.y, self._named(result.final)
 
     @shows_call
     def forward(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
+from minrnn_gen.call.pool import PoolRows
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.call.slots import FIXED, CallSlots
 
@@ -52,8 +53,8 @@ class CallArguments(NamedTuple):
         """
         *arrays, parameters, state, shared, inputs = self
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
-        fits = fits and _extend(arrays, shared, interface.shared)
-        return arrays if fits and _extend(arrays, inputs, interface.inputs) else None
+        fits = fits and _extend(arrays, shared, interface.shared) and _extend(arrays, inputs, interface.inputs)
+        return arrays if fits else None
 
 
 def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
@@ -88,7 +89,8 @@ class Call:
     and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
     direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key, whose slots
     they have then. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given. `shared` are the inputs
-    S.* in the cell's order, and `inputs` those of X.*, in the memory of y.
+    S.* in the cell's order, and `inputs` those of X.*, in the memory of y. With a `pool`, `initial` has the states of all its
+    slots, of which the call reads and writes some in place.
     """
 
     x: Array
@@ -106,6 +108,7 @@ class Call:
     recurrent_bias: Array | None = None
     shared: tuple[Array, ...] = ()
     inputs: tuple[Array, ...] = ()
+    pool: PoolRows | None = None
 
     @property
     def batch(self) -> int:
@@ -117,7 +120,8 @@ class Call:
         sequences = self.sequences
         boundaries = (sequences.resets, sequences.lengths, sequences.cu_seqlens)
         vectors = (self.R, self.weight, self.bias, self.recurrent_bias)
-        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared, *self.inputs]
+        of_pool = [] if self.pool is None else self.pool.flat()
+        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared, *self.inputs, *of_pool]
 
     def with_slots(self, keyed: KeyedArrays | None) -> Call:
         """Return the call of the same arrays as `keyed`, each in its slot; itself where they have no key."""
@@ -140,6 +144,7 @@ class Call:
             shared=tuple(array for array in arrays[slots.shared] if array is not None),
             inputs=tuple(array for array in arrays[slots.inputs] if array is not None),
             keyed=keyed,
+            pool=None if self.pool is None else self.pool.placed(arrays[slots.total :]),
         )
 
 

@@ -51,6 +51,14 @@ class StepResult(NamedTuple):
         return StepResult(change(y), tuple(map(change, final)))
 
 
+class NoResult(NamedTuple):
+    """Nothing: a run changes arrays of its call alone."""
+
+    def mapped(self, _change: Callable[[Any], Any]) -> NoResult:
+        """Return itself."""
+        return self
+
+
 class SlotGradients(NamedTuple):
     """The gradients of a call's arrays by slot, each in the shape and dtype of its array; None for what has none."""
 

@@ -7,7 +7,7 @@ share, so that a further kind of array has one place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from minrnn_gen.codegen.parameter import Parameter, Signature
@@ -19,6 +19,7 @@ from minrnn_gen.codegen.signature_groups import (
     ArrayNames,
     Parameters,
     Variant,
+    channel_axes,
     dinputs_in,
     input_array,
     inputs_in,
@@ -28,6 +29,9 @@ from minrnn_gen.codegen.signature_groups import (
     rows_of,
     scan_inputs,
     sizes_of,
+    slots_of,
+    states_after_step,
+    states_before_step,
     states_of,
     states_out_of,
     stride_names,
@@ -77,7 +81,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.strategy == "cooperative"
     variant = Variant(
         plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
-        variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0,
+        variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
 
@@ -149,15 +153,18 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from sizes_of("batch", "time")
 
 
-def _single_step(names: ArrayNames, recurrent: bool) -> Parameters:
+def _single_step(variant: Variant, names: ArrayNames, recurrent: bool) -> Parameters:
     yield from x_of_step()
     yield from inputs_in(names, "[batch, HIDDEN_SIZE]")
     if recurrent:
         yield from recurrent_matrix()
     yield from vectors_of(names, recurrent)
-    yield from states_of("initial", names, "call.initial")
+    yield from states_before_step(variant, names)
     yield output_array("y", "storage_t", "[batch, HIDDEN_SIZE], contiguous", "outputs.y")
-    yield from states_out_of("final", names, "outputs.final")
+    yield from states_after_step(variant, names)
+    if recurrent and variant.pool != "none":
+        other = "[batch, HIDDEN_SIZE]: the output's state, whose slots other blocks may still read"
+        yield output_array("next_output", "compute_t", other, "launch.next_output")
     yield from sizes_of("batch")
 
 
@@ -309,6 +316,21 @@ def _dropout(_: Variant, __: ArrayNames) -> Parameters:
     yield Parameter("scale", "compute_t", "of what is kept", "launch.scale")
 
 
+def _slots(_: Variant, names: ArrayNames) -> Parameters:
+    yield from slots_of(names)
+    for name in names.states:
+        comment = f"[batch, {channel_axes(name in names.vector_states)}], or null: not moved"
+        yield output_array(f"rows_{name}", "compute_t", comment, "launch.rows", is_of_cell=True)
+        yield Parameter(f"width_{name}", "int64", "", "launch.rows", is_of_cell=True)
+    yield input_array("has_state", "bool", "[batch]: false for zeros, or null", "call.pool")
+    yield output_array("y", "storage_t", "[rows, HIDDEN_SIZE] or null, places below", "outputs.y")
+    yield input_array("begins", "int64", "[batch + 1], the first row of each sequence, or null", "call.sequences.cu_seqlens")
+    for name in ("y_values", "y_inner", "y_outer_stride", "y_row_stride"):
+        yield Parameter(name, "int64", "", "outputs.y")
+    yield Parameter("writes", "int64", "0: from the pool into rows; 1: back, and y of padded rows is 0", "launch.writes")
+    yield from sizes_of("batch")
+
+
 def _filter(reads: tuple[str, ...], writes: tuple[str, ...]) -> Parameters:
     """Yield the parameters of a filter: rows, coefficients of each channel, and states, which may be null if they are read."""
     shapes = {
@@ -343,17 +365,18 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("projected_forward", ""): _projected_forward,
     ("diagonal_forward", ""): _scan_forward,
     ("diagonal_backward", ""): _scan_backward,
-    ("scan_step", ""): lambda _, names: _single_step(names, recurrent=False),
-    ("diagonal_step", ""): lambda _, names: _single_step(names, recurrent=False),
+    ("scan_step", ""): partial(_single_step, recurrent=False),
+    ("diagonal_step", ""): partial(_single_step, recurrent=False),
     ("backward_arguments", ""): _backward_arguments,
     ("normed_arguments", ""): _backward_arguments,
     ("dropout", ""): _dropout,
+    ("slots", ""): _slots,
     ("filter_forward", ""): lambda *_: _filter(("x", "b", "a", "zi"), ("y", "zf")),
     ("filter_backward", ""): lambda *_: _filter(("x", "y", "dy", "b", "a", "dzf"), ("dx", "db", "da", "dzi")),
     ("vector_forward", ""): vector_forward,
     ("vector_backward", ""): vector_backward,
     ("vector_step", ""): vector_step,
-    ("decode_step", ""): lambda _, names: _single_step(names, recurrent=True),
+    ("decode_step", ""): partial(_single_step, recurrent=True),
     ("persistent_forward", ""): _persistent_forward,
     ("persistent_backward", ""): _persistent_backward,
     ("large_batch_forward", ""): _persistent_forward,

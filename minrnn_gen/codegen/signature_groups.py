@@ -63,6 +63,7 @@ class Variant(NamedTuple):
     hands_on: bool
     in_clusters: bool
     in_grid: bool
+    pool: str = "none"
 
     @property
     def kept_type(self) -> str:
@@ -149,6 +150,29 @@ def states_out_of(prefix: str, names: ArrayNames, source: str) -> Parameters:
     for name in names.states:
         comment = f"[batch, {channel_axes(name in names.vector_states)}]"
         yield output_array(f"{prefix}_{name}", "compute_t", comment, source, is_of_cell=True)
+
+
+def slots_of(names: ArrayNames) -> Parameters:
+    """Yield a pool of states, written in place, and which slots of it each sequence reads and writes."""
+    for name in names.states:
+        comment = f"[slot_count, {channel_axes(name in names.vector_states)}], each slot without gaps"
+        yield Parameter(f"pool_{name}", "pool_t*", comment, "call.initial", is_of_cell=True)
+        yield Parameter(f"slot_stride_{name}", "int64", "", "call.initial", is_of_cell=True)
+    yield input_array("slots", "void", "[batch], int32 or int64: what each sequence reads", "call.pool")
+    yield input_array("into_slots", "void", "[batch], int32 or int64: what it writes", "call.pool")
+    yield Parameter("wide_slots", "unsigned", "bit 0: slots are int64; bit 1: into_slots are", "call.pool")
+    for name in ("slots_stride", "into_slots_stride", "slot_count", "pad_slot"):
+        yield Parameter(name, "int64", "", "call.pool")
+
+
+def states_before_step(variant: Variant, names: ArrayNames) -> Parameters:
+    """Yield the states that a single step reads: of its sequences, or of a pool, where it writes them too."""
+    return states_of("initial", names, "call.initial") if variant.pool == "none" else slots_of(names)
+
+
+def states_after_step(variant: Variant, names: ArrayNames) -> Parameters:
+    """Yield the states that a single step writes besides."""
+    return states_out_of("final", names, "outputs.final") if variant.pool == "none" else ()
 
 
 def channel_axes(is_wide: bool) -> str:

@@ -14,6 +14,8 @@ from minrnn_gen.codegen.signature_groups import (
     rows_of,
     scan_inputs,
     sizes_of,
+    states_after_step,
+    states_before_step,
     states_of,
     states_out_of,
     strides_of,
@@ -81,12 +83,12 @@ def vector_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from sizes_of("batch", "time")
 
 
-def vector_step(_: Variant, names: ArrayNames) -> Parameters:
+def vector_step(variant: Variant, names: ArrayNames) -> Parameters:
     """Yield the parameters of a single step."""
     yield from x_of_step()
     yield from vectors_of(names, recurrent=False)
-    yield from states_of("initial", names, "call.initial")
+    yield from states_before_step(variant, names)
     yield from _shared_inputs(names, STEP_SHARED_AXES)
     yield output_array("y", "storage_t", "[batch, HIDDEN_SIZE], contiguous", "outputs.y")
-    yield from states_out_of("final", names, "outputs.final")
+    yield from states_after_step(variant, names)
     yield from sizes_of("batch")

@@ -16,7 +16,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES
 from minrnn_gen.torch.operators.dispatch import refuse_transforms
 from minrnn_gen.torch.operators.functional import recurrence
-from minrnn_gen.torch.tensors import check_devices, check_real, check_shape
+from minrnn_gen.torch.tensors import check_devices, check_real, check_shape, check_slots
 
 _CALLER = "mamba_ssm"
 
@@ -64,23 +64,33 @@ def selective_state_update(
     dt_bias: Any = None,
     dt_softplus: bool = False,
     state_batch_indices: Any = None,
+    pad_slot_id: int = -1,
 ) -> Any:
-    """Return out [batch, dim] of one step of the scan, and write the state after it into `state` [batch, dim, N].
+    """Return out of one step of the scan, and write the state after it into `state`.
 
-    x, dt and z [batch, dim]; A [dim, N], real; B and C [batch, N] or [batch, groups, N]; D and dt_bias [dim]. dtypes may
-    differ: the widest is computed in, and out has that of x. There are no gradients. state_batch_indices has to be None.
-    Raises BadInput for tensors that do not fit, those of several heads among them.
+    Without heads: x, dt, z and out [batch, dim], state [batch, dim, N]; A [dim, N], real; B and C [batch, N] or [batch, groups,
+    N]; D and dt_bias [dim]. With heads dim is two axes, [heads, head_dim], and B and C are [batch, groups, N]; axes may have
+    stride 0. state_batch_indices, int32 or int64 [batch]: state is [slots, ...] then, of which row b reads and writes its own;
+    negative ones and, in addition to theirs, `pad_slot_id` are padding, whose out is 0. dtypes may differ: the widest is
+    computed in, and out has that of x. There are no gradients. Raises BadInput for tensors that do not fit.
     """
-    if state_batch_indices is not None:
-        raise BadInput("state_batch_indices was given, but only None is supported; pass state[indices] and write it back")
     refuse_transforms()
-    sizes = _Sizes.of(x, "x", A, has_time=False)
-    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state": state}
+    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    has_heads = isinstance(x, torch.Tensor) and x.dim() == 3
+    if has_heads:
+        tensors = _without_heads(tensors)
+    sizes = _Sizes.of(tensors["x"], "x", tensors["A"], has_time=False)
+    rows = sizes.batch if state_batch_indices is None else "slots"
+    check_shape(state, "state", (rows, *(x.shape[1:] if has_heads else (sizes.dim,)), sizes.n))
     with torch.no_grad():
-        kernel, arrays = _arrays(sizes, tensors, bool(dt_softplus))
-        out, after = kernel.step(**_detached(arrays))
-        state.copy_(after["h"])
-    return out.to(x.dtype)
+        if state_batch_indices is None:
+            kernel, arrays = _arrays(sizes, tensors | {"state": state.reshape(sizes.states)}, bool(dt_softplus))
+            out, after = kernel.step(**_detached(arrays))
+            state.copy_(after["h"].view(state.shape))
+        else:
+            slots = _slots(sizes, state, state_batch_indices, pad_slot_id)
+            out = _step_in_slots(sizes, tensors, state, slots, bool(dt_softplus))
+    return out.view(x.shape).to(x.dtype)
 
 
 def mamba_inner_fn(
@@ -224,6 +234,11 @@ class _Sizes:
         return cls(batch, dim, A.shape[1], tuple(steps))
 
     @property
+    def states(self) -> tuple[int, int, int]:
+        """The shape of the states of all sequences."""
+        return (self.batch, self.dim, self.n)
+
+    @property
     def x(self) -> tuple[int, ...]:
         """The shape of x, Δ, z and the output."""
         return (self.batch, self.dim, *self.steps)
@@ -249,7 +264,7 @@ def _arrays(sizes: _Sizes, tensors: Mapping[str, Any], softplus: bool) -> tuple[
         ("z", z, sizes.x),
         ("D", D, (sizes.dim,)),
         (bias_name, bias, (sizes.dim,)),
-        (state_name, state, (sizes.batch, sizes.dim, sizes.n)),
+        (state_name, state, sizes.states),
     ):
         # Of these Δ alone has to be there, and the state of a step.
         if tensor is not None or name in (dt_name, "state"):
@@ -280,6 +295,61 @@ def _arrays(sizes: _Sizes, tensors: Mapping[str, Any], softplus: bool) -> tuple[
         "shared": {name: _by_group(tensor.to(wide), groups, sizes) for name, tensor in by_group.items()},
         "state": None if state is None else {"h": state.to(arithmetic).contiguous()},
     }
+
+
+def _without_heads(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a step with heads, whose channels are one axis; refuses shapes that do not fit."""
+    x, A = tensors["x"], tensors["A"]
+    check_real(x, "x", 3)
+    check_real(A, "A", 3)
+    (batch, heads, width), n = x.shape, A.shape[2]
+    of_rows, of_channels = (batch, heads, width), (heads, width)
+    shapes: dict[str, tuple[int | str, ...]] = {"dt": of_rows, "A": (*of_channels, n), "D": of_channels, "z": of_rows}
+    shapes |= {"dt_bias": of_channels, "B": (batch, "groups", n), "C": (batch, "groups", n)}
+    for name, shape in shapes.items():
+        if tensors[name] is not None or name in ("dt", "B", "C"):
+            check_shape(tensors[name], name, shape)
+    for name in ("B", "C"):
+        if not (groups := tensors[name].shape[1]) or heads % groups:
+            raise BadInput(f"{name} has {groups} groups; a divisor of the {heads} heads is expected")
+    channels = {"x": 1, "dt": 1, "z": 1, "A": 0, "D": 0, "dt_bias": 0}
+    joined = {name: tensors[name].flatten(axis, axis + 1) for name, axis in channels.items() if tensors[name] is not None}
+    return tensors | joined
+
+
+def _slots(sizes: _Sizes, state: Any, indices: Any, pad_slot: Any) -> Any:
+    """Return the slot of each row, -1 of padding; refuses what are none, in host memory slots beyond the state too."""
+    if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
+        raise BadInput("state_batch_indices is no tensor of int32 or int64; one slot for each row of x is expected")
+    if indices.shape != (sizes.batch,):
+        raise BadInput(f"state_batch_indices has shape {list(indices.shape)}; [{sizes.batch}] is expected")
+    check_devices({"state": state, "state_batch_indices": indices})
+    slots = torch.where((indices < 0) | (indices == pad_slot), -1, indices)
+    check_slots(slots, "state_batch_indices", state.shape[0])
+    return slots
+
+
+def _step_in_slots(sizes: _Sizes, tensors: dict[str, Any], state: Any, slots: Any, softplus: bool) -> Any:
+    """Return out [batch, dim] of a step on slots of `state`, which is written in place; nothing is read back from a GPU."""
+    check_devices({"x": tensors["x"], "state": state})
+    pool = state.detach().flatten(1, -2)
+    is_double = any(tensor is not None and tensor.dtype is torch.float64 for tensor in tensors.values())
+    in_place = state.dtype is torch.float32 and not is_double and pool.data_ptr() == state.data_ptr()
+    if in_place and pool.stride()[1:] == (sizes.n, 1):
+        kernel, arrays = _arrays(sizes, tensors | {"rows": None}, softplus)
+        return kernel.step(**_detached(arrays) | {"state": {"h": pool}, "slots": slots})[0]
+    # States of another dtype: those of the rows are read and written by torch.
+    is_live = (slots >= 0) & (slots < state.shape[0])
+    source = torch.where(is_live, slots, 0).long()
+    rows = torch.where(is_live[:, None, None], state[source].reshape(sizes.states), 0)
+    kernel, arrays = _arrays(sizes, tensors | {"state": rows}, softplus)
+    out, after = kernel.step(**_detached(arrays))
+    # Padding writes again what the first row that is none writes, so that the order of writes does not matter.
+    first = is_live.long().argmax()
+    row = torch.where(is_live, torch.arange(sizes.batch, device=slots.device), first)
+    target, written = source[row], after["h"][row].to(state.dtype).view(sizes.batch, *state.shape[1:])
+    state[target] = torch.where(is_live.any(), written, state[target])
+    return torch.where(is_live[:, None], out, 0)
 
 
 def _of_gates(of_delta: Any, count: int) -> Any:

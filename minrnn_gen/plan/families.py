@@ -44,6 +44,9 @@ FAMILIES: tuple[Family, ...] = (
     vectors.STEP,
 )
 
+# What moves states between a pool and the kernels of other families, and serves no pass of a cell itself.
+MOVING: tuple[Family, ...] = (pointwise.SLOTS,)
+
 
 def solutions(problem: Problem) -> Iterator[Solution]:
     """Yield the solution of each family that serves `problem`, the best first; raises Infeasible where none does.
@@ -96,6 +99,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     if problem.kernel_pass == "dropout":
         return (pointwise.DROPOUT,)
+    if problem.kernel_pass == "slots":
+        return (pointwise.SLOTS,)
     if problem.kernel_pass == "arguments":
         return (normed.ARGUMENTS if problem.cell.has_means else stepwise.ARGUMENTS,)
     if problem.kernel_pass in ("filter", "filter_backward"):

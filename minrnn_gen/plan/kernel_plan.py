@@ -32,6 +32,7 @@ class Specialization:
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `states_out`: the dtype of the states after every step, if they are written. `packed`:
     sequences lie one after the other, their tiles not known before the launch. `input_size`: of x where the kernel projects it.
+    `pool`: the dtype of the states of a pool, whose slots a step reads and writes in place, if it does.
     """
 
     alignment_bytes: int
@@ -40,6 +41,7 @@ class Specialization:
     states_out: StatesOut = "none"
     packed: bool = False
     input_size: int = 0
+    pool: StatesOut = "none"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,11 @@ class PlannedProblem:
     def has_matrix(self) -> bool:
         """Whether the cell multiplies its previous output by a matrix R."""
         return bool(self.matrix_product)
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether states are in slots of a pool."""
+        return self.specialization.pool != "none"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kernels of which only the threads of a block are chosen: single steps, a thread for each channel, and dropout."""
+"""Kernels of which only the threads of a block are chosen: single steps, a thread for each channel, dropout, and slots."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 REGISTERS_FIXED = 24
 # Of a thread that drops a vector of 16 bytes of values, by a byte of the mask for each.
 DROPOUT_REGISTERS = 40
+# Of a thread that moves values of one slot: addresses, strides and places.
+SLOTS_REGISTERS = 40
 
 
 def elementwise_family(
@@ -68,6 +70,17 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     }
 
 
+def _slots_registers(_problem: Problem) -> int:
+    return SLOTS_REGISTERS
+
+
+def slots_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
+    """States between a pool and rows are bound by memory: each is read and written."""
+    values = problem.batch * problem.hidden_size * max(1, problem.state_size) * len(problem.cell.states)
+    moved_bytes = 2 * values * problem.precision.arithmetic_bytes
+    return {"memory": moved_bytes / problem.gpu.bandwidth_bytes_per_s * 1e6, "launch": launch_us(problem.gpu)}
+
+
 def _dropout_registers(_problem: Problem) -> int:
     return DROPOUT_REGISTERS
 
@@ -84,3 +97,4 @@ def dropout_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
 SCAN = elementwise_family("scan_step", "elementwise", _registers, predicted_us)
 DIAGONAL = elementwise_family("diagonal_step", "elementwise", _registers, predicted_us)
 DROPOUT = elementwise_family("dropout", "elementwise", _dropout_registers, dropout_us)
+SLOTS = elementwise_family("slots", "elementwise", _slots_registers, slots_us)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.config.gpu_profile import GpuProfile
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan.families import FAMILIES, families_of
+from minrnn_gen.plan.families import FAMILIES, MOVING, families_of
 from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import Problem, Sizes
@@ -205,4 +205,4 @@ def _middle(places: Sequence[Sizes], belongs: np.ndarray[Any, Any]) -> Sizes:
     return Sizes(batch, time)
 
 
-_FAMILIES = {family.name: family for family in FAMILIES}
+_FAMILIES = {family.name: family for family in (*FAMILIES, *MOVING)}

@@ -18,6 +18,7 @@ from minrnn_gen.run.backend import Recorder, WideGradients
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.saved import Forward
+from minrnn_gen.run.slots import new_rows, rows_from_pool, rows_into_pool
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,22 @@ class CellRun(ABC):
     def names_backward(self) -> ArrayNames:
         """The names of the arrays of a backward."""
         return names_of(self.builder.lowered_for("backward"))
+
+    def move_slots(self, recorder: Recorder, call: Call, clears: bool) -> None:
+        """Copy states of a pool from the slots that a call reads to those that it writes, or zeros where it `clears`."""
+        hinted = self.builder.hinted_specialization
+        rows = new_rows(recorder, call, fill=0) if clears else rows_from_pool(recorder, hinted, self.names, call).initial
+        rows_into_pool(recorder, hinted, self.names, call, rows)
+
+    def states_from_pool(self, recorder: Recorder, call: Call) -> Call:
+        """Return a call on the states of its sequences, read from the pool where it has one."""
+        hinted = self.builder.hinted_specialization
+        return call if call.pool is None or not call.batch else rows_from_pool(recorder, hinted, self.names, call)
+
+    def states_into_pool(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
+        """Write the final states of a call into its pool, where it has one, and zeros into y of padding."""
+        if call.pool is not None and call.batch:
+            rows_into_pool(recorder, self.builder.hinted_specialization, self.names, call, outputs.final, outputs.y)
 
     def expect_backward(self, _call: Call, /) -> None:  # noqa: B027 -- most families build nothing ahead
         """Begin to build what a backward needs: nothing, since which kernel that is depends on its arrays."""

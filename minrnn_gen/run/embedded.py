@@ -11,8 +11,10 @@ from minrnn_gen.call.arguments import Call, CallArguments
 from minrnn_gen.call.array import contiguous_strides
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.pool import PoolArguments
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.validate import check_gradient
+from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Forward, ForwardReplay
@@ -44,8 +46,10 @@ class EmbeddedExecutor(Executor):
         states = embedding.over_time(result.states) if all_states else result.states
         return result._replace(y=embedding.y(result.y), states=states, final=embedding.final(result.final)), forward
 
-    def step(self, arguments: CallArguments) -> StepResult:
-        """Run one step."""
+    def step(self, arguments: CallArguments, pool: PoolArguments | None = None) -> StepResult:
+        """Run one step; raises BadInput for one on a pool."""
+        if pool is not None:
+            raise self._no_pool()
         call = self.checked(arguments, single_step=True)
         if not self.serves(call):
             return super().step(arguments)
@@ -73,6 +77,16 @@ class EmbeddedExecutor(Executor):
             return super().reference(arguments, all_states)
         self.checked(arguments)
         return self.inner.reference(self.embedding.arguments(arguments), all_states)
+
+    def forward_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> Any:  # noqa: ARG002
+        """Raise BadInput: no states of these are in a pool."""
+        raise self._no_pool()
+
+    def _no_pool(self) -> BadInput:
+        return BadInput(
+            f"slots were given, but {self.interface.model or 'the cell'} has units of several sizes, whose states are "
+            "in no pool yet; pass the states of the sequences, without slots"
+        )
 
     def serves(self, call: Call) -> bool:
         """Say whether the inner kernel has kernels for a call."""

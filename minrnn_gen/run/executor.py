@@ -14,6 +14,8 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import AnyGradients, gradients_by_name
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
+from minrnn_gen.call.pool import PoolArguments
+from minrnn_gen.call.pool_checks import with_pool
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, BackwardSlots
 from minrnn_gen.call.validate import check_call, check_gradient, check_place, check_plain
@@ -94,17 +96,30 @@ class Executor:
         forward = self._run_of(call).forward(call, states_out, saves, of_layer)
         return forward.result, forward.replay or forward
 
-    def step(self, arguments: CallArguments) -> StepResult:
-        """Run one step."""
-        call_key = self._keyed("step", arguments)
+    def forward_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> Any:
+        """Run over time on slots of a pool, where the final states go, and return y.
+
+        Values of lengths and ends on a GPU are not looked at.
+        """
+        call_key = self._keyed(("forward on a pool", pool.pad_slot), arguments, pool)
+        replay = self.gpu.forwards.replay(call_key)
+        if replay is not None:
+            return replay.result.y
+        call = check_call(self.interface, memory.inspect, lambda _: None, arguments._replace(state=None))
+        call = with_pool(self.interface, memory.inspect, call, arguments.state, pool).with_slots(call_key)
+        return self._run_of(call).forward(call, "none", False, False).result.y
+
+    def step(self, arguments: CallArguments, pool: PoolArguments | None = None) -> StepResult:
+        """Run one step; on a pool, whose states it writes, the result has none."""
+        call_key = self._keyed(("step", None if pool is None else pool.pad_slot), arguments, pool)
         replay = self.gpu.steps.replay(call_key)
         if replay is not None:
             return replay.result
         if is_on_cpu(arguments.x) and (again := self.cpu.replay_step(call_key)):
             return again
-        call = self.checked(arguments, single_step=True)
+        call = self.checked(arguments, single_step=True, pool=pool)
         if call.weight is not None and not call.x.is_contiguous:
-            return self.step(arguments._replace(x=memory.without_gaps(call.x).owner))
+            return self.step(arguments._replace(x=memory.without_gaps(call.x).owner), pool)
         call = call.with_slots(call_key)
         return self._run_of(call).step(call)
 
@@ -289,7 +304,7 @@ class Executor:
 
     def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""
-        call_key = self._keyed("step", arguments)
+        call_key = self._keyed(("step", None), arguments)
         self.recorded.step(self.checked(arguments, single_step=True).with_slots(call_key))
         return self.recorded.steps.find(call_key)
 
@@ -324,15 +339,22 @@ class Executor:
             raise BadInput(f"x is on CUDA device {call.x.device}; the reference runs on host arrays, so copy it there")
         return self.cpu.reference(call, all_states)
 
-    def checked(self, arguments: CallArguments, single_step: bool = False) -> Call:
+    def checked(self, arguments: CallArguments, single_step: bool = False, pool: PoolArguments | None = None) -> Call:
         """Check the arrays of a call, with the values of lengths; raises BadInput."""
-        return check_call(self.interface, memory.inspect, memory.read_back, arguments, single_step=single_step)
+        if pool is None:
+            return check_call(self.interface, memory.inspect, memory.read_back, arguments, single_step=single_step)
+        call = self.checked(arguments._replace(state=None), single_step)
+        return with_pool(self.interface, memory.inspect, call, arguments.state, pool)
 
-    def _keyed(self, operation: Any, arguments: CallArguments) -> KeyedArrays | None:
+    def _keyed(self, operation: Any, arguments: CallArguments, pool: PoolArguments | None = None) -> KeyedArrays | None:
         """Return the arrays of a call with their key, unchecked; None where they have none."""
         if arguments.lengths is not None or arguments.cu_seqlens is not None:
             return None  # their values are checked, call by call
-        return keyed(operation, arguments.flat(self.interface))
+        flat = arguments.flat(self.interface)
+        if pool is None or flat is None:
+            return keyed(operation, flat)
+        # Slots in host memory are checked, call by call.
+        return None if is_on_cpu(arguments.x) else keyed(operation, flat + pool.arrays)
 
     def _states_out(self, all_states: bool, saves: bool) -> StatesOut:
         """Return the dtype in which a forward writes the states after every step."""

@@ -15,7 +15,7 @@ from minrnn_gen.call.directions import outputs_of_run, runs_of
 from minrnn_gen.call.gradients import AnyGradients, RawGradients
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.results import BackwardResult, ForwardResult, SlotGradients, StepResult
+from minrnn_gen.call.results import BackwardResult, ForwardResult, NoResult, SlotGradients, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
@@ -112,11 +112,13 @@ class GpuRun:
             *(recorder.new_array(states, states_dtype, fill=fill) for states in kept if states_dtype),
         )
         outputs = Outputs(y, tuple(kept_arrays), _new_states(interface, recorder, call.batch))
+        on_pool, call = call, self._cells.states_from_pool(recorder, call)
         fused = self._cells.forward_from_inputs(recorder, call, outputs, states_out, saves)
         projected = fused or self._projected(recorder, call, interface.preactivation_axes)
         if call.batch and not fused:
             runs = [(part, outputs_of_run(interface, outputs, run)) for run, part in runs_of(interface, projected)]
             self._cells.forward(recorder, runs, states_out)
+        self._cells.states_into_pool(recorder, on_pool, outputs)
         if of_layer:
             outputs = replace(outputs, final=tuple(of_layers(interface, recorder, state) for state in outputs.final))
         forward = Forward(call, projected, outputs)
@@ -133,12 +135,19 @@ class GpuRun:
         interface = self._interface
         recorder = self._backend.begin(call.x, call.keyed, call.flat())
         y = recorder.new_array(interface.step_shape(call.batch), interface.precision.storage_dtype)
-        outputs = Outputs(y, (), _new_states(interface, recorder, call.batch))
+        outputs = Outputs(y, (), () if call.pool else _new_states(interface, recorder, call.batch))
         if call.batch:
             self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)
         finished = recorder.finish(StepResult(outputs.y, outputs.final), None)
         self.steps.keep(finished.replay)
         return finished.result
+
+    def move_slots(self, call: Call, clears: bool) -> None:
+        """Copy states of a pool between slots, or clear slots, as `CellRun.move_slots` does."""
+        if call.batch:
+            recorder = self._backend.begin(call.x, None, call.flat())
+            self._cells.move_slots(recorder, call, clears)
+            recorder.finish(NoResult(), None)
 
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.

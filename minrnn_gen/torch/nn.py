@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.layers.architecture import Architecture, architecture_of
 from minrnn_gen.torch.drop_in.autocast import layer_dtype, result_dtype
+from minrnn_gen.torch.layers.cache import LayerCache
 from minrnn_gen.torch.layers.decode import DecodingStack
 from minrnn_gen.torch.layers.named import ELMAN_RELU
 from minrnn_gen.torch.layers.options import Function
@@ -184,9 +185,11 @@ class _Layer(DecodingStack, ByKernels):
     def flatten_parameters(self) -> None:
         """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
 
-    def step(self, x_t: Any, state: Any = None, *, resets: Any = None, inputs: Any = None) -> tuple[Any, Any]:
+    def step(self, x_t: Any, state: Any = None, **keywords: Any) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, all in the dtype of y_t, as torch.nn has them; otherwise as of `RNN`."""
-        y, states = super().step(x_t, state, resets=resets, inputs=inputs)
+        y, states = super().step(x_t, state, **keywords)
+        if isinstance(states, LayerCache):
+            return y, states
         return y, tuple(last.to(y.dtype) for last in states) if isinstance(states, tuple) else states.to(y.dtype)
 
     @_shown_with("input", "hx")

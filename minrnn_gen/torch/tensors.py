@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from minrnn_gen.call.array import Array, contiguous_strides
+from minrnn_gen.call.pool import PAD_SLOT
+from minrnn_gen.call.pool_checks import check_range, check_writes
 from minrnn_gen.call.sequences import are_numbers, as_marks, listed_integers
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.gpu.memory import inspect
@@ -57,6 +59,13 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
     for name, tensor in others:
         if tensor.device != like.device:
             raise BadInput(f"{name} is on {tensor.device}, but {first} is on {like.device}; move one of them")
+
+
+def check_slots(slots: Any, name: str, count: int) -> None:
+    """Refuse slots in host memory beyond a pool of so many, but for -1, and a slot that stands twice."""
+    if not slots.is_cuda:
+        check_range(slots.numpy(), name, count, PAD_SLOT)
+        check_writes(slots[slots != PAD_SLOT].numpy(), name)
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:

@@ -27,16 +27,18 @@ from minrnn_gen.cell.cuda_names import PREFIX, cuda_name
 from minrnn_gen.codegen.render import render
 from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.config.spec import load_spec
-from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.families import FAMILIES, MOVING
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.target import target_of
 
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step")
+ON_POOLS: tuple[KernelPass, ...] = ("step", "slots")
 # What an argument that a cell has by name is called before that name.
 ARRAYS = (
     *("parameter_", "initial_", "final_", "kept_", "saved_", "dinitial_", "dfinal_"),
     *("shared_", "strides_", "dshared_", "dstrides_", "dparameter_"),
+    *("pool_", "slot_stride_", "rows_", "width_"),
 )
 
 # A cell of every class; a slot is a gate g, a state s, a parameter p or a value v.
@@ -154,6 +156,9 @@ def plans_of(text: str) -> tuple[tuple[dict[str, Any], KernelPlan], ...]:
             kept = {"states_out": "arithmetic"} if kernel_pass == "forward" else {}
             for solution in builder.solutions(builder.key_of(kernel_pass, replace(builder.hinted_specialization, **kept))):
                 plans.append((spec, solution.plan(0)))
+        for kernel_pass in ON_POOLS:
+            on_pool = builder.key_of(kernel_pass, replace(builder.hinted_specialization, pool="arithmetic"))
+            plans.append((spec, builder.solve(on_pool).plan(0)))
         if input_size := builder.spec.input_size:
             alone = replace(builder.hinted_specialization, input_size=input_size)
             plans.append((spec, builder.solve(builder.key_of("forward", alone)).plan(0)))
@@ -200,7 +205,7 @@ def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
 def test_every_family_is_there() -> None:
     # Dropout is between layers, and filters are functions: neither has a name of a cell.
     without = {"dropout.cu.j2", "filter_forward.cu.j2", "filter_backward.cu.j2"}
-    of_cells = {family.template for family in FAMILIES} - without
+    of_cells = {family.template for family in (*FAMILIES, *MOVING)} - without
     assert {plan.template for text in SPECS for _, plan in plans_of(text)} == of_cells
 
 

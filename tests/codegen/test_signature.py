@@ -25,7 +25,7 @@ from minrnn_gen.codegen.signature import BEGIN, names_of, signature, stored_in_c
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.gpu import driver
-from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.families import FAMILIES, MOVING
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
@@ -60,7 +60,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
-PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout")
+PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots")
 FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}
 FILTER_PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
 Kernel = tuple[KernelPlan, Any]
@@ -72,8 +72,12 @@ def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
 
 
 def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
-    """Yield a plan of every family that serves and of every kind, with resets and kept states and without."""
+    """Yield a plan of every family that serves and of every kind, with resets and kept states and without, and on pools."""
     hinted = builder.hinted_specialization
+    if kernel_pass in ("step", "slots"):
+        yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic"))).plan(0)
+    if kernel_pass == "slots":
+        return
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
     for resets, states_out in product((False, True), kept) if kernel_pass in ("forward", "backward") else ((False, "none"),):
         for solution in builder.solutions(builder.key_of(kernel_pass, replace(hinted, resets=resets, states_out=states_out))):
@@ -118,7 +122,7 @@ def declared(text: str) -> list[tuple[str, str]]:
 
 
 def test_every_family_is_there() -> None:
-    assert {plan.template for plan, _ in kernels()} == {family.template for family in FAMILIES}
+    assert {plan.template for plan, _ in kernels()} == {family.template for family in (*FAMILIES, *MOVING)}
     kinds = {(plan.entry, kind_of(dict(plan.variables))) for plan, _ in kernels()}
     for entry, kind in (("scan_forward", 0), ("scan_backward", 1), ("persistent_forward", 1), ("persistent_backward", 2)):
         assert {found[kind] for name, found in kinds if name == entry} == {False, True}
@@ -163,7 +167,7 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
-    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels",
+    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "writes", "next_output",
 }  # fmt: skip
 
 

@@ -357,12 +357,3 @@ def test_values_wider_than_x_are_not_rounded(stored: Any) -> None:
         out = mamba_ssm.selective_state_update(state, u[..., t], delta, wide["A"], B, C, z=z)
     torch.testing.assert_close(state.double(), last, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(out.double(), exact[..., -1], rtol=torch.finfo(stored).eps, atol=1e-6)
-
-
-def test_rows_of_a_state_by_their_indices_are_refused() -> None:
-    zeros = torch.zeros(2, 4)
-    with pytest.raises(BadInput, match="state_batch_indices was given, but only None is supported; pass state"):
-        mamba_ssm.selective_state_update(
-            torch.zeros(2, 4, 3), zeros, zeros, torch.zeros(4, 3), zeros[:, :3], zeros[:, :3],
-            state_batch_indices=torch.tensor([0, 1]),
-        )  # fmt: skip

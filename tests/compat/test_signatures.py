@@ -109,6 +109,7 @@ OURS = {
 MORE = {
     "fla.ops.hgrn.chunk_hgrn": ("cu_seqlens",),
     "mamba_ssm.ops.selective_scan_interface.selective_scan_fn": ("initial_state",),
+    "mamba_ssm.ops.triton.selective_state_update.selective_state_update": ("pad_slot_id",),
 }
 # {drop-in: (module of theirs, attributes)}.
 EXCHANGED: dict[str, Sequence[str]] = {

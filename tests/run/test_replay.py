@@ -32,6 +32,7 @@ from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.key import keyed
 from minrnn_gen.call.results import StepResult
+from minrnn_gen.codegen.signature import names_of, signature
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import cublas, memory, stream
 from minrnn_gen.gpu.cublas import Product, factor
@@ -305,6 +306,45 @@ def test_so_is_a_step_of_a_dense_cell(checked: list[str], with_state: bool) -> N
         assert set(names.values()) <= set(seen[-1][2])
     assert seen[0] == seen[1]
     assert checked == ["check_call"]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("model", ["min_gru", "lstm"])
+def test_so_is_a_step_on_a_pool(checked: list[str], model: str, dtype: str) -> None:
+    """Of other slots of another pool: addresses are exchanged, and nothing is looked at again."""
+    one = compiled_for_host({"model": model, "hidden_size": 16, "precision": "fp64"})
+    gates, states = len(one.interface.gates), one.interface.states
+    plans = {
+        name: one.builder.solve(one.builder.key_of(name, Specialization(16, pool="arithmetic"))).plan()
+        for name in ("step", "slots")
+    }
+    launched: list[tuple[str, dict[str, Any]]] = []
+
+    def load(key: Any, *_: Any) -> Any:
+        kernel_pass, plan = key.kernel_pass, plans[key.kernel_pass]
+
+        def launch(_like: Any, _blocks: int, _threads: int, arguments: tuple[Any, ...]) -> None:
+            names = signature(plan, names_of(one.builder.lowered_for("step"))).names
+            launched.append((kernel_pass, dict(zip(names, arguments, strict=True))))
+
+        return SimpleNamespace(launch=launch), plan
+
+    for turn in range(2):
+        x, R = Tensor(np.zeros((3, gates, 16))), Tensor(np.zeros((gates, 1, 16, 16))) if model == "lstm" else None
+        pool = {name: Tensor(np.zeros((7, 16))) for name in states}
+        slots, into = Tensor(np.arange(3, dtype=dtype)), Tensor(np.arange(3, 6, dtype=dtype))
+        with as_if_on_a_device(one, load):
+            y, state = one.step(x, R, state=pool, slots=slots, into_slots=into, pad_slot=6)
+        assert all(state[name] is pool[name] for name in states)
+        assert [name for name, _ in launched] == (["step"] if R is None else ["step", "slots"])
+        for _, arguments in launched:
+            assert [arguments[name] for name in ("slots", "into_slots")] == [slots.data_ptr(), into.data_ptr()]
+            assert [arguments[f"pool_{name}"] for name in states] == [pool[name].data_ptr() for name in states]
+            numbers = [int(arguments[name]) for name in ("wide_slots", "slot_count", "pad_slot", "batch", "slots_stride")]
+            assert numbers == [3 if dtype == "int64" else 0, 7, 6, 3, 1]
+        assert launched[0][1]["y"] == y.data_ptr()
+        launched.clear()
+        assert checked == ["check_call"], turn
 
 
 def single(value: Any) -> Any:

@@ -32,6 +32,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.cpu import views
 from minrnn_gen.run.cpu.native_run import NativeRun
 from minrnn_gen.run.cpu.products import project, weight_gradient, x_gradient
+from minrnn_gen.run.cpu.slots import forward_on_pool, step_on_pool
 from minrnn_gen.run.cpu.trace import keyed_by_threads
 from minrnn_gen.run.saved import Forward, owner_of
 
@@ -58,6 +59,8 @@ class CpuRun:
         Where a backward follows (`saves`), those of a cell that is no scan are written, but where native code reads y alone:
         R did not multiply y as rounded.
         """
+        if call.pool is not None:
+            return forward_on_pool(self.interface, partial(self.forward, states_out=states_out, saves=saves), call)
         precision = self.interface.precision
         writes_states = self.states_dtype(states_out, saves) is not None
         kernel = self.native.kernels.forward
@@ -114,6 +117,8 @@ class CpuRun:
 
     def step(self, call: Call) -> StepResult:
         """Run one step, as a sequence of one."""
+        if call.pool is not None:
+            return step_on_pool(self.interface, self.step, call)
         if kernel := self.native.kernels.forward:
             return self.native.step(kernel, call)
         interface, precision = self.interface, self.interface.precision

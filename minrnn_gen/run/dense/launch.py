@@ -19,6 +19,7 @@ from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.program.number import Loop, bounds, divided_up, least
 from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named, stride_values, vector_values
+from minrnn_gen.run.slots import step_states
 
 # Steps are counted in an int (templates/persistent_forward.cu.j2), which counts ahead of the one that is walked.
 PERSISTENT_STEPS_MAX = 2**31 - 64
@@ -76,9 +77,12 @@ def persistent_launches(
         yield Launch(least(at_once, groups - first) * grid_blocks, packed)
 
 
-def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs) -> Launch:
+def step_launch_of(
+    plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs, next_output: Array | None = None
+) -> Launch:
     """Return the launch of `decode_step`, with blocks for each head and tile of sequences, writing `outputs`.
 
+    On a pool it writes the state that R multiplies into `next_output`, since other blocks may still read its slots.
     Raises BadInput for a batch that needs more blocks than a grid has.
     """
     head_blocks = divided_up(plan.head_dim, plan.launch.channels_per_block)
@@ -89,9 +93,9 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
         **named("input", names.inputs, call.inputs),
         "R": address_or_null(call.R),
         **vector_values(names, call, recurrent=True),
-        **named("initial", names.states, call.initial),
+        **step_states(names, call, outputs.final),
+        **({} if next_output is None else {"next_output": next_output.address}),
         "y": outputs.y.address,
-        **named("final", names.states, outputs.final),
         "batch": call.batch,
     }
     return launch_in_grid(blocks, pack(signature(plan, names), values))

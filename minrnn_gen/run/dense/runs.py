@@ -18,7 +18,7 @@ from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece
 from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
-from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
+from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
@@ -30,10 +30,10 @@ from minrnn_gen.run.dense.launch import (
     forward_arguments,
     persistent_launches,
     row_strides_of,
-    step_launch_of,
     workspace_bytes_of,
 )
 from minrnn_gen.run.dense.products import GateRounds, as_rows, one_sequence, recurrent_gradient, row_products
+from minrnn_gen.run.dense.step import DenseStep
 from minrnn_gen.run.dense.stepwise import StepwiseRun
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.launch import alignment_of_call
@@ -156,15 +156,8 @@ class DenseRun(CellRun):
                     dense.run_forward(recorder, part, outputs)
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
-        """Run one step: by a kernel of its own, or, of many sequences and where that does not fit, as a forward of one step."""
-        key = self._choose_step(recorder, call)
-        if key is None:
-            # These kernels read a row of channels at once.
-            x = call.x if call.x.strides[-1] == 1 else recorder.contiguous(call.x)
-            self.run_forward(recorder, replace(call, x=x), outputs, single_step=True)
-        else:
-            kernel = recorder.load(key)
-            kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
+        """Run one step."""
+        DenseStep(self.interface, self.builder, self.backend, self.names, self.run_forward).run(recorder, call, outputs)
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction."""
@@ -370,17 +363,6 @@ class DenseRun(CellRun):
         resident = kernel.resident_blocks() // self.at_once if kernel.plan.group_exchange_bytes else 0
         for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident, recorder.loop):
             kernel.launch(launch)
-
-    def _choose_step(self, recorder: Recorder, call: Call) -> KernelKey | None:
-        """The kernel of its own for a step, or None where it is a forward of one step."""
-        interface, builder = self.interface, self.builder
-        assert call.R is not None
-        if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):
-            return None
-        rows = (call.R, *(state for state in call.initial if state is not None))
-        alignment = alignment_of(alignment_of_call(*rows), interface.head_dim * interface.precision.storage_bytes)
-        key = recorder.choose("step", Specialization(alignment), Sizes(call.batch, 1))
-        return key if self.backend.plan(key).strategy == "decode" else None
 
     def _choose(
         self, recorder: Recorder, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array

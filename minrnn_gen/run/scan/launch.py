@@ -23,6 +23,7 @@ from minrnn_gen.run.launch import (
     vector_values,
     x_strides,
 )
+from minrnn_gen.run.slots import step_states
 
 
 def parts_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
@@ -115,9 +116,8 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
         **stride_values("x", STEP_X_AXES, strides_by_axis(call.x, call.x_axes)),
         **named("input", names.inputs, call.inputs),
         **vector_values(names, call),
-        **named("initial", names.states, call.initial),
+        **step_states(names, call, outputs.final),
         "y": outputs.y.address,
-        **named("final", names.states, outputs.final),
         "batch": call.batch,
     }
     return launch_in_grid(

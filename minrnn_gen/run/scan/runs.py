@@ -21,6 +21,7 @@ from minrnn_gen.run.launch import alignment_of_call
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.launch import backward_launch_of, forward_launch_of, parts_of, step_launch_of, workspace_bytes_of
 from minrnn_gen.run.scan.projected import ProjectedScan
+from minrnn_gen.run.slots import with_slots
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class ScanRun(CellRun):
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
-        kernel = recorder.load(recorder.choose("step", self.builder.hinted_specialization, Sizes(call.batch, 1)))
+        specialization = with_slots(self.builder.hinted_specialization, call)
+        kernel = recorder.load(recorder.choose("step", specialization, Sizes(call.batch, 1)))
         kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:

@@ -24,6 +24,7 @@ from minrnn_gen.run.launch import (
     vector_values,
     x_strides,
 )
+from minrnn_gen.run.slots import step_states
 
 
 def checkpoint_values_of(plan: KernelPlan, call: Call) -> int:
@@ -135,10 +136,9 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
         "x": call.x.address,
         **stride_values("x", STEP_X_AXES, strides_by_axis(call.x, call.x_axes)),
         **vector_values(names, call),
-        **named("initial", names.states, call.initial),
         **_shared_inputs(names, call, STEP_SHARED_AXES, shared_axes),
         "y": outputs.y.address,
-        **named("final", names.states, outputs.final),
+        **step_states(names, call, outputs.final),
         "batch": call.batch,
     }
     lanes = call.batch * plan.problem.hidden_size * plan.variables["lanes"]

@@ -14,6 +14,7 @@ from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.runs import choose
+from minrnn_gen.run.slots import with_slots
 from minrnn_gen.run.vectors.launch import (
     checkpoint_values_of,
     part_values_of,
@@ -48,7 +49,8 @@ class VectorsRun(CellRun):
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
-        kernel = recorder.load(recorder.choose("step", self.builder.hinted_specialization, Sizes(call.batch, 1)))
+        specialization = with_slots(self.builder.hinted_specialization, call)
+        kernel = recorder.load(recorder.choose("step", specialization, Sizes(call.batch, 1)))
         axes = self.shared_axes.replace("t", "")
         kernel.launch(vector_step_launch_of(kernel.plan, self.names, call, axes, outputs))
 

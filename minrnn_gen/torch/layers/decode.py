@@ -8,19 +8,22 @@ from typing import Any, Literal, get_args
 import torch
 
 from minrnn_gen.build.explain import explain
-from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.call.pool import PAD_SLOT
+from minrnn_gen.errors import BadInput, kind_of, shown
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.ahead import build_plain, sizes_from
-from minrnn_gen.torch.dtypes import STATES
+from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.layers import checks
 from minrnn_gen.torch.layers.beside import beside_each_other
+from minrnn_gen.torch.layers.cache import LayerCache
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.projected import embedding_of
 from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import refuse_others
 from minrnn_gen.torch.operators.stack_operator import together
+from minrnn_gen.torch.operators.step_operator import step_on_pool
 from minrnn_gen.torch.sequence_group.cells import ways_in_words
 from minrnn_gen.torch.sequence_group.group import member_of
 from minrnn_gen.torch.tensors import check_tensor
@@ -32,15 +35,33 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 class DecodingStack(LayerStack):
     """Layers that can be called a step at a time, and explained."""
 
-    def step(self, x_t: Any, state: Any = None, *, resets: Any = None, inputs: Any = None) -> tuple[Any, Any]:
+    def step(
+        self,
+        x_t: Any,
+        state: Any = None,
+        *,
+        resets: Any = None,
+        inputs: Any = None,
+        cache: LayerCache | None = None,
+        slots: Any = None,
+        into_slots: Any = None,
+        pad_slot: int = PAD_SLOT,
+    ) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, without gradients and dropout: decoding, token by token.
 
         x_t: [B, I], or [I] without a batch; y_t [B, H]. `state` is as `hx` of a call and as its second result, so that a call
         over a prompt may come first; zeros where None. inputs: as of a call, each [B, H], or [H] without a batch.
+        cache: what `cache` returned, instead of `state`: sequence b reads slot slots[b] and writes into_slots[b], the same by
+        default, in place, and the cache is returned; slots int32 or int64 [B], `pad_slot` those of padding, whose y is 0. Such
+        steps run under torch.compile too.
         Cells with a kernel of decoding run it, others a forward of one step. Raises BadInput for layers in both directions,
         which no single step has, for resets, and for arguments that do not fit.
         """
         refuse_others()
+        if cache is not None:
+            return self._step_on_cache(x_t, state, resets, inputs, cache, (slots, into_slots, pad_slot))
+        if slots is not None or into_slots is not None:
+            raise BadInput("slots were given without a cache; give what layer.cache returns too, or leave them out")
         if resets is not None:
             raise BadInput("resets was given to step, which has one step; where a sequence starts anew, set its state to zeros")
         self._check_steps()
@@ -63,6 +84,19 @@ class DecodingStack(LayerStack):
                 y, final = embedding.y_of_step(y), [*embedding.final(final)]
         states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
         return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
+
+    def cache(
+        self, slots: int, draft: int = 0, *, dtype: torch.dtype | None = None, state_dtype: torch.dtype | None = None
+    ) -> LayerCache:
+        """Return the states of so many requests in slots, zeros to begin with, for `step`.
+
+        dtype: that of the inputs of steps, by default that of the weights. state_dtype: that of the states in slots, float32
+        (float64 for float64) by default, or `dtype`. draft: 0, since no cache takes back drafted steps
+        yet. Raises BadInput for anything else, and for layers in both directions or with projected units.
+        """
+        self._check_cache()
+        precision, first = self._precision_of(dtype), next(iter(self._parameters.values()))
+        return LayerCache(self._recipes(precision), slots, state_dtype or STATES[precision], first.device, draft)
 
     def explain(
         self,
@@ -95,6 +129,40 @@ class DecodingStack(LayerStack):
                 texts.insert(0, f"all layers at once: {beside.in_words}")
         return "\n\n".join(texts)
 
+    def _check_cache(self) -> None:
+        if self.bidirectional:
+            raise BadInput("a cache is of one direction, but the layer is bidirectional; call the layer on whole sequences")
+        if embedding_of(self._made) is not None:
+            raise BadInput(f"{self._made.name} has projected units, whose states are in no cache yet; pass `state` to step")
+
+    def _step_on_cache(
+        self, x_t: Any, state: Any, resets: Any, inputs: Any, cache: Any, rows: tuple[Any, Any, int]
+    ) -> tuple[Any, LayerCache]:
+        """Return y of one step of all layers on slots, and the cache."""
+        self._check_cache()
+        if not isinstance(cache, LayerCache):
+            raise BadInput(f"cache is {kind_of(cache)}; what layer.cache returns is expected")
+        if state is not None or resets is not None:
+            raise BadInput(
+                "a cache was given with state or resets; sequences start from what is in their slots, leave them out"
+            )
+        if rows[0] is None:
+            raise BadInput("a cache was given without slots; give the slot of each sequence, int32 or int64 [batch]")
+        check_tensor(x_t, "x_t")
+        if x_t.dim() != 2 or x_t.shape[-1] != self.input_size:
+            raise BadInput(f"x_t has shape {list(x_t.shape)}; [batch, {self.input_size}] is expected")
+        of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*x_t.shape[:-1], self.hidden_size))
+        states = [*cache.states.values()]
+        if states[0].shape[0] != self.num_layers:
+            raise BadInput(f"cache is of {states[0].shape[0]} layers; one of {self.num_layers} is expected")
+        with torch.no_grad():
+            x, precision, casts = self._in_precision(x_t.detach())
+            checks.check_state_dtypes(states, self._made.states, (STATES[precision], STORAGE[precision]))
+            for layer, recipe in enumerate(self._recipes(precision)):
+                own, tensors = self._call_of_step(x, layer, casts, [state[layer] for state in states], of_layers[layer])
+                x = step_on_pool(recipe, own, len(states), tensors, *rows)
+        return x, cache
+
     def _check_steps(self) -> None:
         if self.bidirectional:
             raise BadInput("step needs one direction, but the layer is bidirectional; call the layer on whole sequences")
@@ -111,16 +179,22 @@ class DecodingStack(LayerStack):
             initial = [state.to(STATES[precision]) for state in initial]
         final: list[Any] = []
         for layer, recipe in enumerate(self._recipes(precision)):
-            R, weight, bias, recurrent_bias, *own = (
-                parameter if parameter is None else parameter.detach() for parameter in self._beside(x, layer, casts)
-            )
             states = [state[layer] for state in initial] or [None] * len(self._made.states)
-            shared = self._shared_of(x, layer, casts)
-            beside = [values.detach().to(x.dtype) if casts else values.detach() for values in inputs[layer]]
-            tensors = (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared, *beside)
+            _, tensors = self._call_of_step(x, layer, casts, states, inputs[layer])
             x, *last = calls.step(kernel_by(recipe), tensors)
             final.append(last)
         return x, [together(layers, False) for layers in zip(*final, strict=True)]
+
+    def _call_of_step(
+        self, x: Any, layer: int, casts: bool, states: Sequence[Any], inputs: Sequence[Any]
+    ) -> tuple[int, tuple[Any, ...]]:
+        """Return how many parameters of its cell a layer has, and the tensors of its step in the order of slots."""
+        R, weight, bias, recurrent_bias, *own = (
+            parameter if parameter is None else parameter.detach() for parameter in self._beside(x, layer, casts)
+        )
+        shared = self._shared_of(x, layer, casts)
+        beside = [values.detach().to(x.dtype) if casts else values.detach() for values in inputs]
+        return len(own), (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared, *beside)
 
 
 def _named(layers: Sequence[int]) -> str:

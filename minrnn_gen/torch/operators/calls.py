@@ -14,6 +14,7 @@ import torch
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.gradients import gradients_by_slot
+from minrnn_gen.call.pool_checks import pool_arguments
 from minrnn_gen.call.slots import CU_SEQLENS, FIXED
 from minrnn_gen.call.validate import check_call
 from minrnn_gen.kernel import Kernel
@@ -59,6 +60,14 @@ def step(kernel: Kernel, tensors: Tensors) -> list[Any]:
     """Run one step and return y and the states after it; x is without an axis of time."""
     result = kernel.executor.step(_arguments(kernel, tensors))
     return [result.y, *result.final]
+
+
+def step_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, pad_slot: int) -> Any:
+    """Run one step on slots of a pool, the states of the call, and return y."""
+    pool = pool_arguments(slots, into_slots, pad_slot)
+    states, arguments = tensors[kernel.interface.slots.states], _arguments(kernel, tensors)
+    named = dict(zip(kernel.states, states, strict=True))  # as they are: they are written
+    return kernel.executor.step(arguments._replace(state=named), pool).y
 
 
 def backward(

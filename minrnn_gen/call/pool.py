@@ -1,0 +1,56 @@
+"""Pools of states: arrays of slots, of which each sequence of a call reads one and writes one by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from minrnn_gen.call.array import Array
+
+# A row of this slot is padding, unless the caller names another.
+PAD_SLOT = -1
+
+
+class PoolArguments(NamedTuple):
+    """What a call is given of slots, not checked yet; None where an argument is absent."""
+
+    slots: Any
+    into_slots: Any = None
+    pad_slot: Any = PAD_SLOT
+    has_state: Any = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays in the order of their places in a call, which come after all others."""
+        return [self.slots, self.into_slots, self.has_state]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows:
+    """Which of the `count` slots of a pool each sequence reads (`slots`) and writes (`into`; None: the same).
+
+    A sequence that reads `pad_slot` is padding: it touches nothing of the pool, and its y is 0. One that writes it drops its
+    states. On a GPU a slot that the pool lacks counts as `pad_slot`. Where `has_state` is False, a sequence begins with zeros.
+    """
+
+    slots: Array
+    into: Array | None
+    pad_slot: int
+    count: int
+    has_state: Array | None = None
+
+    @property
+    def written(self) -> Array:
+        """The slots that are written."""
+        return self.slots if self.into is None else self.into
+
+    def flat(self) -> list[Array | None]:
+        """Return the arrays in the order of `PoolArguments.arrays`."""
+        return [self.slots, self.into, self.has_state]
+
+    def placed(self, arrays: Sequence[Array | None]) -> PoolRows:
+        """Return the same rows of a pool, by arrays as `flat` has them."""
+        slots, into, has_state = arrays
+        assert slots is not None
+        return PoolRows(slots, into, self.pad_slot, self.count, has_state)

@@ -1,0 +1,71 @@
+"""Calls on the states of a pool in host memory, whose slots were checked: rows are read from it and written back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy
+
+from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.array import Array, as_numpy
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.results import StepResult
+from minrnn_gen.gpu import memory
+from minrnn_gen.run.saved import Forward
+
+
+def step_on_pool(interface: Interface, step: Callable[[Call], StepResult], call: Call) -> StepResult:
+    """Run one step by `step`, which takes rows of states; the states of the result are in the pool alone."""
+    result = step(_on_rows(interface, call))
+    _into_pool(call, [memory.inspect(final, "state") for final in result.final])
+    as_numpy(memory.inspect(result.y, "y"))[~_is_live(call)] = 0
+    return StepResult(result.y, ())
+
+
+def forward_on_pool(interface: Interface, forward: Callable[[Call], Forward], call: Call) -> Forward:
+    """Run a call over time by `forward`, which takes rows of states."""
+    result = forward(_on_rows(interface, call))
+    _into_pool(call, result.outputs.final)
+    y, is_padding = as_numpy(result.outputs.y), ~_is_live(call)
+    ends = call.sequences.cu_seqlens
+    if ends is not None:
+        y[0, numpy.repeat(is_padding, numpy.diff(as_numpy(ends)))] = 0
+    else:
+        numpy.moveaxis(y, Y_AXES[interface.layout].index("b"), 0)[is_padding] = 0
+    return result
+
+
+def _is_live(call: Call) -> Any:
+    assert call.pool is not None
+    return as_numpy(call.pool.slots) != call.pool.pad_slot
+
+
+def _on_rows(interface: Interface, call: Call) -> Call:
+    """Return a call on the states of its sequences: those of their slots, zeros for padding and where there is no state."""
+    pool, arithmetic = call.pool, interface.precision.arithmetic_dtype
+    assert pool is not None
+    reads, is_read = as_numpy(pool.slots), _is_live(call)
+    if pool.has_state is not None:
+        is_read &= as_numpy(pool.has_state)
+
+    def row_of(state: Array) -> Array:
+        row = memory.new_array(call.x, (call.batch, *state.shape[1:]), arithmetic)
+        values = as_numpy(row)
+        values[~is_read] = 0
+        values[is_read] = as_numpy(state)[reads[is_read]]
+        return row
+
+    return replace(call, initial=tuple(state if state is None else row_of(state) for state in call.initial), pool=None)
+
+
+def _into_pool(call: Call, final: Sequence[Array]) -> None:
+    """Write states of sequences into their slots, but for padding and what is dropped."""
+    pool = call.pool
+    assert pool is not None
+    writes = as_numpy(pool.written)
+    is_kept = _is_live(call) & (writes != pool.pad_slot)
+    for state, row in zip(call.initial, final, strict=True):
+        if state is not None:
+            as_numpy(state)[writes[is_kept]] = as_numpy(row)[is_kept]

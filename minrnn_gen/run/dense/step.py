@@ -1,0 +1,73 @@
+"""A single step of a dense cell: by a kernel of its own, or as a forward of one step; on rows of states, or on a pool."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from minrnn_gen.build.builder import Builder
+from minrnn_gen.call.arguments import Call, Outputs
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.codegen.signature_groups import ArrayNames
+from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.plan.problem import KernelKey, Sizes, alignment_of, step_sequences_max
+from minrnn_gen.run.backend import Backend, Launchable, Recorder
+from minrnn_gen.run.dense.launch import step_launch_of
+from minrnn_gen.run.launch import alignment_of_call
+from minrnn_gen.run.slots import new_rows, rows_from_pool, rows_into_pool, with_slots
+
+
+class RunsForward(Protocol):
+    """What runs a call of one direction."""
+
+    def __call__(self, recorder: Recorder, part: Call, outputs: Outputs, single_step: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class DenseStep:
+    """The steps of one dense cell; `run_forward` runs a forward of one step, of many sequences and where no kernel fits."""
+
+    interface: Interface
+    builder: Builder
+    backend: Backend
+    names: ArrayNames
+    run_forward: RunsForward
+
+    def run(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
+        """Run one step."""
+        if (key := self._choose(recorder, call)) is not None:
+            self._run_kernel(recorder, recorder.load(key), call, outputs)
+            return
+        # These kernels read a row of channels at once.
+        part = replace(call, x=call.x if call.x.strides[-1] == 1 else recorder.contiguous(call.x))
+        if call.pool is None:
+            self.run_forward(recorder, part, outputs, single_step=True)
+            return
+        hinted = self.builder.hinted_specialization
+        final = new_rows(recorder, call)
+        part = rows_from_pool(recorder, hinted, self.names, part)
+        self.run_forward(recorder, part, replace(outputs, final=final), single_step=True)
+        rows_into_pool(recorder, hinted, self.names, call, final, outputs.y)
+
+    def _run_kernel(self, recorder: Recorder, kernel: Launchable, call: Call, outputs: Outputs) -> None:
+        if call.pool is None:
+            kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs))
+            return
+        lowered = self.builder.lowered
+        output = lowered.states.index(getattr(lowered, "output_state", ""))  # what R multiplies
+        next_output = recorder.new_array((call.batch, self.interface.hidden_size), self.interface.precision.arithmetic_dtype)
+        kernel.launch(step_launch_of(kernel.plan, self.names, call, outputs, next_output))
+        rows = [next_output if index == output else None for index in range(len(self.names.states))]
+        rows_into_pool(recorder, self.builder.hinted_specialization, self.names, call, rows)
+
+    def _choose(self, recorder: Recorder, call: Call) -> KernelKey | None:
+        """The kernel of its own for a step, or None where it is a forward of one step."""
+        interface, builder = self.interface, self.builder
+        assert call.R is not None
+        if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):
+            return None
+        rows = (call.R, *(state for state in call.initial if state is not None))
+        alignment = alignment_of(alignment_of_call(*rows), interface.head_dim * interface.precision.storage_bytes)
+        key = recorder.choose("step", with_slots(Specialization(alignment), call), Sizes(call.batch, 1))
+        return key if self.backend.plan(key).strategy == "decode" else None

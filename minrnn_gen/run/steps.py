@@ -1,0 +1,80 @@
+"""Single steps of a kernel: on states that a caller passes from step to step, or in place on slots of a pool."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, Unpack
+
+from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import joined
+from minrnn_gen.call.keywords import StepArrays, shows_step, step_arguments
+from minrnn_gen.call.pool import PAD_SLOT, PoolArguments
+from minrnn_gen.call.pool_checks import pool_arguments
+from minrnn_gen.errors import BadInput
+from minrnn_gen.run.cache import Cache
+from minrnn_gen.run.executor import Executor
+
+State = dict[str, Any]
+# Of NumPy, CuPy or torch: results are of the library of x.
+AnyArray = TypeVar("AnyArray")
+
+
+class Steps:
+    """What takes single steps of a kernel, by its executor."""
+
+    _interface: Interface
+    executor: Executor
+
+    @shows_step
+    def step(
+        self,
+        x_t: AnyArray,
+        R: Any = None,
+        *,
+        slots: Any = None,
+        into_slots: Any = None,
+        pad_slot: int = PAD_SLOT,
+        **arrays: Unpack[StepArrays],
+    ) -> tuple[AnyArray, State]:
+        """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight.
+
+        Of a reverse kernel it is the next earlier step.
+
+        slots: int32 or int64 [B], of any stride. `state` is then a pool {name: [slots, H]} in the dtype of states or that of
+        storage, each slot without gaps and any stride apart: sequence b reads slot slots[b] and writes into_slots[b], the same
+        by default, in place, and the state that is returned is the pool itself. A sequence in slot `pad_slot` is padding: its y
+        is 0, and it touches nothing of the pool; one that writes into pad_slot drops its state. A sequence must not write a
+        slot that another one writes or reads. Slots in host memory are checked; on a GPU, where they are not read back, one
+        that the pool lacks counts as padding.
+
+        Raises what a call does, and BadInput where the spec is bidirectional.
+        """
+        if self._interface.directions:
+            raise BadInput("step needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
+        arguments = joined(self._interface, step_arguments(x_t, R, arrays))
+        pool = pool_arguments(slots, into_slots, pad_slot)
+        result = self.executor.step(arguments, pool)
+        if pool is not None:
+            return result.y, {**(arguments.state or {})}
+        return result.y, dict(zip(self._interface.states, result.final, strict=True))
+
+    def _on_pool(
+        self, executor: Executor, arguments: CallArguments, pool: PoolArguments, all_states: bool
+    ) -> tuple[Any, State]:
+        """Run over time on slots of a pool, and return y and the pool."""
+        if self._interface.directions:
+            raise BadInput("slots were given, but the spec is bidirectional; pass the states of the sequences, without slots")
+        if all_states:
+            raise BadInput("slots were given with all_states, but only final states go into the pool; leave one of them out")
+        return executor.forward_on_pool(arguments, pool), {**(arguments.state or {})}
+
+    def cache(self, slots: int, draft: int = 0, dtype: Any = None, *, like: Any = None) -> Cache:
+        """Return a pool of zeros for the states of so many requests: `cache.states` is what `step` takes as `state`.
+
+        Its arrays are of the library of the array `like` and on its device, NumPy's without. dtype: that of states, or that of
+        storage. draft: 0, since no cache takes back drafted steps yet. Raises BadInput for anything else, and where the spec is
+        bidirectional.
+        """
+        if self._interface.directions:
+            raise BadInput("a cache is of one direction, but the spec is bidirectional; call the kernel on whole sequences")
+        return Cache.of(self.executor, slots, draft, dtype, like)

@@ -1,0 +1,55 @@
+"""A single step on slots of a pool as an operator that torch traces and compiles; it changes the pool in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minrnn_gen.call.slots import RESETS, CallSlots
+from minrnn_gen.errors import BadInput
+from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.torch.operators import calls
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
+from minrnn_gen.torch.operators.recorded import Tensors
+
+_SCHEMA = (
+    "step_on_pool(str recipe, Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor[] streams, "
+    "Tensor[] parameters, Tensor(a!)[] pool, Tensor slots, Tensor? into_slots, int pad_slot) -> Tensor"
+)
+
+
+def step_on_pool(
+    recipe: str, parameters: int, states: int, tensors: tuple[Any, ...], slots: Any, into_slots: Any, pad_slot: int
+) -> Any:
+    """Run one step of a call whose states are a pool, and return y; `parameters` and `states` say how many the cell has."""
+    if is_plain((*tensors, slots, into_slots)):
+        return calls.step_on_pool(kernel_by(recipe), tensors, slots, into_slots, pad_slot)
+    first = CallSlots.of(parameters, states)
+    streams, of_cell = [*tensors[first.states.stop :]], [*tensors[first.parameters]]
+    return OPERATOR(recipe, *tensors[:RESETS], streams, of_cell, [*tensors[first.states]], slots, into_slots, pad_slot)
+
+
+def _tensors(call: Sequence[Any]) -> Tensors:
+    """Return the tensors of a call in the order of its slots."""
+    x, R, weight, bias, recurrent_bias, streams, parameters, pool = call
+    return (x, R, weight, bias, recurrent_bias, None, None, None, *parameters, *pool, *streams)
+
+
+def _run(recipe: str, *arguments: Any) -> Any:
+    *call, slots, into_slots, pad_slot = arguments
+    return calls.step_on_pool(kernel_by(recipe), _tensors(call), slots, into_slots, pad_slot)
+
+
+def _fake(recipe: str, x: Any, *_: Any) -> Any:
+    kernel = kernel_by(recipe)
+    return x.new_empty(kernel.interface.step_shape(x.shape[0]), dtype=calls.storage_dtype(kernel))
+
+
+def _record(recipe: str, *arguments: Any) -> Any:
+    *call, _slots, _into_slots, _pad_slot = arguments
+    if records(_tensors(call)):
+        raise BadInput("a step on slots was asked for with gradients, which it has none of; call it under torch.no_grad()")
+    return below_autograd(OPERATOR, recipe, *arguments)
+
+
+OPERATOR: Any = define(_SCHEMA, _run, _fake, _record)

@@ -1,0 +1,86 @@
+"""Layers that step in place on slots of a cache: as on states that are passed along, compiled too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minrnn_gen.errors import BadInput
+
+torch = pytest.importorskip("torch")
+layers = pytest.importorskip("minrnn_gen.torch")
+drop_ins = pytest.importorskip("minrnn_gen.torch.nn")
+
+FULL = pytest.mark.matrix_full
+SLOTS, INPUTS, HIDDEN = 5, 6, 8
+MADE: dict[str, Callable[[], Any]] = {
+    "two of LSTM": lambda: layers.RNN("lstm", INPUTS, HIDDEN, 2),
+    "a scan in bf16": lambda: layers.RNN("min_gru", INPUTS, HIDDEN, dtype=torch.bfloat16),
+    "n values": lambda: layers.RNN("gated_linear", INPUTS, HIDDEN, 2, state_size=3),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=FULL)])
+def test_steps_on_a_cache_are_steps_on_states(name: str, is_compiled: bool) -> None:
+    torch.manual_seed(0)
+    layer = MADE[name]()
+    dtype = next(layer.parameters()).dtype
+    cache, slots, state = layer.cache(SLOTS), torch.tensor([4, -1, 2], dtype=torch.int32), None
+
+    def step(x: Any) -> Any:
+        return layer.step(x, cache=cache, slots=slots)[0]
+
+    step_in_place = torch.compile(step, fullgraph=True, backend="aot_eager") if is_compiled else step
+    for _ in range(3):
+        x = torch.randn(3, INPUTS, dtype=dtype)
+        expected, state = layer.step(x, state)
+        x[1] = torch.nan
+        y = step_in_place(x)
+        torch.testing.assert_close(y[::2], expected[::2], rtol=0, atol=0)
+        assert not y[1].any()
+    for pool, last in zip(cache.states.values(), state if isinstance(state, tuple) else (state,), strict=True):
+        assert torch.equal(pool[:, [4, 2]], last[:, [0, 2]]) and not pool[:, [0, 1, 3]].any()
+
+
+def test_states_in_slots_may_be_in_the_dtype_of_the_weights() -> None:
+    layer = layers.RNN("min_gru", INPUTS, HIDDEN, dtype=torch.bfloat16)
+    cache = layer.cache(SLOTS, state_dtype=torch.bfloat16)
+    y, _ = layer.step(torch.randn(2, INPUTS, dtype=torch.bfloat16), cache=cache, slots=torch.tensor([3, 1]))
+    (states,) = cache.states.values()
+    assert states.dtype is torch.bfloat16 and torch.equal(states[0, [3, 1]], y)
+
+
+def test_slots_are_copied_and_cleared() -> None:
+    layer = MADE["two of LSTM"]()
+    cache = layer.cache(SLOTS)
+    for states in cache.states.values():
+        states.normal_()
+    before = {name: states.clone() for name, states in cache.states.items()}
+    cache.copy([0, 1], torch.tensor([1, 0]))
+    cache.clear(4)
+    for name, states in cache.states.items():
+        assert torch.equal(states[:, [1, 0, 2, 3]], before[name][:, :4]) and not states[:, 4].any()
+
+
+def test_what_has_no_cache_and_what_is_none_say_so() -> None:
+    layer, x, slots = MADE["two of LSTM"](), torch.zeros(3, INPUTS), torch.tensor([0, 1, 2])
+    other = drop_ins.LSTM(INPUTS, HIDDEN)
+    refusals = {
+        "what layer.cache returns is expected": lambda: layer.step(x, cache={}, slots=slots),
+        "cache is of 1 layers; one of 2 is expected": lambda: layer.step(x, cache=other.cache(3), slots=slots),
+        "without slots; give the slot of each sequence": lambda: layer.step(x, cache=layer.cache(3)),
+        "slots were given without a cache": lambda: layer.step(x, slots=slots),
+        "with state or resets": lambda: layer.step(x, torch.zeros(1), cache=layer.cache(3), slots=slots),
+        "draft is 2, but no cache takes back drafted steps yet": lambda: layer.cache(3, 2),
+        "the layer is bidirectional": lambda: drop_ins.GRU(INPUTS, HIDDEN, bidirectional=True).cache(3),
+        "has projected units, whose states are in no cache yet": lambda: drop_ins.LSTM(INPUTS, HIDDEN, proj_size=4).cache(3),
+        r"slots\[1\] is 3; a slot of the pool, 0 to 2": lambda: layer.step(
+            x, cache=layer.cache(3), slots=torch.tensor([0, 3, 1])
+        ),
+    }
+    for sentence, call in refusals.items():
+        with pytest.raises(BadInput, match=sentence):
+            call()
