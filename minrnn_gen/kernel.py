@@ -213,11 +213,6 @@ class Kernel(Derivatives):
         """
         from minrnn_gen.export.folder import export
 
-        if self.embedded is not None:
-            raise BadInput(
-                f"{self._builder.cell_source.name} has products of several shapes, which C sources do not take; export a "
-                "model of its layers by minrnn_gen.torch.export_operators"
-            )
         return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.codegen.c_names import with_prefix
 from minrnn_gen.codegen.cpu_source import CpuPass, NativePlan, cpu_source, pool_source
 from minrnn_gen.export.emit_c import Printer, called_in, joined, number_in_c
 from minrnn_gen.export.host_calls import HostCalls
 from minrnn_gen.export.source import ExportSource, rendered
+from minrnn_gen.export.widened import widened
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
 from minrnn_gen.program.number import Decisions
@@ -76,11 +78,11 @@ class HostCode:
         return called_in([self.saved, *self.schedules.values(), *self.programs.values()])
 
 
-def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
-    """Return the export of a spec."""
+def cpu_export(name: str, native: NativeKernels, training: bool, embedding: Embedding | None = None) -> ExportSource:
+    """Return the export of a spec, whose calls `native` serves; `embedding` leads from these to its own."""
     left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     spec = native.builder.spec
-    return ExportSource(
+    source = ExportSource(
         name,
         "cpu",
         native.interface,
@@ -89,6 +91,7 @@ def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource
         left_out=() if len(native.interface.runs_reversed) == 1 else left_out,
         takes_logarithms=spec.scan_arithmetic == "log",
     )
+    return widened(source, name, embedding)
 
 
 def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernels) -> str:

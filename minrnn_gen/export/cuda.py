@@ -15,6 +15,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.build.projected import first_projected
 from minrnn_gen.build.target import Target
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
@@ -23,6 +24,7 @@ from minrnn_gen.export.cuda_code import CudaCode, Dispatch, ExportedGpu, Exporte
 from minrnn_gen.export.describe import Backend, Paths
 from minrnn_gen.export.emit_c import Functions
 from minrnn_gen.export.source import ExportSource, demand_whole
+from minrnn_gen.export.widened import widened
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.plan.size_classes import BATCHES, TIMES, SizeClasses, rows_in_memory
@@ -57,14 +59,16 @@ def cuda_export(
     partial: bool,
     without: Sequence[str] = (),
     watch: Watch = unwatched,
+    embedding: Embedding | None = None,
 ) -> tuple[ExportSource, CudaCode]:
     """Compile the kernels of a spec for each GPU, and return what NAME.c is made of; raises BadInput where there is none.
 
     With `sizes`, only the kernels that calls of these sizes run; with `partial` something may be left out. Calls go `without`
-    some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready.
+    some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready. `embedding` leads from calls to those of the spec.
     """
     absent = checked_absent(without)
-    collected = _Collected(interface, [replace(builder, target=target) for target in targets], tuple(sizes), absent)
+    builders = [replace(builder, target=target) for target in targets]
+    collected = _Collected(interface, builders, tuple(sizes), absent, moves=embedding is not None)
     collected.compile(watch)
     left_out = []
     is_one_way = len(interface.runs_reversed) == 1
@@ -88,16 +92,22 @@ def cuda_export(
         projected_at=collected.projected_at,
     )
     code = collected.code(source)
-    return replace(source, multiplies_steps=code.has_stepwise), code
+    return widened(replace(source, multiplies_steps=code.has_stepwise), name, embedding), code
 
 
 class _Collected:
     """The kernels of every GPU, each with its place in the lists of NAME.c."""
 
     def __init__(
-        self, interface: Interface, builders: Sequence[Builder], sizes: tuple[Sizes, ...], absent: tuple[str, ...]
+        self,
+        interface: Interface,
+        builders: Sequence[Builder],
+        sizes: tuple[Sizes, ...],
+        absent: tuple[str, ...],
+        moves: bool,
     ) -> None:
         self._interface, self._builders, self._sizes, self._absent = interface, builders, sizes, absent
+        self._moves = moves
         self._images: list[bytes] = []
         self._kernels: list[ExportedKernel] = []
         self._built: dict[str, BuiltKernel] = {}
@@ -114,7 +124,7 @@ class _Collected:
         variants = self._variants(has_step=len(self._interface.runs_reversed) == 1)
         variants.sort(key=lambda variant: variant.kernel_pass != "backward")
         for builder in self._builders:
-            if self.has_backward:
+            if self.has_backward or self._moves:
                 yield partial(self._expect_gradients, builder.target)
             yield partial(self._projecting, builder)
             for variant in variants:
@@ -175,6 +185,7 @@ class _Collected:
             self._states_out.index(self._saved_states_out) if self.has_backward else 0,
             output_state,
             len(self._packed) > 1,
+            self._moves,
         )
 
     def _gpu(
@@ -198,7 +209,7 @@ class _Collected:
             len(own),
             dispatch,
             is_exact=any(not kernel.plan.problem.arch[-1].isdigit() for kernel in own),
-            gradients=self._gradients(builder.target) if self.has_backward else None,
+            gradients=self._gradients(builder.target) if self.has_backward or self._moves else None,
             needs_cublas=any(kernel.is_stepwise and kernel.plan.problem.kernel_pass == "forward" for kernel in own),
         )
 
@@ -377,7 +388,8 @@ class _Collected:
     def _cubin_of_gradients(self, target: Target) -> bytes:
         profile, precision = target.profile, self._interface.precision
         arch = f"sm_{profile.compute_capability.replace('.', '')}"
-        plan = Gradients(Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic))
+        types = Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
+        plan = Gradients(types, moves=self._moves)
         if plan not in self._cubins_of_gradients:
             self._cubins_of_gradients[plan] = compile_source(render_gradients(plan), plan).cubin
         return self._cubins_of_gradients[plan]
