@@ -11,7 +11,7 @@ from minrnn_gen.codegen.c_names import with_prefix
 from minrnn_gen.codegen.cpu_source import CpuPass, NativePlan, cpu_source, pool_source
 from minrnn_gen.export.emit_c import Printer, called_in, joined, number_in_c
 from minrnn_gen.export.host_calls import HostCalls
-from minrnn_gen.export.source import ExportSource, rendered
+from minrnn_gen.export.source import ExportSource, left_out_of, rendered
 from minrnn_gen.export.widened import widened
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
@@ -80,7 +80,6 @@ class HostCode:
 
 def cpu_export(name: str, native: NativeKernels, training: bool, embedding: Embedding | None = None) -> ExportSource:
     """Return the export of a spec, whose calls `native` serves; `embedding` leads from these to its own."""
-    left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
     spec = native.builder.spec
     source = ExportSource(
         name,
@@ -88,7 +87,7 @@ def cpu_export(name: str, native: NativeKernels, training: bool, embedding: Embe
         native.interface,
         ("forward", "backward") if training else ("forward",),
         kept_states=native.plan("backward").kept_states if training else (),
-        left_out=() if len(native.interface.runs_reversed) == 1 else left_out,
+        left_out=left_out_of(native.interface),
         takes_logarithms=spec.scan_arithmetic == "log",
     )
     return widened(source, name, embedding)

@@ -23,7 +23,7 @@ from minrnn_gen.export.calls import PLAIN, ExportedCalls, Variant
 from minrnn_gen.export.cuda_code import CudaCode, Dispatch, ExportedGpu, ExportedKernel
 from minrnn_gen.export.describe import Backend, Paths
 from minrnn_gen.export.emit_c import Functions
-from minrnn_gen.export.source import ExportSource, demand_whole
+from minrnn_gen.export.source import ExportSource, demand_whole, left_out_of
 from minrnn_gen.export.widened import widened
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
@@ -70,12 +70,7 @@ def cuda_export(
     builders = [replace(builder, target=target) for target in targets]
     collected = _Collected(interface, builders, tuple(sizes), absent, moves=embedding is not None)
     collected.compile(watch)
-    left_out = []
-    is_one_way = len(interface.runs_reversed) == 1
-    if not is_one_way:
-        left_out.append("a single step of a bidirectional spec cannot be exported, since it runs one way")
-    elif not collected.has_step:
-        left_out.append("a single step cannot be exported for cuda, since no kernel of its own serves it on every GPU")
+    left_out = left_out_of(interface)
     demand_whole(left_out, partial)
     passes: tuple[str, ...] = ("forward", "backward") if collected.has_backward else ("forward",)
     lowered = builder.lowered_backward if collected.has_backward and not interface.has_vectors else None
@@ -85,8 +80,7 @@ def cuda_export(
         interface,
         passes,
         kept_states=lowered.needs_saved_states if lowered else (),
-        left_out=tuple(left_out),
-        has_step_kernel=is_one_way and collected.has_step,
+        left_out=left_out,
         absent=absent,
         takes_logarithms=builder.spec.scan_arithmetic == "log",
         projected_at=collected.projected_at,
@@ -121,7 +115,7 @@ class _Collected:
     def _expected(self) -> Iterator[Callable[[], object]]:
         """Yield what compiles a kernel, for each that is expected: those of backwards first, which take the longest."""
         requests = set[str]()
-        variants = self._variants(has_step=len(self._interface.runs_reversed) == 1)
+        variants = self._variants()
         variants.sort(key=lambda variant: variant.kernel_pass != "backward")
         for builder in self._builders:
             if self.has_backward or self._moves:
@@ -149,11 +143,6 @@ class _Collected:
             self._built[request] = builder.build(key)
         return self._built[request]
 
-    @cached_property
-    def has_step(self) -> bool:
-        """Whether every GPU has a kernel for a single step."""
-        return all(self._keys(builder, "step", step_specialization(builder)) for builder in self._builders)
-
     @property
     def has_backward(self) -> bool:
         """Whether there are gradients."""
@@ -161,7 +150,7 @@ class _Collected:
 
     def code(self, source: ExportSource) -> CudaCode:
         """Compile what is left, and print the calls that run all."""
-        variants = self._variants(has_step=len(self._interface.runs_reversed) == 1 and self.has_step)
+        variants = self._variants()
         described: list[list[Paths]] = [[] for _ in variants]
         gpus = [self._gpu(builder, source, variants, described) for builder in self._builders]
         functions, programs = Functions(source), dict[tuple[int, tuple[int, ...]], int]()
@@ -228,13 +217,13 @@ class _Collected:
             numbers[key] = next(alike, len(self._kernels))
             self._kernels += [ExportedKernel(built, image)] if numbers[key] == len(self._kernels) else []
 
-    def _variants(self, has_step: bool) -> list[Variant]:
+    def _variants(self) -> list[Variant]:
         """Return the variants of calls in the order in which NAME.c finds them."""
         forwards = product(self._packed, self._resets, self._states_out)
         variants = [Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
             variants += [Variant("backward", *choices) for choices in product(self._packed, self._resets)]
-        if has_step:
+        if len(self._interface.runs_reversed) == 1:
             variants.append(Variant("step"))
         return variants
 
@@ -242,11 +231,13 @@ class _Collected:
         """Return the kernels of a variant, for each place of the grid of sizes."""
         specializations = self._specializations(builder, variant)
         if variant.kernel_pass == "step":
-            steps = self._at_places(builder, "step", specializations[False])
             if not self._interface.recurrent_gates:
-                return [(key,) for key in steps]
-            # More sequences than a step has kernels for are a forward of one step.
+                return [(key,) for key in self._at_places(builder, "step", specializations[False])]
+            # More sequences than a step has kernels for are a forward of one step, and all of a cell that has none.
             forwards = self._by_place(builder, Variant("forward"))[:: len(TIMES)]
+            if not self._keys(builder, "step", specializations[False]):
+                return forwards
+            steps = self._at_places(builder, "step", specializations[False])
             return [(key, *forward) for key, forward in zip(steps, forwards, strict=True)]
         runs = [self._at_places(builder, *launched) for launched in self._launched(builder, variant)]
         projecting = self._projecting(builder) if variant == PLAIN else []

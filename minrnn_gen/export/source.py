@@ -76,7 +76,6 @@ class ExportSource:
     passes: tuple[str, ...]
     kept_states: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    has_step_kernel: bool = True
     absent: tuple[str, ...] = ()
     multiplies_steps: bool = False
     takes_logarithms: bool = False
@@ -126,7 +125,7 @@ class ExportSource:
     @property
     def has_step(self) -> bool:
         """Whether single steps are: of one direction."""
-        return self.runs == 1 and self.has_step_kernel
+        return self.runs == 1
 
     @property
     def is_dispatched(self) -> bool:
@@ -367,6 +366,13 @@ class ExportSource:
     def _cu_seqlens(self) -> ExportArray:
         packed = "[B + 1], the first step of each sequence of x [1, T, ...], and T; or null"
         return ExportArray("cu_seqlens", "int64_t", packed if self.interface.layout == "BTD" else "null: needs layout BTD")
+
+
+def left_out_of(interface: Interface) -> tuple[str, ...]:
+    """Return what no export of an interface has, in a sentence each."""
+    if len(interface.runs_reversed) == 1:
+        return ()
+    return ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
 
 
 def demand_whole(left_out: Sequence[str], partial: bool) -> None:

@@ -96,12 +96,6 @@ REASONS = (
         ("`correct`", "`summary`"),
         (_BLOCKS,),
     ),
-    Reason(
-        "A kernel in C has R as one array, and its products have one shape. Operators of a model have the zeros beyond P units "
-        "in their graph.",
-        ("C for CPUs", "C for GPUs"),
-        (_SHAPES,),
-    ),
 )
 OF_STRATEGIES = (
     Reason(
