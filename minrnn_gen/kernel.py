@@ -33,7 +33,6 @@ from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.derivatives import Derivatives
 from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
-from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
@@ -169,24 +168,28 @@ class Kernel(Derivatives):
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
         return f"{beside.in_words}\n\n{text}" if beside else text
 
-    def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = unwatched) -> None:
+    def prepare(
+        self,
+        sizes: Iterable[Sequence[int]],
+        watch: Watch = unwatched,
+        *,
+        resets: bool = False,
+        reset_states: bool = False,
+        holds: bool = False,
+    ) -> None:
         """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
 
         That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
-        calls with resets or all states compile theirs when they come. `watch(done, of)` is called as kernels are ready.
-        Raises BadInput for sizes that are no such pairs, and what `compile` raises.
+        with `resets`, `reset_states` or `holds`, those of calls that have them. Calls with all states compile theirs when they
+        come. `watch(done, of)` is called as kernels are ready. Raises BadInput for sizes that are no such pairs, and what
+        `compile` raises.
         """
-        if self.embedded is not None:
-            self.embedded.prepare(sizes, watch)
-            return
-        wanted, run = sizes_from(sizes), self.executor.gpu
-        prepare(self._builder, self.executor.backend.plan, wanted, watch)
-        if self.spec.training:
-            self.executor.backend.prepare_gradients()
-        passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if self.spec.training else ("forward",)
-        beside = [size for size in wanted if any(run.directions_beside(kernel_pass, size) for kernel_pass in passes)]
-        if beside:
-            prepare(self._builder.half, self.executor.backend.half.plan, beside, watch)
+        if reset_states or holds:
+            self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
+        elif self.embedded is not None:
+            self.embedded.prepare(sizes, watch, resets=resets)
+        else:
+            prepare(self._builder, self.executor.backend, self.executor.gpu, sizes_from(sizes), watch, resets)
 
     def export(
         self,
@@ -198,6 +201,8 @@ class Kernel(Derivatives):
         gpus: Sequence[str] = (),
         sizes: Iterable[Sequence[int]] = (),
         without: Sequence[str] = (),
+        reset_states: bool = False,
+        holds: bool = False,
         watch: Watch = unwatched,
     ) -> Exported:
         """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
@@ -207,13 +212,14 @@ class Kernel(Derivatives):
         with rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to compile for, profiles
         by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the kernels that calls of
         these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states" (those after every step)
-        have none, and no kernels are compiled for them. `watch(done, of)` is called as kernels are ready. Raises BadInput where
-        a part of the spec cannot be exported; with `partial` the rest is written, and the result's `left_out` says what is
-        missing.
+        have none, and no kernels are compiled for them. With `reset_states` or `holds` calls have these, as inputs X.*.
+        `watch(done, of)` is called as kernels are ready. Raises BadInput where a part of the spec cannot be exported; with
+        `partial` the rest is written, and the result's `left_out` says what is missing.
         """
         from minrnn_gen.export.folder import export
 
-        return export(self._builder, self.executor, folder, target, name, partial, gpus, sizes, without, watch)
+        one = self.altered(reset_states, holds)[0] if reset_states or holds else self
+        return export(one.builder, one.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:
         return self
