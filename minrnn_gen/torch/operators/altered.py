@@ -11,8 +11,9 @@ from minrnn_gen.build.altered_cells import altered_recipe
 from minrnn_gen.call.altered import (
     check_given,
     check_marks,
-    check_shape,
+    check_reset_states,
     named_reset_states,
+    sequence_count,
     sequence_of_step,
     spread,
     spread_holds,
@@ -20,7 +21,7 @@ from minrnn_gen.call.altered import (
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import CU_SEQLENS, RESETS
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.dtypes import STATES, STORAGE
+from minrnn_gen.torch.dtypes import STORAGE
 from minrnn_gen.torch.tensors import check_tensor, marks_in
 
 
@@ -66,14 +67,9 @@ def added_inputs(
         named = named_reset_states(interface, reset_states, resets)
         check_tensor(resets, "resets")
         check_marks(resets, "resets", interface.x_axes, x)
-        count = resets.shape[0] if ends is None else max(ends.shape[0] - 1, 0)
         for name, state in named.items():
             check_tensor(state, f"reset_states['{name}']")
-            if state.dtype not in (allowed := (STATES[interface.precision.name], dtype)):
-                expected = " or ".join(dict.fromkeys(map(str, allowed)))
-                why = f"{expected} is expected and nothing is cast silently"
-                raise BadInput(f"reset_states['{name}'] has dtype {state.dtype}; {why}")
-            check_shape(state, name, interface.directions, hidden, count)
+        check_reset_states(interface, named, sequence_count(resets, ends), hidden)
         states = [named[name] for name in begins]
     if holds is not None:
         holds = checked_holds(holds)
