@@ -218,8 +218,8 @@ class Kernel(Derivatives):
         """
         from minrnn_gen.export.folder import export
 
-        one = self.altered(reset_states, holds)[0] if reset_states or holds else self
-        return export(one.builder, one.executor, folder, target, name, partial, gpus, sizes, without, watch)
+        kernel = self.altered(reset_states, holds)[0] if reset_states or holds else self
+        return export(kernel.builder, kernel.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:
         return self

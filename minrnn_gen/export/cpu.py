@@ -12,7 +12,7 @@ from minrnn_gen.codegen.cpu_source import CpuPass, NativePlan, cpu_source, pool_
 from minrnn_gen.export.emit_c import Printer, called_in, joined, number_in_c
 from minrnn_gen.export.host_calls import HostCalls
 from minrnn_gen.export.source import ExportSource, left_out_of, rendered
-from minrnn_gen.export.widened import widened
+from minrnn_gen.export.widened import wide_code, widened
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
 from minrnn_gen.program.number import Decisions
@@ -104,7 +104,7 @@ def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernel
         texts["forward"] += rendered("cpu_products.c.j2", (), plan=source, least=MULTIPLY_ADDS_LEAST)
     texts = {kernel_pass: with_prefix(text, f"{kernel_pass}_") for kernel_pass, text in texts.items()}
     threads = with_prefix(pool_source(), "threads_")
-    return rendered("cpu.c.j2", header, plan=source, code=code, threads_text=threads, texts=texts)
+    return rendered("cpu.c.j2", header, plan=source, wide=wide_code(source), code=code, threads_text=threads, texts=texts)
 
 
 def _printed(calls: HostCalls, printer: HostPrinter) -> HostCode:

@@ -22,6 +22,7 @@ from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.cuda_code import manifest_of
 from minrnn_gen.export.recorded import recorded_cases
 from minrnn_gen.export.source import ExportSource, demand_whole, rendered
+from minrnn_gen.export.widened import wide_code
 from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.run.cpu.native import NativeKernels
 from minrnn_gen.run.embedded import EmbeddedExecutor
@@ -82,7 +83,7 @@ def export(
         targets = targets_of(builder, gpus)
         source, compiled = cuda_export(chosen, interface, serving, targets, asked, partial, without, watch, embedding)
         header, kernels = _header(source, recipe, builder), manifest_of(compiled)
-        code = rendered("cuda.c.j2", header, plan=source, code=compiled)
+        code = rendered("cuda.c.j2", header, plan=source, wide=wide_code(source), code=compiled)
     source = source.served
     files: dict[str, str] = {
         f"{chosen}.h": rendered("kernel.h.j2", header, plan=source),

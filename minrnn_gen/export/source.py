@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.problem import Sizes
-
-if TYPE_CHECKING:
-    from minrnn_gen.export.widened import Widening
 
 Target = Literal["cpu", "cuda"]
 # Axes of arrays by their names in strides.
@@ -58,6 +56,13 @@ class ExportArray(NamedTuple):
             return f"{prefix}_strides {self.name}"
         kind = f"{prefix}_{self.kind}" if self.kind in {"storage", "real"} else self.kind
         return f"{'const ' if self.is_input else ''}{kind} *{self.name}"
+
+
+class Widening(NamedTuple):
+    """The calls with projected units, of `outer`, that an export with H units serves; `embedding` leads to its arrays."""
+
+    outer: ExportSource
+    embedding: Embedding
 
 
 @dataclass(frozen=True)

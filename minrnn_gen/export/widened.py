@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.export.emit_c import body_of, called_in, wrapped
-from minrnn_gen.export.source import ExportSource
+from minrnn_gen.export.source import ExportSource, Widening
 
 # Axes of a copy.
 AXES = 5
@@ -75,8 +75,13 @@ def widened(source: ExportSource, name: str, embedding: Embedding | None) -> Exp
     return replace(source, name=f"{name}_wide", widening=Widening(outer, embedding))
 
 
+def wide_code(source: ExportSource) -> WideCode | None:
+    """Return what serves calls by wider arrays; None where these have none."""
+    return None if source.widening is None else WideCode(*source.widening)
+
+
 @dataclass(frozen=True)
-class Widening:
+class WideCode:
     """How calls of `outer`, with P units, are served: by arrays with H units in a workspace, as `embedding` has them.
 
     What has no P units is passed on as it is.

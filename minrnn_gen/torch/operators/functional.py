@@ -77,7 +77,7 @@ def _over_ranks(
     with ranks.refused_everywhere(arguments.x):
         tensors, own = _tensors_of(kernel, arguments, all_states), kernel
         if altering != (None, None):
-            recipe, begins = altered(kernel.recipe, *(given is not None for given in altering))
+            recipe, begins = altered(kernel.recipe, *(array is not None for array in altering))
             tensors = (*tensors, *added_inputs(kernel.interface, begins, tensors, *altering, ranks))
             own = kernel_by(recipe)
     return _named(ranks.run(own, tensors, all_states), kernel.states, all_states)
