@@ -181,8 +181,7 @@ class Kernel(Derivatives):
 
         That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
         with `resets`, `reset_states` or `holds`, those of calls that have them. Calls with all states compile theirs when they
-        come. `watch(done, of)` is called as kernels are ready. Raises BadInput for sizes that are no such pairs, and what
-        `compile` raises.
+        come. `watch(done, of)` is called as kernels are ready. Raises BadInput for other sizes, and what `compile` raises.
         """
         if reset_states or holds:
             self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
