@@ -33,9 +33,8 @@ from minrnn_gen.run.altered import Alteration, AlteredSaved, as_of_channels
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.derivatives import Derivatives
-from minrnn_gen.run.embedded import NO_SOURCES, EmbeddedExecutor
+from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
-from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
@@ -168,24 +167,27 @@ class Kernel(Derivatives, Steps):
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
         return f"{beside.in_words}\n\n{text}" if beside else text
 
-    def prepare(self, sizes: Iterable[Sequence[int]], watch: Watch = unwatched) -> None:
+    def prepare(
+        self,
+        sizes: Iterable[Sequence[int]],
+        watch: Watch = unwatched,
+        *,
+        resets: bool = False,
+        reset_states: bool = False,
+        holds: bool = False,
+    ) -> None:
         """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
 
         That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
-        calls with resets or all states compile theirs when they come. `watch(done, of)` is called as kernels are ready.
-        Raises BadInput for sizes that are no such pairs, and what `compile` raises.
+        with `resets`, `reset_states` or `holds`, those of calls that have them. Calls with all states compile theirs when they
+        come. `watch(done, of)` is called as kernels are ready. Raises BadInput for other sizes, and what `compile` raises.
         """
-        if self.embedded is not None:
-            self.embedded.prepare(sizes, watch)
-            return
-        wanted, run = sizes_from(sizes), self.executor.gpu
-        prepare(self._builder, self.executor.backend.plan, wanted, watch)
-        if self.spec.training:
-            self.executor.backend.prepare_gradients()
-        passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if self.spec.training else ("forward",)
-        beside = [size for size in wanted if any(run.directions_beside(kernel_pass, size) for kernel_pass in passes)]
-        if beside:
-            prepare(self._builder.half, self.executor.backend.half.plan, beside, watch)
+        if reset_states or holds:
+            self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
+        elif self.embedded is not None:
+            self.embedded.prepare(sizes, watch, resets=resets)
+        else:
+            prepare(self._builder, self.executor.backend, self.executor.gpu, sizes_from(sizes), watch, resets)
 
     def export(
         self,
@@ -197,6 +199,8 @@ class Kernel(Derivatives, Steps):
         gpus: Sequence[str] = (),
         sizes: Iterable[Sequence[int]] = (),
         without: Sequence[str] = (),
+        reset_states: bool = False,
+        holds: bool = False,
         watch: Watch = unwatched,
     ) -> Exported:
         """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
@@ -206,15 +210,15 @@ class Kernel(Derivatives, Steps):
         with rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to compile for, profiles
         by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the kernels that calls of
         these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states" (those after every step)
-        have none, and no kernels are compiled for them. `watch(done, of)` is called as kernels are ready. Raises BadInput where
-        a part of the spec cannot be exported; with `partial` the rest is written, and the result's `left_out` says what is
-        missing.
+        have none, and no kernels are compiled for them. With `reset_states` or `holds` calls have these, as inputs X.*.
+        `watch(done, of)` is called as kernels are ready. Raises BadInput where a part of the spec cannot be exported; with
+        `partial` the rest is written, and the result's `left_out` says what is missing.
         """
-        kernel = self if self.embedded is None or self._interface.products else self.embedded
-        if kernel.embedded is not None:
-            raise BadInput(f"{self._builder.cell_source.name} {NO_SOURCES}")
         from minrnn_gen.export.folder import export
 
+        kernel = self.altered(reset_states, holds)[0] if reset_states or holds else self
+        if kernel.embedded is not None and not kernel.interface.products:
+            kernel = kernel.embedded
         return export(kernel.builder, kernel.executor, folder, target, name, partial, gpus, sizes, without, watch)
 
     def __copy__(self) -> Self:

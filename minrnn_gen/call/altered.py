@@ -5,7 +5,7 @@ The functions compute with a library's own namespace, `xp`: that of NumPy, CuPy,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minrnn_gen.call.interface import Interface
@@ -42,13 +42,28 @@ def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
         raise BadInput(f"{name} has shape {list(marks.shape)}; {shape} is expected, [batch, time]")
 
 
-def check_shape(array: Any, name: str, directions: Sequence[int], hidden: int, sequences: int) -> None:
-    """Refuse reset states that are neither of each sequence nor the same for all."""
-    shape, of_each, of_all = tuple(array.shape), (*directions, sequences, hidden), (*directions, hidden)
-    if shape not in (of_each, of_all):
-        raise BadInput(
-            f"reset_states['{name}'] has shape {list(shape)}; {list(of_each)} is expected, or {list(of_all)} for all sequences"
-        )
+def sequence_count(resets: Any, ends: Any) -> int:
+    """Return how many sequences have these resets, [B, T]; `ends` are the boundaries of packed ones, None of others."""
+    return int(resets.shape[0]) if ends is None else max(int(ends.shape[0]) - 1, 0)
+
+
+def check_reset_states(interface: Interface, named: Mapping[str, Any], sequences: int, hidden: int | None = None) -> None:
+    """Refuse reset states of another dtype than states or x have, and those of neither each sequence nor of all alike.
+
+    `hidden`: the units of each direction that a call has, where these are not all.
+    """
+    hidden, precision = hidden or interface.hidden_size, interface.precision
+    dtypes = tuple(dict.fromkeys((precision.arithmetic_dtype, precision.storage_dtype)))
+    of_each, of_all = (*interface.directions, sequences, hidden), (*interface.directions, hidden)
+    for name, array in named.items():
+        if str(array.dtype).removeprefix("torch.") not in dtypes:
+            expected = f"{' or '.join(dtypes)} is expected and nothing is cast silently"
+            raise BadInput(f"reset_states['{name}'] has dtype {array.dtype}; {expected}")
+        if tuple(array.shape) not in (of_each, of_all):
+            raise BadInput(
+                f"reset_states['{name}'] has shape {list(array.shape)}; {list(of_each)} is expected, or {list(of_all)} for all "
+                "sequences"
+            )
 
 
 def sequence_of_step(xp: Any, ends: Any, steps: Any) -> Any:

@@ -61,6 +61,8 @@ def export(
             show_default=False,
         ),
     ] = None,
+    reset_states: Annotated[bool, typer.Option("--reset-states", help="Calls have reset states, as inputs X.*.")] = False,
+    holds: Annotated[bool, typer.Option("--holds", help="Calls have holds, as an input X.*.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Leave out what cannot be exported, and say so.")] = False,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -72,7 +74,16 @@ def export(
     kernel = read_request(spec, next(iter(gpus), None), assignments).kernel()
     with counting("compiling", quiet=as_json or target is Target.CPU) as watch:
         exported = kernel.export(
-            out, target=target.value, name=name, partial=partial, gpus=gpus, sizes=asked, without=absent, watch=watch
+            out,
+            target=target.value,
+            name=name,
+            partial=partial,
+            gpus=gpus,
+            sizes=asked,
+            without=absent,
+            reset_states=reset_states,
+            holds=holds,
+            watch=watch,
         )
     if as_json:
         print_json({"files": [str(path) for path in exported.files], "left_out": list(exported.left_out)})

@@ -84,7 +84,7 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
 class Gradients:
     """Context of the template of gradients outside the recurrence.
 
-    Sums are added up by blocks of `rows` warps, each for `lanes` channels.
+    Sums are added up by blocks of `rows` warps, each for `lanes` channels. `moves`: with copies between arrays of other widths.
     """
 
     problem: Types
@@ -92,6 +92,7 @@ class Gradients:
     budget: NoSharedMemory = NoSharedMemory()
     lanes: int = SUMMED_LANES
     rows: int = SUMMED_ROWS
+    moves: bool = False
 
 
 def render_gradients(plan: Gradients) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.codegen.c_names import with_prefix
 from minrnn_gen.codegen.cpu_source import CpuPass, NativePlan, cpu_source, pool_source
 from minrnn_gen.export.emit_c import Printer, called_in, joined, number_in_c
 from minrnn_gen.export.host_calls import HostCalls
-from minrnn_gen.export.source import ExportSource, rendered
+from minrnn_gen.export.source import ExportSource, left_out_of, rendered
+from minrnn_gen.export.widened import wide_code, widened
 from minrnn_gen.program import data
 from minrnn_gen.program.data import At
 from minrnn_gen.program.number import Decisions
@@ -76,19 +78,19 @@ class HostCode:
         return called_in([self.saved, *self.schedules.values(), *self.programs.values()])
 
 
-def cpu_export(name: str, native: NativeKernels, training: bool) -> ExportSource:
-    """Return the export of a spec."""
-    left_out = ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
+def cpu_export(name: str, native: NativeKernels, training: bool, embedding: Embedding | None = None) -> ExportSource:
+    """Return the export of a spec, whose calls `native` serves; `embedding` leads from these to its own."""
     spec = native.builder.spec
-    return ExportSource(
+    source = ExportSource(
         name,
         "cpu",
         native.interface,
         ("forward", "backward") if training else ("forward",),
         kept_states=native.plan("backward").kept_states if training else (),
-        left_out=() if len(native.interface.runs_reversed) == 1 else left_out,
+        left_out=left_out_of(native.interface),
         takes_logarithms=spec.scan_arithmetic == "log",
     )
+    return widened(source, name, embedding)
 
 
 def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernels) -> str:
@@ -102,7 +104,7 @@ def cpu_code(source: ExportSource, header: tuple[str, ...], native: NativeKernel
         texts["forward"] += rendered("cpu_products.c.j2", (), plan=source, least=MULTIPLY_ADDS_LEAST)
     texts = {kernel_pass: with_prefix(text, f"{kernel_pass}_") for kernel_pass, text in texts.items()}
     threads = with_prefix(pool_source(), "threads_")
-    return rendered("cpu.c.j2", header, plan=source, code=code, threads_text=threads, texts=texts)
+    return rendered("cpu.c.j2", header, plan=source, wide=wide_code(source), code=code, threads_text=threads, texts=texts)
 
 
 def _printed(calls: HostCalls, printer: HostPrinter) -> HostCode:

@@ -15,6 +15,7 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
 from minrnn_gen.build.projected import first_projected
 from minrnn_gen.build.target import Target
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import RUNS_REVERSED, Interface
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
 from minrnn_gen.errors import BadInput, ToolchainMissing, shown
@@ -22,7 +23,8 @@ from minrnn_gen.export.calls import PLAIN, ExportedCalls, Variant
 from minrnn_gen.export.cuda_code import CudaCode, Dispatch, ExportedGpu, ExportedKernel
 from minrnn_gen.export.describe import Backend, Paths
 from minrnn_gen.export.emit_c import Functions
-from minrnn_gen.export.source import ExportSource, demand_whole
+from minrnn_gen.export.source import ExportSource, demand_whole, left_out_of
+from minrnn_gen.export.widened import widened
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.plan.size_classes import BATCHES, TIMES, SizeClasses, rows_in_memory
@@ -57,21 +59,18 @@ def cuda_export(
     partial: bool,
     without: Sequence[str] = (),
     watch: Watch = unwatched,
+    embedding: Embedding | None = None,
 ) -> tuple[ExportSource, CudaCode]:
     """Compile the kernels of a spec for each GPU, and return what NAME.c is made of; raises BadInput where there is none.
 
     With `sizes`, only the kernels that calls of these sizes run; with `partial` something may be left out. Calls go `without`
-    some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready.
+    some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready. `embedding` leads from calls to those of the spec.
     """
     absent = checked_absent(without)
-    collected = _Collected(interface, [replace(builder, target=target) for target in targets], tuple(sizes), absent)
+    builders = [replace(builder, target=target) for target in targets]
+    collected = _Collected(interface, builders, tuple(sizes), absent, moves=embedding is not None)
     collected.compile(watch)
-    left_out = []
-    is_one_way = len(interface.runs_reversed) == 1
-    if not is_one_way:
-        left_out.append("a single step of a bidirectional spec cannot be exported, since it runs one way")
-    elif not collected.has_step:
-        left_out.append("a single step cannot be exported for cuda, since no kernel of its own serves it on every GPU")
+    left_out = left_out_of(interface)
     demand_whole(left_out, partial)
     passes: tuple[str, ...] = ("forward", "backward") if collected.has_backward else ("forward",)
     lowered = builder.lowered_backward if collected.has_backward and not interface.has_vectors else None
@@ -81,23 +80,28 @@ def cuda_export(
         interface,
         passes,
         kept_states=lowered.needs_saved_states if lowered else (),
-        left_out=tuple(left_out),
-        has_step_kernel=is_one_way and collected.has_step,
+        left_out=left_out,
         absent=absent,
         takes_logarithms=builder.spec.scan_arithmetic == "log",
         projected_at=collected.projected_at,
     )
     code = collected.code(source)
-    return replace(source, multiplies_steps=code.has_stepwise), code
+    return widened(replace(source, multiplies_steps=code.has_stepwise), name, embedding), code
 
 
 class _Collected:
     """The kernels of every GPU, each with its place in the lists of NAME.c."""
 
     def __init__(
-        self, interface: Interface, builders: Sequence[Builder], sizes: tuple[Sizes, ...], absent: tuple[str, ...]
+        self,
+        interface: Interface,
+        builders: Sequence[Builder],
+        sizes: tuple[Sizes, ...],
+        absent: tuple[str, ...],
+        moves: bool,
     ) -> None:
         self._interface, self._builders, self._sizes, self._absent = interface, builders, sizes, absent
+        self._moves = moves
         self._images: list[bytes] = []
         self._kernels: list[ExportedKernel] = []
         self._built: dict[str, BuiltKernel] = {}
@@ -111,10 +115,10 @@ class _Collected:
     def _expected(self) -> Iterator[Callable[[], object]]:
         """Yield what compiles a kernel, for each that is expected: those of backwards first, which take the longest."""
         requests = set[str]()
-        variants = self._variants(has_step=len(self._interface.runs_reversed) == 1)
+        variants = self._variants()
         variants.sort(key=lambda variant: variant.kernel_pass != "backward")
         for builder in self._builders:
-            if self.has_backward:
+            if self.has_backward or self._moves:
                 yield partial(self._expect_gradients, builder.target)
             yield partial(self._projecting, builder)
             for variant in variants:
@@ -139,11 +143,6 @@ class _Collected:
             self._built[request] = builder.build(key)
         return self._built[request]
 
-    @cached_property
-    def has_step(self) -> bool:
-        """Whether every GPU has a kernel for a single step."""
-        return all(self._keys(builder, "step", step_specialization(builder)) for builder in self._builders)
-
     @property
     def has_backward(self) -> bool:
         """Whether there are gradients."""
@@ -151,7 +150,7 @@ class _Collected:
 
     def code(self, source: ExportSource) -> CudaCode:
         """Compile what is left, and print the calls that run all."""
-        variants = self._variants(has_step=len(self._interface.runs_reversed) == 1 and self.has_step)
+        variants = self._variants()
         described: list[list[Paths]] = [[] for _ in variants]
         gpus = [self._gpu(builder, source, variants, described) for builder in self._builders]
         functions, programs = Functions(source), dict[tuple[int, tuple[int, ...]], int]()
@@ -175,6 +174,7 @@ class _Collected:
             self._states_out.index(self._saved_states_out) if self.has_backward else 0,
             output_state,
             len(self._packed) > 1,
+            self._moves,
         )
 
     def _gpu(
@@ -198,7 +198,7 @@ class _Collected:
             len(own),
             dispatch,
             is_exact=any(not kernel.plan.problem.arch[-1].isdigit() for kernel in own),
-            gradients=self._gradients(builder.target) if self.has_backward else None,
+            gradients=self._gradients(builder.target) if self.has_backward or self._moves else None,
             needs_cublas=any(kernel.is_stepwise and kernel.plan.problem.kernel_pass == "forward" for kernel in own),
         )
 
@@ -217,13 +217,13 @@ class _Collected:
             numbers[key] = next(alike, len(self._kernels))
             self._kernels += [ExportedKernel(built, image)] if numbers[key] == len(self._kernels) else []
 
-    def _variants(self, has_step: bool) -> list[Variant]:
+    def _variants(self) -> list[Variant]:
         """Return the variants of calls in the order in which NAME.c finds them."""
         forwards = product(self._packed, self._resets, self._states_out)
         variants = [Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
             variants += [Variant("backward", *choices) for choices in product(self._packed, self._resets)]
-        if has_step:
+        if len(self._interface.runs_reversed) == 1:
             variants.append(Variant("step"))
         return variants
 
@@ -231,11 +231,13 @@ class _Collected:
         """Return the kernels of a variant, for each place of the grid of sizes."""
         specializations = self._specializations(builder, variant)
         if variant.kernel_pass == "step":
-            steps = self._at_places(builder, "step", specializations[False])
             if not self._interface.recurrent_gates:
-                return [(key,) for key in steps]
-            # More sequences than a step has kernels for are a forward of one step.
+                return [(key,) for key in self._at_places(builder, "step", specializations[False])]
+            # More sequences than a step has kernels for are a forward of one step, and all of a cell that has none.
             forwards = self._by_place(builder, Variant("forward"))[:: len(TIMES)]
+            if not self._keys(builder, "step", specializations[False]):
+                return forwards
+            steps = self._at_places(builder, "step", specializations[False])
             return [(key, *forward) for key, forward in zip(steps, forwards, strict=True)]
         runs = [self._at_places(builder, *launched) for launched in self._launched(builder, variant)]
         projecting = self._projecting(builder) if variant == PLAIN else []
@@ -377,7 +379,8 @@ class _Collected:
     def _cubin_of_gradients(self, target: Target) -> bytes:
         profile, precision = target.profile, self._interface.precision
         arch = f"sm_{profile.compute_capability.replace('.', '')}"
-        plan = Gradients(Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic))
+        types = Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
+        plan = Gradients(types, moves=self._moves)
         if plan not in self._cubins_of_gradients:
             self._cubins_of_gradients[plan] = compile_source(render_gradients(plan), plan).cubin
         return self._cubins_of_gradients[plan]

@@ -10,6 +10,7 @@ from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.render import Gradients
 from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.export.emit_c import Functions, called_in
+from minrnn_gen.export.widened import MOVE_SLOTS
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.plan.size_classes import BATCHES, TIMES
@@ -93,7 +94,7 @@ class CudaCode:
 
     `programs`: the number of a function and its row of numbers. `states_out`: the types in which a forward writes the states
     after every step, first "none"; `saved_states` is the place in it of what a backward needs. `output_state` is what is
-    multiplied by R. `has_packed`: packed sequences have kernels of their own.
+    multiplied by R. `has_packed`: packed sequences have kernels of their own. `moves`: arrays are copied into wider ones.
     """
 
     gpus: tuple[ExportedGpu, ...]
@@ -105,6 +106,7 @@ class CudaCode:
     saved_states: int
     output_state: str | None
     has_packed: bool
+    moves: bool = False
     striding_threads: int = 256
     striding_blocks: int = 4 * STRIDING_BLOCKS
     root_steps: int = ROOT_STEPS
@@ -122,7 +124,7 @@ class CudaCode:
     @property
     def slots_most(self) -> int:
         """The most arguments that a kernel has, those of gradients outside the recurrence included."""
-        return max(self.functions.slots_most, 8)
+        return max(self.functions.slots_most, MOVE_SLOTS if self.moves else 8)
 
     @property
     def programs_most(self) -> int:

@@ -178,7 +178,8 @@ class Backend:
             own = key.specialization
             return own.input_size == specialization.input_size, own.reverse == specialization.reverse
 
-        return max((key for key in self.keys if key.kernel_pass == kernel_pass), key=likeness)
+        # A step without a kernel of its own is a forward of one step.
+        return max([key for key in self.keys if key.kernel_pass == kernel_pass] or self.keys, key=likeness)
 
     @property
     def projecting(self) -> KernelKey | None:

@@ -131,7 +131,7 @@ class Printer:
         used = dict.fromkeys(_SYMBOL.findall(body))
         values = [f"const int64_t {symbol} = {_SYMBOLS[symbol].format(name=self._export.name)};" for symbol in used]
         unused = ["(void)k;"] if self.takes_numbers and "k[" not in body else []
-        return textwrap.indent("\n".join([*head, *values, *unused, body]), _INDENT)
+        return body_of([*head, *values, *unused, body])
 
     def _rooms(self, rooms: tuple[Room, ...], source: str = "&run->room") -> Iterator[str]:
         slots, seen = self._export.slots, dict[str, int]()
@@ -212,11 +212,17 @@ class Printer:
         raise TypeError(f"no C does {operation!r}")
 
 
+def body_of(lines: Sequence[str]) -> str:
+    """Return lines as a body has them."""
+    return textwrap.indent("\n".join(lines), _INDENT)
+
+
 def _call(name: str, *arguments: str) -> str:
-    return _wrapped(f"{name}(run, {', '.join(arguments)});")
+    return wrapped(f"{name}(run, {', '.join(arguments)});")
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
+    """Return a statement in lines that are no longer than a page is wide."""
     return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False))
 
 
@@ -249,7 +255,7 @@ def _negated(condition: Any) -> Expr:
 
 
 def _block(condition: Expr, lines: list[str]) -> str:
-    return f"{_wrapped(f'if ({number_in_c(condition)})')} {_body(lines)}"
+    return f"{wrapped(f'if ({number_in_c(condition)})')} {_body(lines)}"
 
 
 def _body(lines: list[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from minrnn_gen import __version__
 from minrnn_gen.build.at_once import Watch, unwatched
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.embedded import builder_of_kernels
 from minrnn_gen.build.output_files import refused_by_option, write_output
 from minrnn_gen.build.recipe import recipe_of
 from minrnn_gen.build.store import digest
@@ -21,8 +22,10 @@ from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.cuda_code import manifest_of
 from minrnn_gen.export.recorded import recorded_cases
 from minrnn_gen.export.source import ExportSource, demand_whole, rendered
+from minrnn_gen.export.widened import wide_code
 from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.run.cpu.native import NativeKernels
+from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
 
 TARGETS = ("cpu", "cuda")
@@ -62,23 +65,26 @@ def export(
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
     chosen = prefixed_name(name, builder.cell_source.name)
     recipe = recipe_of(builder.spec, builder.cell_source)
-    asked = sizes_from(sizes)
+    asked, serving = sizes_from(sizes), builder_of_kernels(builder)
+    embedding = executor.embedding if isinstance(executor, EmbeddedExecutor) else None
+    interface = embedding.inner if embedding else executor.interface
     if target == "cpu":
         if gpus or asked or without:
             raise BadInput(
                 "export: gpus, sizes or without are given, but code for the cpu serves all calls; "
                 "leave them out, or export for cuda"
             )
-        native = NativeKernels(executor.interface, builder)
-        source, kernels = cpu_export(chosen, native, builder.spec.training), dict[str, Any]()
+        native = NativeKernels(interface, serving)
+        source, kernels = cpu_export(chosen, native, builder.spec.training, embedding), dict[str, Any]()
         demand_whole(source.left_out, partial)
         header = _header(source, recipe, builder)
         code = cpu_code(source, header, native)
     else:
         targets = targets_of(builder, gpus)
-        source, compiled = cuda_export(chosen, executor.interface, builder, targets, asked, partial, without, watch)
+        source, compiled = cuda_export(chosen, interface, serving, targets, asked, partial, without, watch, embedding)
         header, kernels = _header(source, recipe, builder), manifest_of(compiled)
-        code = rendered("cuda.c.j2", header, plan=source, code=compiled)
+        code = rendered("cuda.c.j2", header, plan=source, wide=wide_code(source), code=compiled)
+    source = source.served
     files: dict[str, str] = {
         f"{chosen}.h": rendered("kernel.h.j2", header, plan=source),
         f"{chosen}.c": code,

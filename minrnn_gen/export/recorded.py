@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import numpy_dtype
+from minrnn_gen.call.joined import joined
 from minrnn_gen.call.results import ForwardResult
 from minrnn_gen.export.source import ExportSource
 from minrnn_gen.run.executor import Executor
@@ -163,10 +165,10 @@ class _Recorder:
                 "weight", "storage", (interface.weight_rows, interface.input_size), _scale(interface.input_size)
             )
         if interface.recurrent_gates:
-            R = self._input("R", "storage", interface.R_shape, _scale(interface.head_dim))
+            R = self._matrices()
         bias = self._input("bias", "real", (*interface.directions, len(interface.gates), interface.hidden_size), 1.0)
         if interface.takes_recurrent_bias:
-            recurrent_bias = self._input("recurrent_bias", "real", interface.recurrent_bias_shape, 1.0)
+            recurrent_bias = self._recurrent_bias()
         parameters = {
             name: self._input(f"parameter_{name}", "real", interface.shape_of_parameter(name), 1.0)
             for name in interface.parameters
@@ -186,9 +188,32 @@ class _Recorder:
             name: self._input(f"input_{name}", "storage", interface.shape(of_steps, *self._sizes), 2.0)
             for name in interface.inputs
         }
-        return CallArguments(
+        arguments = CallArguments(
             x, R, weight, bias, recurrent_bias, None, None, None, parameters or None, state, shared or None, inputs or None
         )  # fmt: skip
+        return joined(interface, arguments)
+
+    def _matrices(self) -> Any:
+        """Return R, or each of its matrices by gate."""
+        interface, names = self._source.interface, self._source.matrices
+        if not interface.has_unequal_products:
+            return self._input(names[0], "storage", interface.R_shape, _scale(interface.product_shapes[0].of))
+        return {
+            gate: self._input(name, "storage", (*interface.directions, *shape), _scale(shape.of))
+            for name, gate, shape in zip(names, interface.recurrent_gates, interface.product_shapes, strict=True)
+        }
+
+    def _recurrent_bias(self) -> Any:
+        """Return the recurrent bias, or that of each gate that has one."""
+        interface, names = self._source.interface, self._source.recurrent_biases
+        if not interface.has_unequal_biases:
+            return self._input(names[0], "real", interface.recurrent_bias_shape, 1.0)
+        shapes = dict(zip(interface.recurrent_gates, interface.product_shapes, strict=True))
+        gates = [gate for gate in interface.recurrent_gates if gate not in interface.unbiased]
+        return {
+            gate: self._input(name, "real", (*interface.directions, *shapes[gate][:2]), 1.0)
+            for name, gate in zip(names, gates, strict=True)
+        }
 
     def _input(self, name: str, kind: str, shape: tuple[int, ...], scale: float, least: float | None = None) -> Values:
         precision, count = self._source.interface.precision, math.prod(shape)
@@ -213,7 +238,11 @@ def _named(prefix: str, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict
 def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any]:
     """Return gradients by the names that they have in C."""
     interface = source.interface
-    named = {f"d{name}": gradients[name] for name in ("x", "weight", "R", "bias", "recurrent_bias") if name in gradients}
+    named = {f"d{name}": gradients[name] for name in ("x", "weight", "bias") if name in gradients}
+    for name, arrays in (("R", source.matrices), ("recurrent_bias", source.recurrent_biases)):
+        of_name = gradients.get(name)
+        values = list(of_name.values()) if isinstance(of_name, Mapping) else [of_name]
+        named |= {f"d{array}": value for array, value in zip(arrays, values, strict=False) if value is not None}
     named |= {f"dparameter_{name}": gradients["parameters"][name] for name in interface.parameters}
     named |= {f"dshared_{name}": gradients["shared"][name] for name in interface.shared}
     named |= {f"dinput_{name}": gradients["inputs"][name] for name in interface.inputs}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.codegen.header import comment
 from minrnn_gen.codegen.render import environment
@@ -33,6 +34,8 @@ _STORAGE = {
 }
 # Memory in which one launch or product after the other works.
 SHARED = ("workspace", "products")
+# Kernels that copy elements of either type.
+MOVES = ("move_storage", "move_real")
 
 
 class ExportArray(NamedTuple):
@@ -55,6 +58,13 @@ class ExportArray(NamedTuple):
         return f"{'const ' if self.is_input else ''}{kind} *{self.name}"
 
 
+class Widening(NamedTuple):
+    """The calls with projected units, of `outer`, that an export with H units serves; `embedding` leads to its arrays."""
+
+    outer: ExportSource
+    embedding: Embedding
+
+
 @dataclass(frozen=True)
 class ExportSource:
     """Context of an export's templates: the interface, the prefix of all names in C, and the kernels' text.
@@ -62,7 +72,7 @@ class ExportSource:
     `left_out` is what the spec has and the export lacks, in a sentence each; `absent` are members that no call has.
     `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
     none is negative. `kept_states` are those that a forward keeps for a backward. `projected_at` are the fewest steps at which
-    a scan multiplies x itself.
+    a scan multiplies x itself. `widening`: calls are those that serve a cell with projected units.
     """
 
     name: str
@@ -71,16 +81,21 @@ class ExportSource:
     passes: tuple[str, ...]
     kept_states: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    has_step_kernel: bool = True
     absent: tuple[str, ...] = ()
     multiplies_steps: bool = False
     takes_logarithms: bool = False
     projected_at: Sizes | None = None
+    widening: Widening | None = None
 
     @property
     def macro(self) -> str:
         """The name as macros have it."""
         return self.name.upper()
+
+    @property
+    def served(self) -> ExportSource:
+        """The export as its header has it, whose calls may be served by a kernel with another interface."""
+        return self.widening.outer if self.widening else self
 
     @property
     def runs(self) -> int:
@@ -115,7 +130,7 @@ class ExportSource:
     @property
     def has_step(self) -> bool:
         """Whether single steps are: of one direction."""
-        return self.runs == 1 and self.has_step_kernel
+        return self.runs == 1
 
     @property
     def is_dispatched(self) -> bool:
@@ -126,6 +141,12 @@ class ExportSource:
     def rounds(self) -> bool:
         """Whether arrays have fewer bits than what kernels compute."""
         return self.storage_type != self.real_type
+
+    @property
+    def other_kernels(self) -> tuple[str, ...]:
+        """The kernels for GPUs outside the recurrence: of gradients, and of copies between arrays of other widths."""
+        gradients = ("add_up", "add_parts", "store", "zero_beyond") if self.has_backward else ()
+        return (*gradients, *(MOVES if self.widening else ()))
 
     @property
     def casts_states(self) -> bool:
@@ -152,9 +173,23 @@ class ExportSource:
     def required(self) -> tuple[str, ...]:
         """The arrays other than x and y that every call needs."""
         interface = self.interface
-        weights = [*(["weight"] if interface.input_size else []), *(["R"] if interface.recurrent_gates else [])]
+        weights = [*(["weight"] if interface.input_size else []), *self.matrices]
         named = [*(f"parameter_{name}" for name in interface.parameters), *(f"shared_{name}" for name in interface.shared)]
         return (*weights, *named, *(f"input_{name}" for name in interface.inputs))
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The arrays of R: one, but where products have several shapes one of each gate."""
+        gates = self.interface.recurrent_gates
+        return tuple(f"R_{gate}" for gate in gates) if self.interface.has_unequal_products else ("R",)[: len(gates)]
+
+    @property
+    def recurrent_biases(self) -> tuple[str, ...]:
+        """The arrays of the recurrent bias: one, or one of each gate that has a bias."""
+        interface = self.interface
+        if not interface.has_unequal_biases:
+            return ("recurrent_bias",) if interface.takes_recurrent_bias else ()
+        return tuple(f"recurrent_bias_{gate}" for gate in interface.recurrent_gates if gate not in interface.unbiased)
 
     @property
     def sums(self) -> tuple[tuple[str, str, int, int], ...]:
@@ -175,10 +210,13 @@ class ExportSource:
             axes["states"] = interface.states_axes(interface.vector_states[0])
         return axes.get(array, Y_AXES[interface.layout])
 
-    def contiguous(self, array: str) -> list[tuple[str, str]]:
-        """Return the stride along each axis of x or y without gaps, as expressions of `rows` and `time`."""
+    def contiguous(self, array: str, units: int = 0) -> list[tuple[str, str]]:
+        """Return the stride along each axis of x or y without gaps, as expressions of `rows` and `time`.
+
+        `units`: those of each direction of y, where they are not H.
+        """
         interface, axes = self.interface, self.axes(array)
-        channels = interface.hidden_size * (self.runs if array == "y" else 1)
+        channels = (units or interface.hidden_size) * (self.runs if array == "y" else 1)
         sizes = {"b": "rows", "t": "time", "d": "2", "g": str(len(interface.gates)), "h": str(channels)}
         sizes["i"] = str(interface.input_size)
         behind = [" * ".join(sizes[axis] for axis in axes[place + 1 :]) or "1" for place in range(len(axes))]
@@ -205,11 +243,11 @@ class ExportSource:
             return "span_of(call)"
         return f"rows_of(call) * call->time * OUTPUTS * {self.interface.state_size}"
 
-    def shape(self, axes: str) -> str:
-        """Return axes in words."""
+    def shape(self, axes: str, units: str = "H") -> str:
+        """Return axes in words; `units`: those of the hidden axis."""
         interface = self.interface
         words = {"b": "B", "t": "T", "d": "2", "g": "G", "h": "H", "i": "I", "k": "K", "n": "n"}
-        words["h"] = "H" if "g" in axes or not interface.directions else "2 * H"
+        words["h"] = units if "g" in axes or not interface.directions else f"2 * {units}"
         return f"[{', '.join(words[axis] for axis in axes)}]"
 
     def _with_values(self, name: str, shape: str) -> str:
@@ -235,8 +273,7 @@ class ExportSource:
     def _arrays(self) -> list[ExportArray]:
         interface = self.interface
         two = "2, " if interface.directions else ""
-        x, y = self.shape(self.axes("x")), self.shape(self.axes("y"))
-        state, vector = f"[{two}B, H]", f"[{two}H]"
+        x, y = self.shape(self.axes("x")), self.shape(self.axes("y"), "P" if interface.output_size else "H")
         resets = "1" if self.is_dispatched else "not 0"
         arrays = [
             ExportArray("x", "storage", x),
@@ -244,15 +281,17 @@ class ExportSource:
         ]
         if interface.input_size:
             arrays.append(ExportArray("weight", "storage", f"[{two.replace(', ', ' * ')}G * H, I]"))
-        if interface.recurrent_gates:
-            arrays.append(ExportArray("R", "storage", f"[{two}Gr, N, D (out), D (in)]"))
+        arrays += [ExportArray(name, "storage", f"[{two}{shape}]") for name, shape in self._shapes_of_matrices()]
         arrays.append(ExportArray("bias", "real", f"[{two}G, H], or null"))
-        if interface.takes_recurrent_bias:
-            arrays.append(ExportArray("recurrent_bias", "real", f"[{two}Gr, H], or null"))
-        arrays += [ExportArray(f"parameter_{name}", "real", self._with_values(name, vector)) for name in interface.parameters]
+        arrays += [ExportArray(name, "real", f"[{two}{shape}], or null") for name, shape in self._shapes_of_biases()]
+        arrays += [
+            ExportArray(f"parameter_{name}", "real", self._with_values(name, f"[{two}{self._units(name)}]"))
+            for name in interface.parameters
+        ]
         arrays += [ExportArray(f"shared_{name}", "storage", f"{self.shape(self.axes('shared'))}") for name in interface.shared]
-        arrays += [ExportArray(f"input_{name}", "storage", f"{y}, strides as y") for name in interface.inputs]
-        state_of = {name: self._with_values(name, state) for name in interface.states}
+        as_y = f"{self.shape(self.axes('y'))} without gaps" if interface.output_size else f"{y}, strides as y"
+        arrays += [ExportArray(f"input_{name}", "storage", as_y) for name in interface.inputs]
+        state_of = {name: self._with_values(name, f"[{two}B, {self._units(name)}]") for name in interface.states}
         zeros = "or null: zeros" + ("; none is negative" if self.takes_logarithms else "")
         arrays += [ExportArray(f"initial_{name}", "real", f"{state_of[name]}, {zeros}") for name in interface.states]
         arrays += [
@@ -261,7 +300,7 @@ class ExportSource:
             ExportArray("lengths", "int64_t", "[B], or null: all have T steps"),
             self._cu_seqlens(),
             ExportArray("y", "storage", f"{y}, written by a forward", is_input=False),
-            ExportArray("y_strides", "", "of y, dy and states", is_strides=True),
+            ExportArray("y_strides", "", f"of y, dy and states{' as y' if interface.projection_size else ''}", is_strides=True),
             *(ExportArray(f"final_{name}", "real", f"{state_of[name]}, or null", is_input=False) for name in interface.states),
         ]
         arrays += [
@@ -281,10 +320,11 @@ class ExportSource:
         ]
         arrays += [
             ExportArray(f"d{name}", "storage", f"as {name}, or null", is_input=False)
-            for name in ("weight", "R")
+            for name in ("weight", *self.matrices)
             if name in self.required
         ]
-        arrays += [ExportArray(name, kind, f"as {name[1:]}, or null", is_input=False) for name, kind, _, _ in self.sums]
+        summed = ("bias", *self.recurrent_biases, *(f"parameter_{name}" for name in interface.summed_parameters))
+        arrays += [ExportArray(f"d{name}", "real", f"as {name}, or null", is_input=False) for name in summed]
         vectors = [*(("dparameter", "real", name) for name in interface.vector_parameters)]
         vectors += [("dshared", "storage", name) for name in interface.shared]
         vectors += [("dinput", "storage", name) for name in interface.inputs]
@@ -298,7 +338,32 @@ class ExportSource:
         return arrays
 
     def _as_y(self, state: str) -> str:
-        return f"{self.shape(self.axes('states'))} without gaps" if state in self.interface.vector_states else "as y"
+        interface = self.interface
+        if state in interface.vector_states:
+            return f"{self.shape(self.axes('states'))} without gaps"
+        is_as_y = interface.units_of_state(state) == interface.units_of_output
+        return "as y" if is_as_y else f"{self.shape(self.axes('y'), self._units(state))} without gaps"
+
+    def _units(self, name: str) -> str:
+        """Return the units of a state or a parameter in words."""
+        return "P" if name in (*self.interface.projected_states, *self.interface.projected_parameters) else "H"
+
+    def _shapes_of_matrices(self) -> list[tuple[str, str]]:
+        """Return the arrays of R with their shapes of one direction in words."""
+        shapes, names = self.interface.product_shapes, self.matrices
+        if not self.interface.products:
+            return [(name, "Gr, N, D (out), D (in)") for name in names]
+        words = [f"{heads}, {out} (out), {of} (in)" for heads, out, of in shapes]
+        return [(name, word if len(names) > 1 else f"Gr, {word}") for name, word in zip(names, words, strict=False)]
+
+    def _shapes_of_biases(self) -> list[tuple[str, str]]:
+        """Return the arrays of the recurrent bias with their shapes of one direction in words."""
+        interface, names = self.interface, self.recurrent_biases
+        if not interface.has_unequal_biases:
+            return [(name, f"Gr, {interface.product_shapes[0].rows if interface.products else 'H'}") for name in names]
+        shapes = zip(interface.recurrent_gates, interface.product_shapes, strict=True)
+        words = [f"{shape.heads}, {shape.out}" for gate, shape in shapes if gate not in interface.unbiased]
+        return list(zip(names, words, strict=True))
 
     def _is_absent(self, array: str) -> bool:
         return array in self.absent or (array.startswith("states_") and "states" in self.absent)
@@ -306,6 +371,13 @@ class ExportSource:
     def _cu_seqlens(self) -> ExportArray:
         packed = "[B + 1], the first step of each sequence of x [1, T, ...], and T; or null"
         return ExportArray("cu_seqlens", "int64_t", packed if self.interface.layout == "BTD" else "null: needs layout BTD")
+
+
+def left_out_of(interface: Interface) -> tuple[str, ...]:
+    """Return what no export of an interface has, in a sentence each."""
+    if len(interface.runs_reversed) == 1:
+        return ()
+    return ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
 
 
 def demand_whole(left_out: Sequence[str], partial: bool) -> None:

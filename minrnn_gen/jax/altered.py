@@ -7,7 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from minrnn_gen.build.altered_cells import altered_recipe
-from minrnn_gen.call.altered import check_marks, check_shape, named_reset_states, sequence_of_step, spread, spread_holds
+from minrnn_gen.call.altered import (
+    check_marks,
+    check_reset_states,
+    named_reset_states,
+    sequence_count,
+    sequence_of_step,
+    spread,
+    spread_holds,
+)
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.known_names import known_names
 from minrnn_gen.errors import BadInput
@@ -43,16 +51,7 @@ def _checked(kernel: Kernel, arguments: CallArguments, reset_states: Any, x: Any
     interface, marks = kernel.interface, arguments.resets
     named = named_reset_states(interface, reset_states, marks)
     check_marks(marks, "resets", interface.x_axes, x)
-    count, sequence = marks.shape[0], None
-    if arguments.cu_seqlens is not None:
-        ends = as_integers(arguments.cu_seqlens, "cu_seqlens")
-        count, sequence = max(ends.shape[0] - 1, 0), sequence_of_step(jnp, ends, jnp.arange(marks.shape[1]))
-    dtypes = tuple(dict.fromkeys((interface.precision.arithmetic_dtype, interface.precision.storage_dtype)))
-    states: dict[str, Any] = {}
-    for name in interface.states:
-        states[name] = as_array(named[name], f"reset_states['{name}']")
-        if states[name].dtype.name not in dtypes:
-            expected = f"{' or '.join(dtypes)} is expected and nothing is cast silently"
-            raise BadInput(f"reset_states['{name}'] has dtype {states[name].dtype}; {expected}")
-        check_shape(states[name], name, interface.directions, interface.hidden_size, count)
-    return states, sequence
+    ends = None if arguments.cu_seqlens is None else as_integers(arguments.cu_seqlens, "cu_seqlens")
+    states = {name: as_array(named[name], f"reset_states['{name}']") for name in interface.states}
+    check_reset_states(interface, states, sequence_count(marks, ends))
+    return states, None if ends is None else sequence_of_step(jnp, ends, jnp.arange(marks.shape[1]))

@@ -16,6 +16,9 @@ from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.precision import precision_of
+from minrnn_gen.run.backend import Backend
+from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.gpu import GpuRun
 
 _Request = tuple[KernelPass, Specialization, Sizes]
 
@@ -71,9 +74,12 @@ def _plain_keys(builder: Builder) -> Iterator[KernelKey]:
         yield builder.choose("step", specialization, sizes)
 
 
-def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Specialization], ...]:
-    """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients."""
-    spec, specialization = builder.spec, builder.specialization_at(sizes)
+def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tuple[KernelPass, Specialization], ...]:
+    """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients.
+
+    `resets`: of calls that have them.
+    """
+    spec, specialization = builder.spec, replace(builder.specialization_at(sizes), resets=resets)
     has_matrix = builder.cell_shape.has_matrix
     # What is kept for a backward is another kernel of a forward.
     keeps = spec.training and not builder.cell_source.has_vectors and bool(builder.lowered_backward.needs_saved_states)
@@ -82,7 +88,7 @@ def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Special
     kept: StatesOut = "arithmetic" if has_matrix and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
     passes: list[tuple[KernelPass, Specialization]] = []
-    if projected := projected_at(builder, sizes):
+    if not resets and (projected := projected_at(builder, sizes)):
         passes.append(("forward", projected))
     for reverse in RUNS_REVERSED[spec.direction]:
         passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
@@ -90,20 +96,38 @@ def passes_of(builder: Builder, sizes: Sizes) -> tuple[tuple[KernelPass, Special
     if spec.training and builder.cell_shape.rounds:
         passes.append(("arguments", builder.hinted_specialization))
     if not has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
-        passes.append(("step", specialization))
+        passes.append(("step", replace(specialization, resets=False)))
     return tuple(passes)
 
 
-def prepare(builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: Iterable[Sizes], watch: Watch) -> None:
-    """Plan and compile what calls of the sizes `wanted` run, in parallel; `plan` builds a kernel and returns its plan.
+def prepare(
+    builder: Builder, backend: Backend, run: GpuRun, wanted: Iterable[Sizes], watch: Watch, resets: bool = False
+) -> None:
+    """Plan and compile what calls of the sizes `wanted` run on a GPU, in parallel, with `resets` if they have them.
 
-    A dense cell's calls are first asked how they are run: step by step there are no other kernels. Raises what `plan` does.
+    Raises what building a kernel does.
     """
     wanted = tuple(wanted)
+    _prepare(builder, backend.plan, wanted, watch, resets)
+    if builder.spec.training:
+        backend.prepare_gradients()
+    passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if builder.spec.training else ("forward",)
+    beside = tuple(size for size in wanted if any(run.directions_beside(kernel_pass, size) for kernel_pass in passes))
+    if beside:
+        _prepare(builder.half, backend.half.plan, beside, watch, resets)
+
+
+def _prepare(
+    builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: tuple[Sizes, ...], watch: Watch, resets: bool
+) -> None:
+    """Build the kernels of one builder; `plan` builds one and returns its plan.
+
+    A dense cell's calls are first asked how they are run: step by step there are no other kernels.
+    """
     first: dict[_Request, None] = {}
     others: dict[_Request, _Request] = {}
     for sizes in wanted:
-        for kernel_pass, specialization in passes_of(builder, sizes):
+        for kernel_pass, specialization in passes_of(builder, sizes, resets):
             asked = builder.hinted_specialization if builder.cell_shape.has_matrix else specialization
             first[kernel_pass, asked, sizes] = None
             others[kernel_pass, specialization, sizes] = kernel_pass, asked, sizes

@@ -10,9 +10,10 @@ from typing import Any
 from minrnn_gen.build.altered_cells import AlteredRecipe
 from minrnn_gen.call.altered import (
     check_marks,
-    check_shape,
+    check_reset_states,
     gathered,
     named_reset_states,
+    sequence_count,
     sequence_of_step,
     spread,
     spread_holds,
@@ -58,20 +59,17 @@ class Alteration:
             return cls(interface, recipe, xp, None, marks, {}, None, 0, ones)
         named = named_reset_states(interface, reset_states, arguments.resets)
         resets = _marks(interface, arguments.resets, "resets", x)
-        count, sequence = resets.shape[0], None
+        sequence, ends = None, None
         if arguments.cu_seqlens is not None:
             ends = xp.asarray(memory.inspect(as_array(arguments.cu_seqlens, "cu_seqlens"), "cu_seqlens").owner)
             ends = ends.to(**place) if place else ends
-            count = max(ends.shape[0] - 1, 0)
             sequence = sequence_of_step(xp, ends, xp.arange(resets.shape[1], **place))
-        states = {}
-        dtypes = tuple(dict.fromkeys((interface.precision.arithmetic_dtype, interface.precision.storage_dtype)))
-        for name in interface.states:
-            array = memory.inspect(named[name], f"reset_states['{name}']")
-            check_dtype(array, dtypes)
-            check_shape(array, name, interface.directions, interface.hidden_size, count)
+        count = sequence_count(resets, ends)
+        arrays = {name: memory.inspect(named[name], f"reset_states['{name}']") for name in interface.states}
+        check_reset_states(interface, arrays, count)
+        for array in arrays.values():
             check_place(array, x)
-            states[name] = xp.asarray(array.owner)
+        states = {name: xp.asarray(array.owner) for name, array in arrays.items()}
         return cls(interface, recipe, xp, resets, marks, states, sequence, count, ones)
 
     def added_to(self, inputs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -19,11 +19,6 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Forward, ForwardReplay
 
-NO_SOURCES = (
-    "has products of several shapes, which C sources do not take; export a model of its layers by "
-    "minrnn_gen.torch.export_operators"
-)
-
 
 class EmbeddedExecutor(Executor):
     """Executes the calls of a kernel with projected units: by `inner`, where it has kernels for them, else by NumPy."""

@@ -63,6 +63,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "layer_norm_lstm", "hidden_size": 26, "heads": 2, "precision": "bf16", "input_size": 12},
     {"model": HIGHWAY, "hidden_size": 33, "layout": "BDT", "direction": "bidirectional", "precision": "bf16"},
     {"model": GAPS, "hidden_size": 24, "heads": 2, "input_size": 5},
+    {"model": "lstm_projected", "hidden_size": 24, "projection_size": 8, "heads": 2, "precision": "bf16", "input_size": 12},
 )
 OF_INPUTS = {cell["name"]: cell for cell in (HIGHWAY, GAPS, IN_ROUNDS)}
 
@@ -94,7 +95,7 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "rnn_cell") -> Fo
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(spec, id=named(spec["model"]), marks=pytest.mark.matrix_full if at not in {3, 5, 6, 8, 13} else ())
+        pytest.param(spec, id=named(spec["model"]), marks=pytest.mark.matrix_full if at not in {3, 5, 6, 13} else ())
         for at, spec in enumerate(SPECS)
     ],
 )
@@ -230,6 +231,27 @@ def test_a_step_by_strides_advances_a_state_in_place(tmp_path: Path) -> None:
     expected, final = kernel(x)
     assert np.array_equal(y, expected[:, -1])
     assert np.array_equal(state, final["h"])
+
+
+@pytest.mark.matrix_full
+def test_reset_states_and_holds_are_inputs_of_an_export(tmp_path: Path) -> None:
+    kernel = minrnn_gen.compile({"model": "gru", "hidden_size": 16, "heads": 2}, gpu="h200")
+    kernel.export(tmp_path, target="cpu", name="cell", reset_states=True, holds=True)
+    ran = check(tmp_path, "rnn_cell", *WARNINGS, "-Wno-unknown-pragmas")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    serving, generator = kernel.altered(begins=True, holds=True)[0], np.random.default_rng(4)
+    library = ExportedLibrary(tmp_path, cpu_export("rnn_cell", NativeKernels(serving.interface, serving.builder), True), 2)
+    shapes = {"x": (BATCH, TIME, 3, 16), "R": (3, 2, 8, 8), "begin": (BATCH, 16)}
+    x, R, begin = (generator.standard_normal(shape).astype(np.float32) / 2 for shape in shapes.values())
+    resets, holds = (generator.random((BATCH, TIME)) < 0.3 for _ in range(2))
+    expected, final = kernel(x, R, resets=resets, reset_states={"h": begin}, holds=holds)
+    y, last = np.empty_like(expected), np.empty_like(final["h"])
+    inputs = {"input_begin0": np.where(resets[..., None], begin[:, None], 0).astype(np.float32)}
+    inputs["input_hold0"] = np.broadcast_to(holds[..., None], y.shape).astype(np.float32)
+    call = library.call(BATCH, TIME, {"x": x, "R": R, "resets": resets, **inputs, "y": y, "final_h": last})
+    assert library.run("forward", call) == 0, library.message
+    assert np.array_equal(y, expected)
+    assert np.array_equal(last, final["h"])
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -29,8 +29,10 @@ from support.exported_launches import (
     planned_launches,
     run_calls,
 )
+from support.exported_runs import exported_of
 from support.input_cells import DIAGONAL, GAPS, HIGHWAY, IN_ROUNDS
 from support.norm_cells import OF_BOTH, OF_ROUNDS
+from support.projected_cells import OVER_ALL, TWO_ROUNDS
 from support.round_cells import DEEP, RESET_BEFORE
 from support.steps_in_place import emulated
 
@@ -185,9 +187,7 @@ def exported(
 ) -> tuple[minrnn_gen.Kernel, Any]:
     kernel = kernel_of(json.dumps(spec), os.environ["MINRNN_CACHE_DIR"])
     kernel.export(folder, target="cuda", name="cell", partial=True, gpus=gpus, sizes=sizes, without=without)
-    targets, chosen = targets_of(kernel.builder, gpus), tuple(Sizes(*pair) for pair in sizes)
-    source, _ = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, chosen, True, without)
-    return kernel, source
+    return kernel, exported_of(kernel, sizes, gpus, without)[0]
 
 
 def ways_of(source: ExportSource) -> list[Way]:
@@ -465,6 +465,7 @@ def test_threads_have_a_handle_of_cublas_each_while_they_multiply(tmp_path: Path
 
 # A step whose units read each other's outputs, advanced in place.
 EVERY_DAY = ("dense", "h200")
+OF_P = {"hidden_size": 24, "projection_size": 8}
 # On a GPU: every kind of pass, of product and of type in which something is kept.
 ON_A_GPU: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 64},
@@ -496,6 +497,10 @@ ON_A_GPU: dict[str, dict[str, Any]] = {
     "n-values-both-directions": N_VALUES_BOTH,
     "n-values-time-last": {"model": "selective", "hidden_size": 32, "state_size": 4, "layout": "BDT"},
     "n-values-in-parts": N_VALUES_BOTH,
+    "projected": {"model": "lstm_projected", "hidden_size": 24, "projection_size": 8, "precision": "bf16", "input_size": 12},
+    "projected-two-rounds": {**OF_P, "model": TWO_ROUNDS, "heads": 2, "direction": "bidirectional"},
+    "projected-over-all": {**OF_P, "model": OVER_ALL, "heads": 4, "layout": "BDT"},
+    "projected-forward": {**OF_P, "model": "lstm_projected", "precision": "fp64", "layout": "TBD", "training": False},
     "tf32": {"model": "gru", "hidden_size": 64, "input_size": 24, "fp32_product": "tf32"},
 }
 # The sizes that kernels are planned for, where these are not those of the call that is checked.
@@ -530,9 +535,7 @@ def test_the_check_passes_with_emulated_kernels(tmp_path: Path, name: str, gpu: 
     """The program that checks results on a GPU, on a driver and a cuBLAS that compute on the host."""
     sizes = PLANNED_FOR.get(name, (BATCH, TIME))
     kernel, source = exported(tmp_path, ON_A_GPU[name], [sizes], gpu)
-    targets = targets_of(kernel.builder, [gpu])
-    _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
-    plans = [one.plan for one in code.kernels]
+    plans = [one.plan for one in exported_of(kernel, [sizes], [gpu])[1].kernels]
     assert name != "n-values-in-parts" or any(plan.variables.get("time_parts", 1) > 1 for plan in plans)
     assert name != "cooperative" or sum(plan.strategy == "cooperative" for plan in plans) > 1
     ran = check(tmp_path, "rnn_cell", **emulated(kernel, tmp_path, sizes, gpu))

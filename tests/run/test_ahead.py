@@ -51,6 +51,29 @@ def test_calls_of_prepared_sizes_compile_nothing(spec: dict[str, Any], monkeypat
     assert built == []
 
 
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[2]], ids=lambda spec: spec["model"])
+def test_prepared_calls_with_reset_states_and_holds_compile_nothing(
+    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = compiled_for_host(spec, plans_sizes=True)
+    built = build_nothing(monkeypatch)
+    serving = kernel.altered(begins=True, holds=True)[0]
+    interface, dtype = serving.interface, numpy_dtype(serving.interface.precision.storage_dtype)
+    on_device = as_if_on_a_device(serving, executor=executor_on(serving, CompiledKernels(serving.builder, ())))
+    with on_device, np.errstate(all="ignore"):
+        kernel.prepare(SIZES, reset_states=True, holds=True)
+        assert built
+        built.clear()
+        for batch, time in SIZES:
+            x = np.zeros(interface.shape(interface.x_axes, batch, time), dtype)
+            R = np.zeros(interface.R_shape, dtype) if interface.recurrent_gates else None
+            inputs = {name: np.zeros(interface.shape(interface.channel_axes, batch, time), dtype) for name in serving.inputs}
+            y, _, saved = serving.forward(x, R, inputs=inputs, resets=np.ones((batch, time), bool))
+            serving.backward(saved, y)
+    assert built == []
+
+
 @pytest.mark.parametrize("sizes", [[(0, 1)], [(1,)], [(1, 2, 3)], [3], [(1.0, 2)], [(True, 1)], [("1", 2)]])
 def test_what_are_no_sizes_is_one_sentence(sizes: Any) -> None:
     with pytest.raises(BadInput, match=r"^sizes has .*; pairs \(batch, time\) of positive integers are expected$"):

@@ -24,6 +24,7 @@ import minrnn_gen
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.errors import BadInput
 from minrnn_gen.interpret.cases import Case, Inputs, inputs_of
 from minrnn_gen.interpret.kernel import InterpretedKernel, interpreted
@@ -48,20 +49,32 @@ N_DIAGONAL = {
 
 @dataclass(frozen=True)
 class Row:
-    """A class of cells, with a kernel of it; `is_raw`: a scan of given coefficients, which is a function and no cell."""
+    """A class of cells, with a kernel of it; `is_raw`: a scan of given coefficients, which is a function and no cell.
+
+    `is_altered`: calls have reset states and holds.
+    """
 
     kernel: Kernel
     is_raw: bool = False
+    is_altered: bool = False
 
     @functools.cached_property
     def inputs(self) -> Inputs:
         """Arrays of a call, its backward and its step."""
-        return inputs_of(self.kernel.interface, Case(*SIZES))
+        inputs = inputs_of(self.kernel.interface, Case(*SIZES))
+        return replace(inputs, forward=inputs.forward | altering(self.kernel)) if self.is_altered else inputs
+
+    @functools.cached_property
+    def served(self) -> Row:
+        """The row of the kernel that serves its calls: where products have several shapes, or calls reset states, another."""
+        if self.is_altered:
+            return Row(self.kernel.altered(begins=True, holds=True)[0])
+        return self if self.kernel.embedded is None else Row(self.kernel.embedded)
 
     @property
-    def served(self) -> Row:
-        """The row of the kernel that serves its calls: its own, but where products have several shapes."""
-        return self if self.kernel.embedded is None else Row(self.kernel.embedded)
+    def asked(self) -> dict[str, bool]:
+        """What is said ahead of calls."""
+        return {"reset_states": True, "holds": True} if self.is_altered else {}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -95,12 +108,22 @@ SPECS: dict[str, dict[str, Any]] = {
     "n values per channel, diagonal": {"model": N_DIAGONAL, "state_size": 4},
     "both directions": {"model": "min_gru", "direction": "bidirectional"},
     "with its projection": {"model": "min_gru", "input_size": INPUTS},
+    "with `reset_states` and `holds`": {"model": "min_gru"},
 }
+ALTERED = "with `reset_states` and `holds`"
 
 
 def rows() -> dict[str, Row]:
     """Return a kernel of each class."""
-    return {name: _row(spec) for name, spec in SPECS.items()}
+    return {name: replace(_row(spec), is_altered=name == ALTERED) for name, spec in SPECS.items()}
+
+
+def altering(kernel: Kernel) -> dict[str, Any]:
+    """Return the reset states and holds of a call, and its resets."""
+    interface, marks = kernel.interface, np.arange(SIZES.batch * SIZES.time).reshape(SIZES) % 2 == 0
+    dtype = numpy_dtype(interface.precision.arithmetic_dtype)
+    states = {name: np.ones(interface.shape_of_state(name, SIZES.batch), dtype) for name in interface.states}
+    return {"resets": marks, "reset_states": states, "holds": ~marks}
 
 
 def _row(spec: dict[str, Any]) -> Row:
@@ -168,7 +191,7 @@ def on_a_gpu(row: Row, _: Path) -> None:
 
 
 def emulated(row: Row, _: Path) -> None:
-    interpreted(row.kernel.spec, row.kernel.builder.target)
+    interpreted((row.served if row.is_altered else row).kernel.spec, row.kernel.builder.target)
 
 
 def verified(row: Row) -> None:
@@ -185,7 +208,16 @@ def verified(row: Row) -> None:
 
 def single_step(row: Row, _: Path) -> None:
     a_cell(row)
+    if row.is_altered:
+        raise NotThere
     row.kernel.step(**row.inputs.step)
+
+
+def altered_calls(row: Row, _: Path) -> None:
+    """A call with reset states and holds, and its gradients."""
+    a_cell(row)
+    *_, saved = row.kernel.forward(**row.inputs.forward | altering(row.kernel))
+    row.kernel.backward(saved, row.inputs.dy, row.inputs.dstate)
 
 
 def torch_recurrence(row: Row, _: Path) -> None:
@@ -211,9 +243,20 @@ def torch_module(row: Row) -> tuple[Any, tuple[Any, ...]]:
         def forward(self, x: Any, *inputs: Any) -> Any:
             return self.layer(x, inputs=dict(zip(self.names, inputs, strict=True)))
 
+    class Altered(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self, layer: Any) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any, resets: Any, holds: Any, *states: Any) -> Any:
+            return self.layer(x, resets=resets, holds=holds, reset_states=states)
+
     if not row.is_raw:
         layer, names = front.RNN(row.kernel.spec.model, INPUTS, HIDDEN, **row.options), row.kernel.inputs
         x = torch.zeros(2, 3, INPUTS)
+        if row.is_altered:
+            marks = torch.from_numpy(row.inputs.forward["resets"])
+            return Altered(layer), (x, marks, ~marks, *(torch.ones(1, 2, HIDDEN) for _ in row.kernel.states))
         return (WithInputs(layer, names) if names else layer), (x, *(torch.zeros(2, 3, HIDDEN) for _ in names))
 
     class Scan(torch.nn.Module):  # type: ignore[name-defined, misc]
@@ -235,8 +278,12 @@ def torch_nn(row: Row, _: Path) -> None:
     # Whatever the cell is: these classes are of other cells, which have both, too.
     if row.kernel.builder.cell_shape.kind != "dense" and not (spec.input_size or spec.direction == "bidirectional"):
         raise NotThere
-    both = spec.direction == "bidirectional"
-    front.nn.GRU(INPUTS, HIDDEN, bidirectional=both)(torch.zeros(2, 3, INPUTS))[0].sum().backward()
+    both, keywords = spec.direction == "bidirectional", dict[str, Any]()
+    if row.is_altered:
+        keywords = {name: torch.from_numpy(row.inputs.forward[name]) for name in ("resets", "holds")}
+        keywords["reset_states"] = torch.zeros(1, 2, HIDDEN)
+    layer = front.nn.GRU(INPUTS, HIDDEN, bidirectional=both, batch_first=True)
+    layer(torch.zeros(2, 3, INPUTS), **keywords)[0].sum().backward()
 
 
 def selective_scan(row: Row, _: Path) -> None:
@@ -281,7 +328,7 @@ def jax_functions(row: Row, _: Path, batched: bool = False) -> None:
         calls = [(front.scan, dict(zip("ab", row.scanned, strict=True)))]
     else:
         calls = [(functools.partial(front.recurrence, row.kernel.spec), row.inputs.forward)]
-        if not row.kernel.interface.directions:
+        if not (row.kernel.interface.directions or row.is_altered):
             calls.append((functools.partial(front.step, row.kernel.spec), row.inputs.step))
     for function, arguments in calls:
         known = inspect.signature(function).parameters
@@ -301,19 +348,22 @@ def jax_layer(row: Row, _: Path) -> None:
     layer = front.RNN(row.kernel.spec.model, INPUTS, HIDDEN, **row.options)
     zeros, names = jax.numpy.zeros, row.kernel.inputs
     inputs = {"inputs": {name: zeros((2, 3, HIDDEN)) for name in names}} if names else {}
+    if row.is_altered:
+        inputs = mapped({name: row.inputs.forward[name] for name in ("resets", "holds")}, jax.numpy.asarray)
+        inputs["reset_states"] = {name: zeros((1, 2, HIDDEN)) for name in row.kernel.states}
     jax.eval_shape(lambda: layer.apply(layer.init(jax.random.key(0)), zeros((2, 3, INPUTS)), **inputs))
 
 
 def export_for_cpus(row: Row, folder: Path) -> None:
     a_cell(row)
-    row.kernel.export(folder, target="cpu", name="cell", partial=True)
+    row.kernel.export(folder, target="cpu", name="cell", partial=True, **row.asked)
 
 
 def export_for_gpus(row: Row, folder: Path) -> None:
     a_cell(row)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minrnn_gen.build.builder.compile_source", Compiler())
-        row.kernel.export(folder, target="cuda", name="cell", sizes=[SIZES], partial=True)
+        row.kernel.export(folder, target="cuda", name="cell", sizes=[SIZES], partial=True, **row.asked)
 
 
 @contextlib.contextmanager
@@ -347,7 +397,7 @@ def heads_over_ranks(row: Row, _: Path) -> None:
 def prepared(row: Row, _: Path) -> None:
     a_cell(row)
     done: list[int] = []
-    row.kernel.prepare([SIZES], lambda now, _of: done.append(now))
+    row.kernel.prepare([SIZES], lambda now, _of: done.append(now), **row.asked)
     assert done
 
 
@@ -389,6 +439,7 @@ FRONTS: dict[str, Front] = {
     "GPU": Front(on_a_gpu),
     "`verify`": Front(emulated),
     "single step": Front(single_step),
+    "`reset_states`, `holds`": Front(altered_calls),
     "torch `recurrence`": Front(torch_recurrence, "torch"),
     "torch `RNN`": Front(torch_layer, "torch"),
     "`torch.nn`": Front(torch_nn, "torch"),

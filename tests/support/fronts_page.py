@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "fronts.md"
 WRITE = "PYTHONPATH=tests python -m support.fronts_page writes the page"
 # The columns of the classes of cells, in tables that a page has room for.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Calls": ("NumPy", "native C", "GPU", "`verify`", "single step"),
+    "Calls": ("NumPy", "native C", "GPU", "`verify`", "single step", "`reset_states`, `holds`"),
     "torch": (
         "torch `recurrence`",
         "torch `RNN`",
@@ -56,9 +56,9 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason(
-        "`minrnn_gen.scan` is given its coefficients. It has no weights that a layer could hold, its step is `a * h + b`, and "
-        "no channel reads another, so that each rank scans its own.",
-        ("single step", "torch `RNN`", "JAX `RNN`", "`head_group`"),
+        "`minrnn_gen.scan` is given its coefficients. It has no weights that a layer could hold, its step is `a * h + b`, "
+        "which begins from b where a is 0, and no channel reads another, so that each rank scans its own.",
+        ("single step", "`reset_states`, `holds`", "torch `RNN`", "JAX `RNN`", "`head_group`"),
         (_COMPLEX,),
     ),
     Reason(
@@ -73,17 +73,27 @@ REASONS = (
         (_BOTH,),
     ),
     Reason(
-        "The classes of `torch.nn` are three dense cells, and a class of the same name computes the same.",
+        "A single step begins from the state that it is given: a caller gives the reset state, or keeps the state and takes no "
+        "step.",
+        ("single step",),
+        (fronts.ALTERED,),
+    ),
+    Reason(
+        "A step with a reset state begins from the sum of its state, which the reset makes 0, and an input X.*, one value for "
+        "each unit. A state of n values has no such input, nor has one of P units, and log space has no sums of states.",
+        ("`reset_states`, `holds`",),
+        (_LOG, _SHAPES, _N_SCAN, _N_DIAGONAL),
+    ),
+    Reason(
+        "The classes of `torch.nn` are three dense cells, and a class of the same name computes the same, of the same "
+        "arguments.",
         ("`torch.nn`",),
-        ("a scan", _LOG, _COMPLEX, _BLOCKS, _DIAGONAL, _INPUTS, _N_SCAN, _N_DIAGONAL),
+        ("a scan", _LOG, _COMPLEX, _BLOCKS, _DIAGONAL, _INPUTS, _N_SCAN, _N_DIAGONAL, fronts.ALTERED),
     ),
     Reason(
         "`SelectiveScan` is one cell, the selective scan of n values per channel, and causal.",
         ("`SelectiveScan`",),
-        (
-            *("a scan", _LOG, _COMPLEX, _BLOCKS, _DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _INPUTS, _DENSE_INPUTS),
-            *(_N_DIAGONAL, _BOTH),
-        ),
+        tuple(name for name in fronts.SPECS if name not in (_N_SCAN, "with its projection")),
     ),
     Reason(
         "Both need one map of fixed size from the state before a piece of time to the state after it. Affine steps compose to "
@@ -95,12 +105,6 @@ REASONS = (
         "Kernels take the steps of block-affine cells one after the other, and give no map from one state to a later one.",
         ("`correct`", "`summary`"),
         (_BLOCKS,),
-    ),
-    Reason(
-        "A kernel in C has R as one array, and its products have one shape. Operators of a model have the zeros beyond P units "
-        "in their graph.",
-        ("C for CPUs", "C for GPUs"),
-        (_SHAPES,),
     ),
 )
 OF_STRATEGIES = (

@@ -184,6 +184,7 @@ def _cell(
         name: sliced(tensor, input_axis, pieces, rank).clone().requires_grad_()
         for name, tensor in tensors.get("inputs", {}).items()
     }
+    begins = {name: tensor.clone().requires_grad_() for name, tensor in tensors.get("reset_states", {}).items()}
     weights = sliced(tensors["weights of y"], y_axis, pieces, rank)
     y, final, *steps = wing.recurrence(
         kernel,
@@ -193,6 +194,8 @@ def _cell(
         shared=shared or None,
         inputs=inputs or None,
         resets=sliced(tensors.get("resets"), 1, pieces, rank),
+        reset_states=begins or None,
+        holds=sliced(tensors.get("holds"), 1, pieces, rank),
         lengths=tensors.get("lengths"),
         cu_seqlens=tensors.get("cu_seqlens"),
         all_states=all_states,
@@ -205,6 +208,7 @@ def _cell(
     loss.backward()
     result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
     result |= {f"d{name}": tensor.grad for name, tensor in {**named, **parameters, **state, **shared, **inputs}.items()}
+    result |= {f"dreset {name}": tensor.grad for name, tensor in begins.items()}
     for states in steps:
         result |= {f"steps {name}": value.detach() for name, value in states.items()}
     return result
@@ -233,8 +237,10 @@ def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mappin
         name: own(tensor, interface.channel_axes.index("h")).clone().requires_grad_()
         for name, tensor in tensors["inputs"].items()
     }
+    begins = {name: own(tensor, -1).clone().requires_grad_() for name, tensor in tensors.get("reset_states", {}).items()}
     asked = wing.HeadGroup(group, gathers=False)
     arrays: dict[str, Any] = {"state": state, "parameters": parameters or None, "shared": shared or None}
+    arrays |= {"reset_states": begins or None, "resets": tensors.get("resets"), "holds": tensors.get("holds")}
     arrays["inputs"] = inputs or None
     y, final = wing.recurrence(kernel, **named, **arrays, head_group=asked)
     weights = own(tensors["weights of y"], spec.get("layout", "BTD").index("D"))
@@ -244,6 +250,7 @@ def own_heads(group: Any, rank: int, *, spec: Mapping[str, Any], tensors: Mappin
     loss.backward()
     result = {"y": y.detach(), **{f"final {name}": value.detach() for name, value in final.items()}}
     result |= {f"d{name}": tensor.grad for name, tensor in {**named, **state, **parameters, **shared, **inputs}.items()}
+    result |= {f"dreset {name}": tensor.grad for name, tensor in begins.items()}
     arrays |= {name: tensor for name, tensor in named.items() if name != "x"}
     with pytest.raises(BadInput) as refused:
         wing.recurrence(kernel, named["x"].detach().float(), **arrays, head_group=asked)

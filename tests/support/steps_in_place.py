@@ -9,12 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 from support.exported import check
 from support.exported_launches import fake_library
-from support.exported_runs import emulated_kernels
+from support.exported_runs import emulated_kernels, exported_of
 
 import minrnn_gen
-from minrnn_gen.export.cuda import cuda_export
-from minrnn_gen.export.folder import targets_of
-from minrnn_gen.plan.problem import Sizes
 
 SIZES = (3, 8)
 DENSE = ("lstm", "gru", "slstm", "elman")
@@ -50,13 +47,12 @@ def check_steps_in_place(spec: Mapping[str, Any], folder: Path) -> None:
 
 def emulated(kernel: minrnn_gen.Kernel, folder: Path, sizes: tuple[int, int], gpu: str) -> dict[str, str]:
     """Return the environment in which an exported folder runs on a driver and a cuBLAS that compute on the host."""
-    targets = targets_of(kernel.builder, [gpu])
-    _, code = cuda_export("rnn_cell", kernel.interface, kernel.builder, targets, (Sizes(*sizes),), True)
+    _, code = exported_of(kernel, [sizes], [gpu])
     libraries = fake_library(folder)
     fake_library(folder, "fake_cublas.c", "libcublas.so.13")
     return {
         "LD_LIBRARY_PATH": str(libraries),
         "FAKE_DRIVER_LOG": str(folder / "log"),
-        "FAKE_DRIVER_CAPABILITY": targets[0].profile.compute_capability.replace(".", ""),
+        "FAKE_DRIVER_CAPABILITY": str(code.gpus[0].capability),
         "FAKE_DRIVER_KERNELS": str(emulated_kernels(folder, kernel, code)),
     }

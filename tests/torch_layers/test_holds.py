@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.fronts import one_rank
 from support.needed import needed
 
 import minrnn_gen
@@ -197,13 +198,15 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         ({"reset_states": {"h": state, "c": state}}, r"reset_states\['h'\] has shape \[1, 4\]; \[3, 4\] is expected, or \[4\]"),
         ({"holds": call["resets"][:2]}, r"holds has shape \[2, 6\]; \[3, 6\] is expected, \[batch, time\]"),
         ({"holds": call["x"][..., 0, 0].to(torch.complex64)}, "holds has dtype torch.complex64; torch.bool is expected"),
-        ({"head_group": object()}, "reset_states was given with a group of ranks"),
-        ({"reset_states": None, "holds": call["resets"], "head_group": object()}, "holds was given with a group of ranks"),
         ({"reset_states": {"h": state.float(), "c": state}}, r"reset_states\['h'\] has dtype torch.float32"),
     ]
     for wrong, why in of_function:
         with pytest.raises(BadInput, match=why) as refused:
             recurrence(kernel, **{**call, **wrong})
         assert "\n" not in str(refused.value)
+    of_each = as_tensors(drawn(kernel.interface, "packed", True, 3).call)
+    with one_rank() as group, pytest.raises(BadInput, match="for each sequence of cu_seqlens with a sequence_group") as refused:
+        recurrence(kernel, **of_each, sequence_group=group)
+    assert "\n" not in str(refused.value)
     with pytest.raises(TypeError, match="reset_states"):
         kernel.step(call["x"][:, 0], reset_states=call["reset_states"])

@@ -127,6 +127,13 @@ def calls(draw: st.DrawFn, specs: st.SearchStrategy[Any]) -> dict[str, Any]:
         )
     if draw(st.booleans()):
         tensors["resets"] = torch.rand(batch, time, generator=generator) < 0.15
+    if not interface.has_vectors and "scan_arithmetic" not in spec and draw(st.booleans()):
+        of_each = [interface.state_shape(sequences)] if not packs else []
+        shape = draw(st.sampled_from([interface.parameter_shape, *of_each]))
+        if "resets" in tensors:
+            tensors["reset_states"] = {name: normal(*shape, dtype=carried) for name in interface.states}
+        if "resets" not in tensors or draw(st.booleans()):
+            tensors["holds"] = torch.rand(batch, time, generator=generator) < 0.3
     if interface.recurrent_gates:
         tensors["R"] = normal(*interface.R_shape, by=0.5)
     if interface.input_size:
@@ -570,6 +577,9 @@ def test_heads_of_which_nothing_is_gathered_are_those_of_the_whole(group: ranks.
         tensors["R"] = normal(*interface.R_shape)
     if interface.input_size:
         tensors["weight"] = normal(interface.weight_rows, interface.input_size)
+    if not interface.has_vectors:
+        tensors |= {name: torch.rand(2, 5, generator=generator) < 0.4 for name in ("resets", "holds")}
+        tensors["reset_states"] = {name: normal(*interface.state_shape(2)) for name in interface.states}
     tensors["weights of y"] = normal(*interface.y_shape(2, 5))
     tensors["weights of state"] = {name: normal(3, *interface.shape_of_state(name, 2)) for name in interface.states}
     whole = ranks.cell(None, 0, spec=spec, tensors=tensors, pieces=None)
@@ -580,7 +590,7 @@ def test_heads_of_which_nothing_is_gathered_are_those_of_the_whole(group: ranks.
         values = [part[name] for part in parts]
         if name == "y" or (name == "dx" and not interface.input_size):
             together = torch.cat(values, y_axis if name == "y" else x_axis)
-        elif name.startswith("final") or name[1:] in interface.states:
+        elif name.startswith(("final", "dreset")) or name[1:] in interface.states:
             together = torch.cat(values, -2 if interface.has_vectors else -1)
         elif name[1:] in interface.shared and has_own_groups:
             together = torch.cat(values, interface.shared_axes.index("k"))

@@ -23,7 +23,7 @@ from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels
 from minrnn_gen.torch.layers.shared_inputs import project_shared
-from minrnn_gen.torch.operators.altered import altered, by_layer, check_no_group, checked_holds, inputs_of
+from minrnn_gen.torch.operators.altered import altered, by_layer, checked_holds, inputs_of
 from minrnn_gen.torch.operators.dispatch import has_transforms, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.recurrence import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
@@ -70,16 +70,22 @@ class LayerStack:
         *,
         dtype: torch.dtype | None = None,
         watch: Watch = unwatched,
+        resets: bool = False,
+        reset_states: bool = False,
+        holds: bool = False,
     ) -> None:
         """Compile ahead, in parallel, the kernels of calls with these sizes, pairs (batch, time), gradients included.
 
-        dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `watch(done, of)` is
-        called as the kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
+        dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `resets`,
+        `reset_states` and `holds`: of calls that have them. `watch(done, of)` is called as the kernels of a layer are ready.
+        Raises BadInput for a dtype without kernels and for what are no sizes.
         """
         recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
+        is_altered = reset_states or holds
         for recipe in recipes:
-            kernel_by(recipe).prepare(wanted, watch)
-        for batch, time in wanted:
+            own = altered(recipe, reset_states, holds)[0] if is_altered else recipe
+            kernel_by(own).prepare(wanted, watch, resets=resets or reset_states)
+        for batch, time in () if is_altered else wanted:
             for beside in (
                 beside_each_other(recipes, "forward", batch, time),
                 beside_each_other(recipes, "backward", batch, time),
@@ -125,21 +131,21 @@ class LayerStack:
             refuse_projected(self._made.name, reset_states, holds)
         if sequence_group is None and head_group is None:
             return self._call_of(input, hx, sequences, None, inputs, (reset_states, holds))
-        check_no_group(reset_states, holds)
-        return self._call_over_ranks(input, hx, sequences, sequence_group, head_group, inputs)  # type: ignore[no-any-return]
+        groups = (sequence_group, head_group)
+        return self._call_over_ranks(input, hx, sequences, groups, inputs, (reset_states, holds))  # type: ignore[no-any-return]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _call_over_ranks(
-        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], sequence_group: Any, head_group: Any, inputs: Any
+        self, input: Any, hx: Any, sequences: tuple[Any, Any, Any], groups: Any, inputs: Any, altering: tuple[Any, Any]
     ) -> tuple[Any, tuple[Any, ...]]:
         """Call on this rank's piece of time, of heads, or both; within torch.compile the graph breaks here."""
-        ranks = Ranks.of(sequence_group, head_group)
+        ranks = Ranks.of(*groups)
         with ranks.refused_everywhere(input):
             if ranks.heads is not None and not ranks.heads.gathers:
                 raise BadInput(
                     "head_group has gathers=False, but a layer takes and returns all channels; leave it out, or call recurrence"
                 )
-            return self._call_of(input, hx, sequences, ranks, inputs)
+            return self._call_of(input, hx, sequences, ranks, inputs, altering)
 
     def _call_of(
         self,
@@ -278,7 +284,7 @@ class LayerStack:
                 recipe, begins = altered(recipe, bool(beginnings), holds is not None)
                 begun = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in begins]
                 width = (*((2,) if self.bidirectional else ()), self.hidden_size)
-                beside += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype)
+                beside += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype, ranks)
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *beside)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts

@@ -11,8 +11,9 @@ from minrnn_gen.build.altered_cells import altered_recipe
 from minrnn_gen.call.altered import (
     check_given,
     check_marks,
-    check_shape,
+    check_reset_states,
     named_reset_states,
+    sequence_count,
     sequence_of_step,
     spread,
     spread_holds,
@@ -20,7 +21,7 @@ from minrnn_gen.call.altered import (
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import CU_SEQLENS, RESETS
 from minrnn_gen.errors import BadInput
-from minrnn_gen.torch.dtypes import STATES, STORAGE
+from minrnn_gen.torch.dtypes import STORAGE
 from minrnn_gen.torch.tensors import check_tensor, marks_in
 
 
@@ -38,26 +39,27 @@ def altered(recipe: str, begins: bool, holds: bool) -> tuple[str, tuple[str, ...
     return _altered(recipe, begins, holds)  # type: ignore[no-any-return]
 
 
-def check_no_group(reset_states: Any, holds: Any) -> None:
-    """Refuse reset states and holds in a call over a group of ranks."""
-    if reset_states is not None:
+def _of_ranks(states: Sequence[Any], width: Sequence[int], ends: Any, ranks: Any) -> list[Any]:
+    """Return reset states of a call over ranks, whose gradients are those of weights: a rank's own part, zero elsewhere.
+
+    Refuses those of each packed sequence where time is split, of which no rank knows where its own begin.
+    """
+    if ranks.time is not None and ends is not None and any(state.dim() > len(width) for state in states):
         raise BadInput(
-            "reset_states was given with a group of ranks, whose resets are to zeros; leave the group out, or split the "
-            "sequences at their resets by cu_seqlens and give each its state"
+            "reset_states was given for each sequence of cu_seqlens with a sequence_group; give those of all sequences, "
+            f"{list(width)} each, or leave the group out"
         )
-    if holds is not None:
-        raise BadInput(
-            "holds was given with a group of ranks, which does not support it; leave the group out, or take the held steps out"
-        )
+    return [ranks.counted_once(state) if ranks.gathers else state for state in states]
 
 
 def added_inputs(
-    interface: Interface, begins: Sequence[str], tensors: Sequence[Any], reset_states: Any, holds: Any
+    interface: Interface, begins: Sequence[str], tensors: Sequence[Any], reset_states: Any, holds: Any, ranks: Any = None
 ) -> tuple[Any, ...]:
     """Return the further inputs X.* of a call, whose `tensors` are by slot: of the states that it `begins` from, and of holds.
 
-    Raises BadInput for arguments that do not fit.
+    `ranks`: the groups of a call over ranks. Raises BadInput for arguments that do not fit.
     """
+    hidden = interface.hidden_size // (1 if ranks is None else ranks.shares)
     x, resets, ends = tensors[0], tensors[RESETS], tensors[CU_SEQLENS]
     axes, dtype = interface.channel_axes, STORAGE[interface.precision.name]
     states: list[Any] = []
@@ -65,20 +67,15 @@ def added_inputs(
         named = named_reset_states(interface, reset_states, resets)
         check_tensor(resets, "resets")
         check_marks(resets, "resets", interface.x_axes, x)
-        count = resets.shape[0] if ends is None else max(ends.shape[0] - 1, 0)
         for name, state in named.items():
             check_tensor(state, f"reset_states['{name}']")
-            if state.dtype not in (allowed := (STATES[interface.precision.name], dtype)):
-                expected = " or ".join(dict.fromkeys(map(str, allowed)))
-                why = f"{expected} is expected and nothing is cast silently"
-                raise BadInput(f"reset_states['{name}'] has dtype {state.dtype}; {why}")
-            check_shape(state, name, interface.directions, interface.hidden_size, count)
+        check_reset_states(interface, named, sequence_count(resets, ends), hidden)
         states = [named[name] for name in begins]
     if holds is not None:
         holds = checked_holds(holds)
         check_marks(holds, "holds", interface.x_axes, x)
-    width = (*interface.directions, interface.hidden_size)
-    return inputs_of(axes, states, width, x, (resets, ends, holds), dtype)
+    width = (*interface.directions, hidden)
+    return inputs_of(axes, states, width, x, (resets, ends, holds), dtype, ranks)
 
 
 def checked_holds(holds: Any) -> Any:
@@ -91,14 +88,23 @@ def checked_holds(holds: Any) -> Any:
 
 
 def inputs_of(
-    axes: str, states: Sequence[Any], width: Sequence[int], x: Any, marks: tuple[Any, Any, Any], dtype: torch.dtype
+    axes: str,
+    states: Sequence[Any],
+    width: Sequence[int],
+    x: Any,
+    marks: tuple[Any, Any, Any],
+    dtype: torch.dtype,
+    ranks: Any = None,
 ) -> tuple[Any, ...]:
     """Return inputs X.* of these axes: of reset states, each [directions, B, H] or [directions, H], and of holds, if any.
 
-    `width`: [directions, H]; `marks`: resets, boundaries of packed sequences, and holds.
+    `width`: [directions, H]; `marks`: resets, boundaries of packed sequences, and holds; `ranks`: the groups of a call over
+    ranks.
     """
     resets, ends, holds = marks
     sequence = None
+    if ranks is not None:
+        states = _of_ranks(states, width, ends, ranks)
     if ends is not None and states:
         steps = torch.arange(resets.shape[1], device=x.device, dtype=ends.dtype)
         sequence = sequence_of_step(torch, ends.to(x.device), steps)

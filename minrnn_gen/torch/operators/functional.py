@@ -15,7 +15,7 @@ from minrnn_gen.call.known_names import known_names
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, known
-from minrnn_gen.torch.operators.altered import added_inputs, altered, check_no_group
+from minrnn_gen.torch.operators.altered import added_inputs, altered
 from minrnn_gen.torch.operators.calls import storage_dtype
 from minrnn_gen.torch.operators.embedded import embedded_recurrence
 from minrnn_gen.torch.operators.recurrence import run
@@ -61,8 +61,8 @@ def recurrence(
         call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group, **altering)
         return embedded_recurrence(call, kernel, arguments)
     if sequence_group is not None or head_group is not None:
-        check_no_group(reset_states, holds)
-        return _over_ranks(kernel, arguments, all_states, sequence_group, head_group)  # type: ignore[no-any-return]
+        groups = (sequence_group, head_group)
+        return _over_ranks(kernel, arguments, all_states, groups, (reset_states, holds))  # type: ignore[no-any-return]
     tensors = _tensors_of(kernel, arguments, all_states)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
     count = len(kernel.states)
@@ -76,13 +76,17 @@ def recurrence(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _over_ranks(
-    kernel: Kernel, arguments: CallArguments, all_states: bool, sequence_group: Any, head_group: Any
+    kernel: Kernel, arguments: CallArguments, all_states: bool, groups: tuple[Any, Any], altering: tuple[Any, Any]
 ) -> tuple[Any, ...]:
     """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
-    ranks = Ranks.of(sequence_group, head_group)
+    ranks = Ranks.of(*groups)
     with ranks.refused_everywhere(arguments.x):
-        tensors = _tensors_of(kernel, arguments, all_states)
-    return _named(ranks.run(kernel, tensors, all_states), kernel.states, all_states)
+        tensors, own = _tensors_of(kernel, arguments, all_states), kernel
+        if altering != (None, None):
+            recipe, begins = altered(kernel.recipe, *(array is not None for array in altering))
+            tensors = (*tensors, *added_inputs(kernel.interface, begins, tensors, *altering, ranks))
+            own = kernel_by(recipe)
+    return _named(ranks.run(own, tensors, all_states), kernel.states, all_states)
 
 
 def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:

@@ -44,6 +44,16 @@ class Ranks:
             refuse(self.time, tensor, refusal)
             raise
 
+    @property
+    def gathers(self) -> bool:
+        """Whether every rank of heads has all channels of a call."""
+        return self.heads is None or self.heads.gathers
+
+    @property
+    def shares(self) -> int:
+        """Of how many ranks the channels of a call are one's share."""
+        return 1 if self.heads is None or self.heads.gathers else self.heads.size
+
     def counted_once(self, weight: Any) -> Any:
         """Return a weight of S.*, whose gradient all ranks of heads have alike, with the gradient of the first one alone."""
         return weight if self.heads is None else counted_once(weight, self.heads)
