@@ -9,6 +9,7 @@ from typing import Any
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.known_names import known_names
 from minrnn_gen.call.pool import PoolArguments, PoolRows
 from minrnn_gen.call.validate import (
     INTEGER_DTYPES,
@@ -17,7 +18,6 @@ from minrnn_gen.call.validate import (
     check_exact_shape,
     check_place,
     check_plain,
-    known_names,
 )
 from minrnn_gen.errors import BadInput, kind_of
 

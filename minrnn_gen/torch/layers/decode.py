@@ -151,7 +151,7 @@ class DecodingStack(LayerStack):
         check_tensor(x_t, "x_t")
         if x_t.dim() != 2 or x_t.shape[-1] != self.input_size:
             raise BadInput(f"x_t has shape {list(x_t.shape)}; [batch, {self.input_size}] is expected")
-        of_layers = inputs_of_layers(inputs, self._made.inputs, self.num_layers, (*x_t.shape[:-1], self.hidden_size))
+        of_layers = inputs_of_layers(inputs, self._made, x_t.shape[:-1], (self.hidden_size,))
         states = [*cache.states.values()]
         if states[0].shape[0] != self.num_layers:
             raise BadInput(f"cache is of {states[0].shape[0]} layers; one of {self.num_layers} is expected")
