@@ -59,16 +59,17 @@ def composed(expression: fn.OverUnits) -> Expr:
     """
     mean = fn.OVER_UNITS["mean", expression.over]
     if isinstance(expression, fn.Mean):
-        return expression if len(expression.args) == 1 else mean(_average(expression.args))
+        return expression if len(expression.args) == 1 else mean(average(expression.args))
     epsilon, x, *of = expression.args
     if isinstance(expression, fn.RmsNorm):
         return ex.divide(x, fn.SquareRoot(ex.add(mean(ex.power(x, 2)), epsilon)))
-    centre = mean(_average(of))
+    centre = mean(average(of))
     squares = [ex.power(ex.subtract(value, fn.Centre(centre)), 2) for value in of]
-    return ex.divide(ex.subtract(x, centre), fn.SquareRoot(ex.add(mean(_average(squares)), epsilon)))
+    return ex.divide(ex.subtract(x, centre), fn.SquareRoot(ex.add(mean(average(squares)), epsilon)))
 
 
-def _average(values: Sequence[Expr]) -> Expr:
+def average(values: Sequence[Expr]) -> Expr:
+    """Return the average of values."""
     total = reduce(ex.add, values)
     return total if len(values) == 1 else ex.multiply(ex.number(Fraction(1, len(values))), total)
 
