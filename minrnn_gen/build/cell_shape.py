@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import CellShape
@@ -43,7 +43,29 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         means=_means_of(lowered) if cell.norms else (0, 0, 0),
         means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
+        **_in_parts(lowered),
     )
+
+
+class _InParts(TypedDict, total=False):
+    waits: tuple[tuple[int, int], ...]
+    held_count: int
+    prepared_count: int
+    mean_rows: int
+
+
+def _in_parts(lowered: Lowered | LoweredBackward) -> _InParts:
+    from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+
+    if not isinstance(lowered, LoweredSteps | LoweredStepsBackward) or lowered.whole is None:
+        return {}
+    from minrnn_gen.cell.levels import rows_of_means
+    from minrnn_gen.cell.waits import step_in_parts
+
+    mean_rows = rows_of_means(len(lowered.known_means)) if isinstance(lowered, LoweredStepsBackward) else 0
+    step = step_in_parts(lowered)
+    waits = tuple((len(wait.statistics), len(wait.needs)) for wait in step.waits if wait.statistics)
+    return _InParts(waits=waits, held_count=len(step.held), prepared_count=len(step.prepared), mean_rows=mean_rows)
 
 
 def _means_of(lowered: Lowered | LoweredBackward) -> tuple[int, int, int]:
@@ -68,6 +90,7 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         saved_values=backward.saved_values,
         recomputed_values=backward.recomputed_values,
         means=_means_of(backward) if cell.norms else (0, 0, 0),
+        **_in_parts(backward),
     )
 
 

@@ -250,6 +250,12 @@ class Exp2(CellFunction):
     cell_name, argument_count, transcendental_count = "exp2", 1, 1
 
 
+class ReciprocalRoot(CellFunction):
+    """1 over the square root of x, where kernels wait for it."""
+
+    cell_name, argument_count, transcendental_count = "reciprocal_root", 1, 1
+
+
 class SigmoidPart(CellFunction):
     """The part of x that `SigmoidOfSum` reads."""
 

@@ -27,8 +27,18 @@ def step_behind_sums(step: Program, gates: Collection[str], states: Collection[s
 
     Instead of each `R_<gate>` there are the inputs `sum_<gate>` and `recurrent_bias_<gate>`.
     """
+    late = late_names(step, gates, states)
+    return cut(by_sums(step, gates, late), late)
+
+
+def late_names(step: Program, gates: Collection[str], states: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the recurrent sums that a step reads, and of the previous states."""
+    return (*(sum_name(gate) for gate in gates if f"R_{gate}" in step.inputs), *(f"previous_{state}" for state in states))
+
+
+def by_sums(step: Program, gates: Collection[str], late: Collection[str]) -> Program:
+    """Return a step in terms of recurrent sums and biases, in the form that reads the names `late` last."""
     read = {f"R_{gate}": gate for gate in gates if f"R_{gate}" in step.inputs}
-    late = [*(sum_name(gate) for gate in read.values()), *(f"previous_{state}" for state in states)]
     inputs = [name for name in step.inputs if name not in read]
     inputs += [name(gate) for gate in read.values() for name in (sum_name, bias_name)]
     # A result that is a product itself has no statement to be rewritten.
@@ -36,7 +46,7 @@ def step_behind_sums(step: Program, gates: Collection[str], states: Collection[s
     named = tuple(Statement(whole[name], ex.named(name)) for name in read if name in whole)
     rewritten = Program(step.inputs, (*step.statements, *named), step.results)
     results = tuple((label, whole.get(name, name)) for label, name in step.results)
-    return cut(Program(tuple(inputs), tuple(_Rewriting(rewritten, read, late).statements()), results), late)
+    return Program(tuple(inputs), tuple(_Rewriting(rewritten, read, late).statements()), results)
 
 
 class _Rewriting:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypedDict
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.levels import Level, inputs_of
+from minrnn_gen.cell.levels import Level, WholeProgram, inputs_of
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,
@@ -50,7 +51,7 @@ class LoweredSteps:
     gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
     of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
     than the previous output, in the order in which a step computes them. `levels` give the means over units that `step` takes
-    besides.
+    besides; with any, `whole` is all of a step, which gives `argument_<round>` too, counted from 1 on.
     """
 
     name: str
@@ -67,6 +68,7 @@ class LoweredSteps:
     levels: tuple[Level, ...] = ()
     projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
+    whole: WholeProgram | None = None
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -93,7 +95,8 @@ class LoweredStepsBackward:
     `gradient_parameter_<name>`. It computes the step again: what it reads is the gates, the products and the states before the
     step, whose values are saved. Of `rounds`, in the order of the forward, the last one's gradients come first: `backward`
     takes `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward. `levels` give the
-    means over units that `backward` takes besides, those of gradients among them, and those of all `arguments`.
+    means over units that `backward` takes besides, those of gradients among them, and those of all `arguments`. With any,
+    `whole` is `backward` with the values of means of gradients, and takes those of the forward, which are those of `known`.
     """
 
     name: str
@@ -110,6 +113,13 @@ class LoweredStepsBackward:
     levels: tuple[Level, ...] = ()
     projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
+    whole: WholeProgram | None = None
+    known: tuple[Level, ...] = ()
+
+    @property
+    def known_means(self) -> tuple[str, ...]:
+        """The names of the forward's means, in the order of their levels."""
+        return tuple(name for level in self.known for name, _ in level.means)
 
     @cached_property
     def _read(self) -> frozenset[str]:
@@ -194,6 +204,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         levels=builder.levels(results),
         projection=cell.projection,
         inputs=cell.inputs,
+        whole=builder.whole(results | _arguments(cell)) if cell.norms else None,
     )
 
 
@@ -221,6 +232,7 @@ def lower_steps_backward(
         rounds.insert(0, _round(builder, cell, products, of_gates))
         seeds.append((products.argument, _incoming_argument(number)))
     builder, results = pulled_back(inputs)
+    gradients = {**results}
     if gives_states:
         results |= {f"state_{state}": ex.current(state) for state in cell.states}
     results |= more or {}
@@ -239,7 +251,23 @@ def lower_steps_backward(
         levels=builder.levels(results | {f"argument of {number}": of.argument for number, of in enumerate(together)}),
         projection=cell.projection,
         inputs=cell.inputs,
+        **_whole(builder, gradients, (*incoming.values(), "gradient_y")) if cell.norms else {},
     )
+
+
+class _Whole(TypedDict, total=False):
+    whole: WholeProgram
+    known: tuple[Level, ...]
+
+
+def _whole(builder: ProgramBuilder, gradients: Mapping[str, Expr], late: Collection[str]) -> _Whole:
+    known = builder.means_without(late)
+    levels = (level.restricted(known) for level in builder.levels(gradients))
+    return {"whole": builder.whole(gradients, known), "known": tuple(level for level in levels if level.means)}
+
+
+def _arguments(cell: Cell) -> dict[str, Expr]:
+    return {f"argument_{number}": of_round.argument for number, of_round in enumerate(cell.rounds, start=1)}
 
 
 def _argument(builder: ProgramBuilder, cell: Cell, products: Round) -> ProductRound:

@@ -77,7 +77,7 @@ def composed(expression: fn.OverUnits, counted: Counted | None = None) -> Expr:
     units = counted
 
     def mean(values: Sequence[Expr]) -> Expr:
-        over = fn.OVER_UNITS["mean", expression.over](_average(values))
+        over = fn.OVER_UNITS["mean", expression.over](average(values))
         return over if units.of == 1 else ex.multiply(ex.number(units.of), over)
 
     def root(squares: Sequence[Expr]) -> Expr:
@@ -95,7 +95,8 @@ def composed(expression: fn.OverUnits, counted: Counted | None = None) -> Expr:
     )
 
 
-def _average(values: Sequence[Expr]) -> Expr:
+def average(values: Sequence[Expr]) -> Expr:
+    """Return the average of values."""
     total = reduce(ex.add, values)
     return total if len(values) == 1 else ex.multiply(ex.number(Fraction(1, len(values))), total)
 

@@ -24,9 +24,9 @@ class CutProgram:
         return tuple(name for name, _ in self.preparation.results)
 
 
-def cut(program: Program, late: Collection[str]) -> CutProgram:
-    """Return `program` with all that is free of the inputs `late` computed first."""
-    parts = PreparedParts(name for name in program.inputs if name not in late)
+def cut(program: Program, late: Collection[str], prefix: str = "prepared") -> CutProgram:
+    """Return `program` with all that is free of the inputs `late` computed first; parts get names that begin with `prefix`."""
+    parts = PreparedParts((name for name in program.inputs if name not in late), prefix)
     statements = parts.rest(program.statements)
     read = [name for statement in statements for name in names_in(statement.expression)]
     read += [name for _, name in program.results]

@@ -155,6 +155,7 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "multiply": np.multiply,
     "divide": np.divide,
     "quotient": np.divide,
+    "reciprocal_root": lambda x: 1 / np.sqrt(x),
     "sigmoid_part": lambda x: x,
     "sigmoid_of_sum": lambda part, x: _sigmoid(part + x),
     "log_of_sum": np.logaddexp,

@@ -9,8 +9,8 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.functions import Centre, Comparison, Mean, OverUnits, Quotient, Sum, Surrogate
-from minrnn_gen.cell.levels import Level
-from minrnn_gen.cell.norms import composed
+from minrnn_gen.cell.levels import Level, Statistic, WholeProgram
+from minrnn_gen.cell.norms import average, composed
 from minrnn_gen.cell.program import Program, Statement
 from minrnn_gen.cell.ranges import Range, Ranges
 
@@ -123,21 +123,85 @@ class ProgramBuilder:
 
     def levels(self, results: Mapping[str, Expr]) -> tuple[Level, ...]:
         """Return the means over units that a program of `results` takes, in the order in which they can be computed."""
-        if not self._means:
-            return ()
-        numbers = {self._alike[self._number(expression)] for expression in results.values()}
-        levels = [0] * len(self._samples)
-        needed = [number in numbers for number in range(len(self._samples))]
-        for number in reversed(range(len(needed))):
-            for operand in self._operands[number] if needed[number] else ():
-                needed[self._alike[operand]] = True
+        needed = self._needed_by(results)
         by_level: dict[int, list[int]] = {}
-        for number, operands in enumerate(self._operands):
+        levels = [0] * len(needed)
+        for number, operands in enumerate(self._operands[: len(needed)]):
             levels[number] = max((levels[self._alike[operand]] for operand in operands), default=0)
             if number in self._means and needed[number]:
                 by_level.setdefault(levels[number], []).append(number)
             levels[number] += number in self._means
         return tuple(self._level(by_level[level]) for level in sorted(by_level))
+
+    def whole(self, results: Mapping[str, Expr], known: Collection[str] = ()) -> WholeProgram:
+        """Return the program of `results` and of the values whose means over units it takes, those of `known` means aside."""
+        needed = self._needed_by(results)
+        means = [number for number, name in self._means.items() if needed[number] and name not in known]
+        squares = {centre: number for number in means for centre in self._centres_of(number) if centre in means}
+        statistics, labels = [], dict(results)
+        for number in means:
+            if number in squares.values():
+                continue
+            sample, values = self._samples[number], self._averaged(self._operands[number][0])
+            assert isinstance(sample, Mean)
+            of_squares = self._means[squares[number]] if number in squares else ""
+            statistic = Statistic(self._means[number], of_squares, sample.over, bool(of_squares) and len(values) > 1)
+            value = self._symbol(self._operands[number][0])
+            labels[statistic.value_label] = value
+            if statistic.is_of_list:
+                apart = [ex.power(ex.subtract(self._symbol(of_list), value), 2) for of_list in values]
+                labels[statistic.within_label] = average(apart)
+            statistics.append(statistic)
+        return WholeProgram(self.program(labels, needed_inputs_only=True), tuple(statistics))
+
+    def _needed_by(self, results: Mapping[str, Expr]) -> list[bool]:
+        """Return of each value whether results are computed from it, through means, too."""
+        if not self._means:
+            return [False] * len(self._samples)
+        numbers = {self._alike[self._number(expression)] for expression in results.values()}
+        needed = [number in numbers for number in range(len(self._samples))]
+        for number in reversed(range(len(needed))):
+            for operand in self._operands[number] if needed[number] else ():
+                needed[self._alike[operand]] = True
+        return needed
+
+    def _averaged(self, number: int) -> tuple[int, ...]:
+        """Return the values that a value is the average of: itself, or those of a list."""
+        number = self._alike[number]
+        operands = [self._alike[operand] for operand in self._operands[number]]
+        if ex.operation(self._samples[number])[0] != "multiply" or not ex.is_number(factor := self._samples[operands[0]]):
+            return (number,)
+        # A list is added up from its first value on; a value may be a sum, too.
+        first, rest = operands[1], list[int]()
+        while (len(rest) + 1) * factor.value < 1 and ex.operation(self._samples[first])[0] == "add":
+            first, added = (self._alike[operand] for operand in self._operands[first])
+            rest.insert(0, added)
+        return (first, *rest) if rest and (len(rest) + 1) * factor.value == 1 else (number,)
+
+    def _centres_of(self, number: int) -> tuple[int, ...]:
+        """Return the mean of the values whose squared differences from it a mean is of; nothing where it is of no such."""
+        values, centres = [], set[int]()
+        for square in self._averaged(self._operands[number][0]):
+            root = {self._alike[operand] for operand in self._operands[square]}
+            if ex.operation(self._samples[square])[0] != "multiply" or len(root) > 1:
+                return ()
+            (difference,) = root
+            if ex.operation(self._samples[difference])[0] != "subtract":
+                return ()
+            value, centre = (self._alike[operand] for operand in self._operands[difference])
+            values.append(value)
+            centres.add(centre)
+        (centre, *others) = centres
+        is_mean = not others and centre in self._means and type(self._samples[centre]) is type(self._samples[number])
+        return (centre,) if is_mean and self._averaged(self._operands[centre][0]) == tuple(values) else ()
+
+    def means_without(self, inputs: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the means that take none of these inputs."""
+        names = [sample.name if isinstance(sample, Symbol) else "" for sample in self._samples]
+        takes = [name in inputs for name in names]
+        for number, operands in enumerate(self._operands):
+            takes[number] = takes[number] or any(takes[operand] for operand in operands)
+        return tuple(name for number, name in self._means.items() if not takes[number])
 
     def _level(self, means: Sequence[int]) -> Level:
         summands = {f"summand_of_{self._means[number]}": self._symbol(self._operands[number][0]) for number in means}

@@ -7,6 +7,7 @@ share, so that a further kind of array has one place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -63,11 +64,16 @@ def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVector
     from minrnn_gen.cell.lowering import LoweredScanBackward
     from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 
-    rounds = len(lowered.rounds) if isinstance(lowered, LoweredSteps | LoweredStepsBackward) else 0
+    rounds, waits, known = 0, 0, 0
+    if isinstance(lowered, LoweredSteps | LoweredStepsBackward):
+        rounds, waits = len(lowered.rounds), len(lowered.whole.statistics) if lowered.whole else 0
     saved: tuple[tuple[str, ...], str | None] = ((), None)
     if isinstance(lowered, LoweredScanBackward | LoweredStepsBackward):
         saved = lowered.read_states, lowered.output_state
-    return ArrayNames(lowered.states, lowered.parameters, *saved, rounds=rounds, inputs=lowered.inputs)
+    if isinstance(lowered, LoweredStepsBackward):
+        known = len(lowered.known_means)
+    names = ArrayNames(lowered.states, lowered.parameters, *saved, rounds=rounds, inputs=lowered.inputs)
+    return replace(names, waits=waits, known_means=known)
 
 
 def suffixes_of(entry: str) -> tuple[str, ...]:
@@ -204,6 +210,7 @@ def _dense_saved(names: ArrayNames) -> Parameters:
     yield from strides_of("y", DENSE_Y_AXES, "arrays.read_states")
 
 
+_MEAN_ROWS = "[rows, HEADS, means in whole rows]: those"
 _PRODUCT_ROWS, _FIRST_PRODUCTS = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, HEADS, PRODUCTS, HEAD_DIM]"
 
 
@@ -249,6 +256,8 @@ def _persistent_forward(variant: Variant, names: ArrayNames) -> Parameters:
 
 def _persistent_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from _dense_backward(names, takes_R=True)
+    if names.known_means:
+        yield input_array("means_of_steps", "compute_t", f"{_MEAN_ROWS} over units of the forward", "arrays.means")
     yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from sizes_of("batch", "time")
     beside = "bit 0: rows lie before the first one; bit 1: a later piece has run, whose sums go on"
@@ -301,6 +310,8 @@ def _backward_arguments(_: Variant, names: ArrayNames) -> Parameters:
     yield from _dense_saved(names)
     yield from _dense_products()
     yield output_array("arguments", "storage_t", "[rows, HIDDEN_SIZE]: what is multiplied in this round", "arrays.arguments")
+    if names.known_means:
+        yield output_array("means", "compute_t", f"{_MEAN_ROWS}, behind the last round", "arrays.means")
     yield Parameter("round", "int", "from 1 on", "launch.round")
     yield from _stepwise_sizes()
 

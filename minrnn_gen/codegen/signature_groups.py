@@ -28,7 +28,8 @@ class ArrayNames:
 
     A backward reads `saved_states`, the states after each step, of which `output_state` is y. Those of `vector_states` and
     `vector_parameters` have the axis n, and so have the inputs S.*, `shared`. A step has so many `rounds` of products of other
-    values than the previous output. `inputs` are those of X.*.
+    values than the previous output. `inputs` are those of X.*. A step waits `waits` times for means over units, and a backward
+    reads `known_means` of its forward.
     """
 
     states: tuple[str, ...]
@@ -40,6 +41,8 @@ class ArrayNames:
     shared: tuple[str, ...] = ()
     rounds: int = 0
     inputs: tuple[str, ...] = ()
+    waits: int = 0
+    known_means: int = 0
 
 
 @lru_cache(maxsize=_NAMES_HELD)

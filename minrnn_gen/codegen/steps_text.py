@@ -8,13 +8,15 @@ from functools import cached_property
 
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.late import bias_name, step_behind_sums, sum_name
-from minrnn_gen.cell.levels import Level
+from minrnn_gen.cell.levels import MEANS_OF_ROW, Level, rows_of_means
 from minrnn_gen.cell.lowering import Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, ProductRound
 from minrnn_gen.cell.preparation import CutProgram, cut
+from minrnn_gen.cell.waits import Wait, step_in_parts
 from minrnn_gen.codegen.cell_names import CellNames, GradientNames
 from minrnn_gen.codegen.levels_text import LevelledText, ProgramText, level_texts, mean_places
 from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of
+from minrnn_gen.codegen.waits_text import PartsText, WaitText, parts_text
 
 _NOTHING = Program((), (), ())
 NO_MEANS: Mapping[str, str] = {}
@@ -108,6 +110,33 @@ class _StepsNames(CellNames):
         return LevelledText(name, level_texts(levels, [placed(level.program) for level in levels]), text)
 
     @property
+    def waits(self) -> tuple[WaitText, ...]:
+        """What a step in parts waits for; nothing where it is in none."""
+        return self.in_parts.waits if self.in_parts else ()
+
+    @cached_property
+    def in_parts(self) -> PartsText | None:
+        """A step in parts between which it waits for means, as persistent kernels take it; None without means."""
+        if self.lowered.whole is None:
+            return None
+
+        def round_of(wait: Wait) -> tuple[tuple[int, ...], str]:
+            gates = self.lowered.rounds[wait.round - 1].gates
+            return tuple(map(self.products.index, gates)), ", ".join(f"R.{gate}" for gate in gates)
+
+        known = self.lowered.known_means if isinstance(self.lowered, LoweredStepsBackward) else ()
+        places = {name: f"known_mean.at[{place}]" for place, name in enumerate(known)}
+
+        def placed(program: Program, others: Mapping[str, str]) -> Places:
+            return self._placed(program, {**places, **others})
+
+        return parts_text(step_in_parts(self.lowered), placed, self._results_placed, round_of)
+
+    def _results_placed(self, names: Mapping[str, str]) -> Places:
+        """(place, name) of each result of a step, whose names are by label."""
+        raise NotImplementedError
+
+    @property
     def argument_programs(self) -> tuple[LevelledText, ...]:
         """Arguments that the products of each round multiply, with the levels before it."""
         return tuple(levelled for levelled in self.levelled if levelled.name.startswith("argument_"))
@@ -130,7 +159,7 @@ class _StepsNames(CellNames):
 
     def _placed(self, program: Program, means: Mapping[str, str] = NO_MEANS) -> Places:
         """(name, where its value is) of each input of `program`."""
-        places = {"gradient_y": "dy", **means}
+        places = {"gradient_y": "dy"}
         for label, names, place in (
             ("R", self.products, "product"),
             ("previous", self.states, "previous"),
@@ -142,6 +171,7 @@ class _StepsNames(CellNames):
         places |= {f"gradient_argument_{number}": f"dargument.at[{number}]" for number in range(len(self.lowered.rounds))}
         for index, name in enumerate(self.products):
             places |= {sum_name(name): f"sum.at[{index}]", bias_name(name): f"product_bias.at[{index}]"}
+        places |= means
         return tuple((cuda_name(name), places.get(name, "")) for name in program.inputs)
 
 
@@ -157,6 +187,12 @@ class StepsText(_StepsNames):
         labels = (*((f"state.at[{index}]", f"state_{state}") for index, state in enumerate(self.states)), ("y", "y"))
         return (*self._levelled_arguments(lowered.rounds), ("step", lowered.levels, lowered.step, labels))
 
+    def _results_placed(self, names: Mapping[str, str]) -> Places:
+        return (
+            *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
+            ("y", names["y"]),
+        )
+
     @property
     def step_inputs(self) -> Places:
         return self._placed(self.lowered.step)
@@ -167,11 +203,7 @@ class StepsText(_StepsNames):
 
     @property
     def step_results(self) -> Places:
-        names = result_names(self.lowered.step)
-        return (
-            *((f"state.at[{index}]", names[f"state_{state}"]) for index, state in enumerate(self.states)),
-            ("y", names["y"]),
-        )
+        return self._results_placed(result_names(self.lowered.step))
 
     @property
     def prepared(self) -> tuple[str, ...]:
@@ -203,7 +235,9 @@ class StepsText(_StepsNames):
 
     @property
     def late_arguments(self) -> tuple[RoundText, ...]:
-        """Arguments that the products of each round multiply, with recurrent sums that lack their bias."""
+        """Arguments that the products of each round multiply, of recurrent sums without bias; none of a step in parts."""
+        if self.in_parts:
+            return ()
         rounds = []
         for number, (gates, program) in enumerate(self._argument_programs, start=1):
             parts = step_behind_sums(program, self.products, self.states)
@@ -233,6 +267,29 @@ class StepsBackwardText(_StepsNames, GradientNames):
         return (*arguments, *of_rounds, ("gradients", lowered.levels, lowered.backward, self._gradient_labels))
 
     @property
+    def known_means(self) -> tuple[str, ...]:
+        """The means of the forward that a step back takes."""
+        return self.lowered.known_means
+
+    @property
+    def known_row(self) -> int:
+        """The means of a row in memory: as many as a warp has units, which are copied alike."""
+        return MEANS_OF_ROW
+
+    @property
+    def known_rows(self) -> int:
+        """The rows in memory that these means take."""
+        return rows_of_means(len(self.known_means))
+
+    @property
+    def known_levels(self) -> LevelledText:
+        """The levels of these means."""
+        return self._levelled("means", self.lowered.known, _NOTHING, ())
+
+    def _results_placed(self, names: Mapping[str, str]) -> Places:
+        return tuple((place, names[label]) for place, label in self._gradient_labels)
+
+    @property
     def round_gradients(self) -> tuple[LevelledText, ...]:
         """The gradients of the products of each round, with the levels before them."""
         return tuple(levelled for levelled in self.levelled if levelled.name.startswith("round_"))
@@ -253,8 +310,13 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def rounds(self) -> tuple[RoundText, ...]:
-        """The gradients of the products of each round, by those of the rounds after it; the last round comes first."""
+        """The gradients of the products of each round, by those of the rounds after it; the last round comes first.
+
+        There are none of a step in parts.
+        """
         rounds = []
+        if self.in_parts:
+            return ()
         for number, products in enumerate(self.lowered.rounds, start=1):
             parts = cut(products.program, [name for name in products.program.inputs if name.startswith("gradient_")])
             names = result_names(parts.rest)
@@ -314,8 +376,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def backward_results(self) -> Places:
-        names = result_names(self.lowered.backward)
-        return tuple((place, names[label]) for place, label in self._gradient_labels)
+        return self._results_placed(result_names(self.lowered.backward))
 
     @property
     def _gradient_labels(self) -> Places:

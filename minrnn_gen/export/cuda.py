@@ -258,7 +258,7 @@ class _Collected:
         """Yield the pass and the specialization of each run of a variant, after those of a backward what rounds multiplied."""
         for specialization in self._specializations(builder, variant).values():
             yield variant.kernel_pass, specialization
-        if variant.kernel_pass == "backward" and builder.cell_shape.rounds:
+        if variant.kernel_pass == "backward" and builder.cell_shape.makes_again:
             yield "arguments", builder.hinted_specialization
 
     def _specializations(self, builder: Builder, variant: Variant) -> dict[bool, Specialization]:

@@ -148,6 +148,7 @@ MINRNN_INLINE float log2(float x) { return __builtin_log2f(x); }
 MINRNN_INLINE float reciprocal(float x) { return 1 / x; }
 MINRNN_INLINE float quotient(float x, float y) { return x / y; }
 MINRNN_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+MINRNN_INLINE float reciprocal_root(float x) { return 1 / __builtin_sqrtf(x); }
 MINRNN_INLINE float lesser(float x, float y) { return x != x || x < y ? x : y; }
 MINRNN_INLINE float greater(float x, float y) { return x != x || x > y ? x : y; }
 // IEEE 754 binary16: to the nearest, ties to even, with subnormal numbers; NaN is the one NaN of the hardware.

@@ -12,7 +12,8 @@ class Exchange:
 
     `serves` says of a pass and its variables whether it is theirs. Between blocks travel `operands` of the product, from all
     to all, or the `sums` of their partial products, or nothing. `arguments` of the kernel are those of the struct's
-    constructor, after the block's shared memory and the thread.
+    constructor, after the block's shared memory and the thread. Means over units travel as in `scope`, through
+    `means_memory` where blocks share any besides.
     """
 
     name: str
@@ -20,6 +21,8 @@ class Exchange:
     passes_operands: bool = False
     passes_sums: bool = False
     arguments: tuple[str, ...] = ()
+    scope: str = "block"
+    means_memory: tuple[str, ...] = ()
 
 
 def _is_cluster(variables: Mapping[str, int]) -> bool:
@@ -32,13 +35,16 @@ EXCHANGES = (
         "reduce_scatter",
         lambda kernel_pass, variables: kernel_pass == "backward" and _is_cluster(variables),
         passes_sums=True,
+        scope="cluster",
     ),
-    Exchange("cluster", lambda _, variables: _is_cluster(variables), passes_operands=True),
+    Exchange("cluster", lambda _, variables: _is_cluster(variables), passes_operands=True, scope="cluster"),
     Exchange(
         "grid",
         lambda _, variables: variables["grid_blocks"] > 1,
         passes_operands=True,
         arguments=("group_exchanges", "first_group"),
+        scope="grid",
+        means_memory=("exchange.words",),
     ),
     Exchange("block", lambda *_: True),
 )

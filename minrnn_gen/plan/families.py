@@ -113,7 +113,11 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
         case "diagonal" | "block-affine":
             return (_diagonal_family(problem),)
         case "dense" if problem.cell.has_means:
-            return (normed.BACKWARD if problem.kernel_pass == "backward" else normed.FORWARD,)
+            backward = problem.kernel_pass == "backward"
+            at_last = normed.BACKWARD if backward else normed.FORWARD
+            if problem.kernel_pass == "step" or _refusal(problem):
+                return (at_last,)
+            return persistent.BACKWARD if backward else persistent.FORWARD, at_last
         case "dense":
             if problem.kernel_pass == "step":
                 # What does not fit is a forward of one step, and so is a step in which one product waits for another.
@@ -130,8 +134,6 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
 
 def _refusal(problem: Problem) -> str:
     """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
-    if problem.cell.has_means:
-        return "a step needs means over units, between which only kernels of one step go on"
     is_over_time = problem.cell.has_matrix and problem.kernel_pass in ("forward", "backward")
     return persistent.refusal(problem) if is_over_time else ""
 

@@ -14,7 +14,7 @@ from minrnn_gen.plan.summary import html_table, limit_in_words
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({"fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix",
-                              "reduce_split_k", "prefetch", "launch"})  # fmt: skip
+                              "reduce_split_k", "means", "prefetch", "launch"})  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
 # The tile counter at the head of a look-back's workspace, alone on its cache line.
@@ -293,8 +293,9 @@ class KernelPlan:
         """Bytes of memory through which such blocks pass outputs, 0 where none do."""
         if "exchange_bytes" in self.launch.partition:
             return self.launch.partition["exchange_bytes"] * self.variables["column_groups"]
-        # Two operands, of even and of odd steps, each word of 4 bytes with its step.
-        return 2 * self.budget.shared_map["operand"] if self.grid_blocks > 1 else 0
+        # Two operands, of even and of odd steps, each word of 4 bytes with its step; and means over units likewise.
+        means_bytes = self.launch.partition.get("means_exchange_bytes", 0)
+        return 2 * self.budget.shared_map["operand"] + means_bytes if self.grid_blocks > 1 else 0
 
     @property
     def packed_bytes(self) -> int:

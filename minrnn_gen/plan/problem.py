@@ -68,7 +68,9 @@ class CellShape:
     before the steps that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin.
     `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
     `means`: how many levels of means over units the programs of a step have, how many means one of them takes at most, and one
-    level; all 0 without. `means_over_all`: some are over all heads.
+    level; all 0 without. `means_over_all`: some are over all heads. `waits`: of each exchange of means of a step in parts how
+    many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
+    A backward reads `mean_rows` rows of means of its forward.
     `inputs`: those of X.*, which are read in addition to the gates.
     """
 
@@ -97,6 +99,9 @@ class CellShape:
     rounds: tuple[tuple[str, ...], ...] = ()
     means: tuple[int, int, int] = (0, 0, 0)
     means_over_all: bool = False
+    waits: tuple[tuple[int, int], ...] = ()
+    held_count: int = 0
+    mean_rows: int = 0
 
     @property
     def has_means(self) -> bool:
@@ -114,6 +119,11 @@ class CellShape:
     def has_matrix(self) -> bool:
         """Whether the cell multiplies its previous output by a matrix R, so that its channels go together."""
         return bool(self.recurrent_gates)
+
+    @property
+    def makes_again(self) -> bool:
+        """Whether a backward makes values of the forward again by a kernel: what rounds multiplied, or means over units."""
+        return bool(self.rounds or self.waits)
 
     @property
     def is_scan(self) -> bool:

@@ -93,7 +93,7 @@ def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tup
     for reverse in RUNS_REVERSED[spec.direction]:
         passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
         passes += [("backward", replace(specialization, reverse=reverse))] if spec.training else []
-    if spec.training and builder.cell_shape.rounds:
+    if spec.training and builder.cell_shape.makes_again:
         passes.append(("arguments", builder.hinted_specialization))
     if not has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
         passes.append(("step", replace(specialization, resets=False)))

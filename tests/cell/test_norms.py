@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.cell_evaluation import cell_of
-from support.norm_cells import EVERY_CELL, GATES_TOGETHER
+from support.norm_cells import EVERY_CELL, GATES_TOGETHER, OF_ROUNDS
 
 import minrnn_gen
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.files import find_cell
 from minrnn_gen.cell.language import parse_cell
-from minrnn_gen.cell.lowering_steps import lower_steps, lower_steps_backward
+from minrnn_gen.cell.lowering_steps import LoweredStepsBackward, lower_steps, lower_steps_backward
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.program import Program
+from minrnn_gen.cell.waits import StepInParts, step_in_parts
 from minrnn_gen.errors import BadInput
 
 EQUATIONS = "g = {0}\nh[t] = tanh(W.x + R.h + g)"
@@ -147,3 +150,69 @@ def test_each_level_takes_the_means_of_earlier_ones_alone(document: dict[str, An
             assert {name for name in level.program.inputs if name.startswith("mean_")} <= known
             known |= {name for name, _ in level.means}
         assert {name for name in program.inputs if name.startswith("mean_")} <= known
+
+
+def waits_of(document: dict[str, Any] | str, *, backward: bool = False) -> list[tuple[int, int]]:
+    """The means of each exchange of a step in parts, and the round of products; 0 for those of means."""
+    cell = minrnn_gen.compile({"model": document, "hidden_size": 8}).builder.cell
+    waits = step_in_parts(lower_steps_backward(cell) if backward else lower_steps(cell)).waits
+    return [(len(wait.statistics), wait.round) for wait in waits]
+
+
+def test_a_norm_is_one_exchange_and_norms_at_one_depth_share_it() -> None:
+    """The mean and the squares of a layer norm, and of a list; each exchange has as many means as can be made by then."""
+    assert waits_of("layer_norm_lstm") == [(4, 0), (1, 0)]
+    assert waits_of("layer_norm_lstm", backward=True) == [(4, 0), (6, 0)]
+    assert waits_of(GATES_TOGETHER) == [(1, 0)]
+    assert waits_of(OF_ROUNDS) == [(2, 0), (0, 1), (1, 0)]
+    assert waits_of(OF_ROUNDS, backward=True) == [(2, 0), (0, 1), (2, 0)]
+    by_hand = cell_of("a = R.h - mean(R.h, head)\nh[t] = tanh(W.x + a / sqrt(mean(a * a, head) + 0.1))")
+    assert [len(wait.statistics) for wait in step_in_parts(lower_steps(by_hand)).waits] == [1]
+    apart = cell_of("a = R.h - mean(R.h, head)\nb = a - mean(abs(a), head)\nh[t] = tanh(W.x + b * mean(a * b, head))")
+    assert [len(wait.statistics) for wait in step_in_parts(lower_steps(apart)).waits] == [1, 1, 1]
+
+
+def run_in_parts(step: StepInParts, values: dict[str, Any]) -> dict[str, Any]:
+    """The results of a step in parts for all units at once, with squares as blocks merge them."""
+    labels = {name: label for label, name in step.needs.items()}
+    results: dict[str, Any] = {}
+    for number, part in enumerate((step.preparation, *step.parts)):
+        named = [(name, name) for name in (*dict(part.results).values(), *labels) if name not in values]
+        own = {statement.name for statement in part.statements}
+        asked = Program(part.inputs, part.statements, tuple((name, name) for name, _ in dict(named).items() if name in own))
+        values |= asked.evaluate({name: values[name] for name in part.inputs})
+        if number == len(step.parts):
+            results = {label: values[name] for label, name in part.results}
+        for statistic in step.waits[number - 1].statistics if 0 < number < len(step.parts) else ():
+            value = values[step.needs[statistic.value_label]]
+            within = values[step.needs[statistic.within_label]].mean() if statistic.is_of_list else 0.0
+            values[statistic.mean] = np.full_like(value, value.mean())
+            if statistic.squares:
+                values[statistic.squares] = np.full_like(value, np.square(value - value.mean()).mean() + within)
+    return results
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("document", ["layer_norm_lstm", *EVERY_CELL], ids=str)
+def test_a_step_in_parts_is_the_step(document: dict[str, Any] | str, backward: bool) -> None:
+    """The parts, with what arrives between them, give what the program with its levels does."""
+    cell = minrnn_gen.compile({"model": document, "hidden_size": 8}).builder.cell
+    lowered = lower_steps_backward(cell) if backward else lower_steps(cell)
+    program = lowered.backward if isinstance(lowered, LoweredStepsBackward) else lowered.step
+    rng, values = np.random.default_rng(0), {}
+    for level_program in (*(level.program for level in lowered.levels), program, lowered.whole.program):
+        for name in level_program.inputs:
+            values.setdefault(name, rng.standard_normal(8))
+    for level in lowered.levels:
+        summands = level.program.evaluate(values)
+        for (name, _), summand in zip(level.means, level.program.results, strict=True):
+            values[name] = np.full(8, summands[summand[0]].mean())
+    expected = program.evaluate(values)
+    known = lowered.known_means if isinstance(lowered, LoweredStepsBackward) else ()
+    of_parts = {name: value for name, value in values.items() if not name.startswith("mean_") or name in known}
+    for gate in cell.recurrent_gates:
+        of_parts |= {f"sum_{gate}": values.get(f"R_{gate}", np.zeros(8)) - 0.25, f"recurrent_bias_{gate}": np.full(8, 0.25)}
+    found = run_in_parts(step_in_parts(lowered), of_parts)
+    assert found.keys() >= expected.keys()
+    for label, value in expected.items():
+        np.testing.assert_allclose(found[label], value, rtol=1e-9, atol=1e-12, err_msg=label)

@@ -55,6 +55,7 @@ def problems_of(
         vector_states=("h",) if state_size else (),
         shared=("b",) if state_size else (),
         means=means,
+        waits=((1, 1),) if any(means) else (),
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
         ("forward", "backward", "step", "arguments", "dropout", "filter", "filter_backward"),

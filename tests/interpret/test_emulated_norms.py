@@ -34,6 +34,12 @@ WAYS: list[tuple[dict[str, Any] | str, dict[str, Any], str]] = [
     (OF_ROUNDS, {"hidden_size": 70, "precision": "fp64", "layout": "TBD", "direction": "reverse"}, "a100"),
     ("layer_norm_lstm", {"hidden_size": 200, "precision": "fp16", "input_size": 8}, "h200"),
     (GATES_TOGETHER, {"hidden_size": 600, "precision": "bf16"}, "h100"),
+    # All steps in one launch: a cluster, one of which some blocks have no units, a grid; with means over all of one head.
+    ("layer_norm_lstm", {"hidden_size": 320, "precision": "bf16"}, "h100"),
+    (OF_ROUNDS, {"hidden_size": 72, "precision": "fp32", "layout": "TBD"}, "h200"),
+    (GATES_TOGETHER, {"hidden_size": 200, "precision": "fp16", "direction": "reverse"}, "a100"),
+    (OF_BOTH, {"hidden_size": 72, "precision": "fp64", "recurrent_gradient_clip": 0.05}, "h200"),
+    (OF_ROUNDS, {"hidden_size": 150, "precision": "fp32", "fp32_product": "tf32"}, "a100"),
 ]
 
 

@@ -567,6 +567,8 @@ TWO_STATES: dict[str, Any] = {
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
+# Kernels of one step, also where one of all steps is preferred.
+BY_THREADS = {"threads": 64}
 FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[KernelPass, ...]], ...]] = {
     "cooperative": (
         ("blocks", GRU, COOPERATIVE, "long resets bare", BOTH),
@@ -859,6 +861,16 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             ("backward",),
         ),
+        ("norms of a block", {"model": OF_ROUNDS, "hidden_size": 24}, DENSE, "long resets", BOTH),
+        ("norms of a cluster", BF16 | {"model": GATES_TOGETHER, "hidden_size": 40}, DENSE | CLUSTER, "resets halves", BOTH),
+        ("norms of a grid", FP16 | {"model": OF_ROUNDS, "hidden_size": 24, "gpu": "a100"}, DENSE | GRID, "resets", BOTH),
+        (
+            "norms of halves",
+            BF16 | REVERSE | {"model": "layer_norm_lstm", "hidden_size": 64},
+            DENSE | CLUSTER | {"split_k_warps": 2},
+            "resets",
+            BOTH,
+        ),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
@@ -979,10 +991,16 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
         ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
         ("rounds", FP64 | {"model": DEEP, "hidden_size": 24, "gpu": "t4"}, {}, "long resets bare", BOTH),
-        ("norms", {"model": GATES_TOGETHER, "hidden_size": 24, "heads": 2}, {}, "long resets bare", BOTH),
-        ("norms over all", BF16 | {"model": OF_BOTH, "hidden_size": 70, "heads": 2}, {}, "resets mixed", BOTH),
-        ("norms, clipped", {"model": GATES_TOGETHER, "hidden_size": 24, "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
-        ("norms in rounds", {"model": OF_ROUNDS, "hidden_size": 24}, {}, "long resets", BOTH),
+        ("norms", {"model": GATES_TOGETHER, "hidden_size": 24, "heads": 2}, BY_THREADS, "long resets bare", BOTH),
+        ("norms over all", BF16 | {"model": OF_BOTH, "hidden_size": 70, "heads": 2}, BY_THREADS, "resets mixed", BOTH),
+        (
+            "norms, clipped",
+            {"model": GATES_TOGETHER, "hidden_size": 24, "recurrent_gradient_clip": 0.05},
+            BY_THREADS,
+            "long",
+            BOTH,
+        ),
+        ("norms in rounds", {"model": OF_ROUNDS, "hidden_size": 24}, BY_THREADS, "long resets", BOTH),
         ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
     ),
 }

@@ -62,8 +62,14 @@ def _resources(problem: Problem, candidate: Candidate) -> Resources:
     )
 
 
+def _levels_us(problem: Problem, candidate: Candidate) -> Amount:
+    """Return the latency of a block: its levels one after the other, each in as many turns as its threads take."""
+    turns = heads_per_block(problem) * ceil(problem.head_dim / candidate["threads"])
+    return (problem.cell.means[0] + 1) * LEVEL_US * (1 + turns) / 2
+
+
 def _block_us(problem: Problem, candidate: Candidate) -> Amount:
-    """Return the time of one launch: its levels one after the other, each in as many turns as its threads take."""
+    """Return the time of one launch, the blocks of which all run at once."""
     gpu, heads, threads = problem.gpu, heads_per_block(problem), candidate["threads"]
     turns = heads * ceil(problem.head_dim / threads)
     blocks_of_busiest_sm = ceil(problem.batch * (problem.heads // heads) / gpu.sm_count)
@@ -72,7 +78,7 @@ def _block_us(problem: Problem, candidate: Candidate) -> Amount:
     warps = blocks_of_busiest_sm * threads / limits.WARP_LANES * turns * levels
     issue_us = warps * instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
     start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
-    return start_us + levels * LEVEL_US * (1 + turns) / 2 + issue_us
+    return start_us + _levels_us(problem, candidate) + issue_us
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
@@ -87,7 +93,14 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 def _arguments_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the terms of a round's products over all steps at once."""
-    return {"arguments": _block_us(problem.at(problem.batch * problem.time, 1), candidate), "launch": launch_us(problem.gpu)}
+    of_all = problem.at(problem.batch * problem.time, 1)
+    # Blocks beyond those that are resident follow, each with the latency of its levels.
+    resident = problem.gpu.sm_count * _resources(problem, candidate).blocks_per_sm
+    waves = ceil(of_all.batch * (problem.heads // heads_per_block(problem)) / resident)
+    return {
+        "arguments": _block_us(of_all, candidate) + (waves - 1) * _levels_us(problem, candidate),
+        "launch": launch_us(problem.gpu),
+    }
 
 
 def _family(name: str, is_stepwise: bool) -> Family:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS, Tiling, tiling
 from minrnn_gen.plan.exchange import exchange_of
 from minrnn_gen.plan.limits import WARP_LANES
@@ -137,6 +138,7 @@ class Partition:
         if self.is_backward:
             storage_values, arithmetic_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
             arithmetic_values += bool(cell.rounds)  # of those of the output and of arguments each at least one has room
+            arithmetic_values += cell.mean_rows  # as many in a row as a warp has units
         per_cell = storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes
         return columns * self.units_per_warp * per_cell
 
@@ -156,6 +158,7 @@ class Partition:
             "products_per_tile": self.products_per_tile,
             "column_warps": self.column_warps,
             "cell_warps": self.cell_warps,
+            **means.in_plan(self.problem, self.grid_blocks, self.batch_tile),
         }
 
 

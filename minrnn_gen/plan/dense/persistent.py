@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS
 from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
@@ -18,8 +19,7 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 FRAGMENT_BYTES = 16  # a lane's part of a tile of a matrix of 16 bits, or of tf32
-# Fragments of shared memory under way, of each row of tiles beyond four some more, and how far the estimate of registers is
-# off.
+# Fragments of shared memory under way, of each row of tiles beyond four some more, and how far the estimate is off.
 REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
 # In the backward, where most registers are taken: of each result of a lane that warps add up, and its place.
 BACKWARD_REGISTERS_OF_SPLIT_K = 7
@@ -31,8 +31,7 @@ SHARED_BYTES_PER_CYCLE = 128
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 66
 # And the places of R's values, where they are loaded one by one; in tf32 those of pairs.
 REGISTERS_OF_PLACES, REGISTERS_OF_PAIRS = 22, 6
-# Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few, and
-# among the fixed ones.
+# Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few.
 REGISTERS_OF_PIECE = 3
 
 # From a load to its value under load: what is not under way for so long is waited for.
@@ -82,6 +81,8 @@ def refusal(problem: Problem) -> str:
     """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
     if not problem.gpu.has_async_copy:
         return f"{problem.gpu.name} has no asynchronous copies and no tensor cores of this tile, both there from sm_80 on"
+    if problem.cell.means_over_all and problem.heads > 1:
+        return "a step needs means over all units, but blocks that go on from step to step have one head"
     if problem.layout == "BDT":
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
     return ""
@@ -130,6 +131,7 @@ def registers(partition: Partition) -> int:
         sums += of_backward if partition.is_backward else REGISTERS_OF_GATHER
         if partition.is_backward and smem_tiles and problem.matrix_product == "tf32":
             sums += BACKWARD_REGISTERS_OF_WIDE_GATHER * partition.batch_tile
+    sums += means.registers(problem, partition.cells)
     pieces = REGISTERS_OF_PIECE * _additional_pieces(partition)
     if partition.is_backward:
         if partition.uses_reduce_scatter:
@@ -177,7 +179,8 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
         parts["partial"] = 2 * warps * results * problem.precision.arithmetic_bytes
     if partition.cluster_blocks > 1:
         parts["mbarrier"] = 2 * MBARRIER_BYTES
-    return parts
+    units = partition.row_warps * partition.units_per_warp
+    return parts | means.shared_map(problem, units, batch_tile, partition.cluster_blocks)
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -373,6 +376,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     repeated = ("exchange", "reduce_split_k", *(("products", "shared_matrix") if multiplies_zeros else ()))
     for term in repeated:
         terms_ns[term] = rounds * terms_ns[term]
+    terms_ns |= means.terms_ns(problem, partition.cluster_blocks, partition.grid_blocks, partition.batch_tile)
     waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
     terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
     steps_us = problem.time * ceil(groups / at_once) / 1e3

@@ -57,7 +57,7 @@ def persistent_launches(
     One, unless blocks of a grid wait for each other: the GPU has to hold all of those at once, and it holds `resident_blocks`.
     Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
     """
-    most = PERSISTENT_STEPS_MAX // (1 + arguments.names.rounds)
+    most = PERSISTENT_STEPS_MAX // (1 + max(arguments.names.rounds, arguments.names.waits))
     if bounds(call.time)[0] > most:
         raise BadInput(f"x has {call.time} steps, but a persistent kernel counts to {most}; split the sequence")
     groups, grid_blocks = _groups(plan, call.batch), plan.grid_blocks
@@ -106,16 +106,26 @@ def _groups(plan: KernelPlan, batch: int) -> int:
 
 
 def arguments_launch(
-    plan: KernelPlan, names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays, number: int, arguments: Array
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    layout: str,
+    arrays: BackwardArrays,
+    number: int,
+    arguments: Array | None = None,
 ) -> Launch:
-    """Return the launch that writes what the products of round `number` multiply, of all steps of a call of one direction."""
+    """Return the launch that writes what the products of round `number` multiply, of all steps of a call of one direction.
+
+    That of a number more than there are rounds writes the means over units.
+    """
     blocks = divided_up(call.batch * call.time * plan.problem.hidden_size, plan.launch.threads)
     if heads := plan.launch.partition.get("heads_per_block"):
         blocks = call.batch * call.time * (plan.problem.heads // heads)
     values = {
         **_inputs(names, call),
         **_left_by_forward(names, call, layout, arrays),
-        "arguments": arguments.address,
+        "arguments": address_or_null(arguments),
+        **_means("means", names, arrays),
         "round": number,
         "batch": call.batch,
         "time": call.time,
@@ -173,6 +183,7 @@ class BackwardArrays:
     `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
     `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
     `arguments` [rows, hidden]: what the products of each round multiplied instead of the output.
+    `means` [rows, heads, means]: those over units of the forward, where a kernel reads them.
     `row_strides`: from a sequence and from a step to the next, in rows. Of a piece of time all begin at its first step;
     `earlier` and `later` say whether there is a piece before and after it: of an earlier one the rows are read, and of a later
     one the sums go on.
@@ -187,6 +198,7 @@ class BackwardArrays:
     first_dproducts: Array
     row_strides: tuple[int, int]
     arguments: tuple[Array, ...] = ()
+    means: Array | None = None
     earlier: bool = False
     later: bool = False
 
@@ -233,7 +245,12 @@ def backward_arguments(
         values |= {name: scratch[name] for name in shared} | {"reverse": int(call.reverse)}
     else:
         values |= {"R": address_or_null(call.R), "neighbours": numpy.uint32(arrays.neighbours)}
+        values |= _means("means_of_steps", names, arrays)
     return NamedArguments(names, values)
+
+
+def _means(name: str, names: ArrayNames, arrays: BackwardArrays) -> dict[str, Any]:
+    return {name: address_or_null(arrays.means)} if names.known_means else {}
 
 
 def _left_by_forward(names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, 
 from minrnn_gen.run.dense.launch import (
     BackwardArrays,
     NamedArguments,
-    arguments_launch,
     backward_arguments,
     forward_arguments,
     persistent_launches,
     row_strides_of,
     workspace_bytes_of,
 )
+from minrnn_gen.run.dense.made_again import MadeAgain
 from minrnn_gen.run.dense.products import GateRounds, as_rows, one_sequence, recurrent_gradient, row_products
 from minrnn_gen.run.dense.step import DenseStep
 from minrnn_gen.run.dense.stepwise import StepwiseRun
@@ -66,6 +66,7 @@ class Backward:
             read_states=tuple(narrowed_in_time(states, y_axes, piece) for states in arrays.read_states),
             incoming=piece_of_incoming(interface, arrays.incoming, piece, dfinal),
             products=arrays.products.narrowed(0, row, part.rows * piece.steps),
+            means=arrays.means.narrowed(0, row, part.rows * piece.steps) if arrays.means else None,
             gradients=replace(
                 arrays.gradients,
                 dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece),
@@ -141,7 +142,7 @@ class DenseRun(CellRun):
         for reverse in self.interface.runs_reversed:
             exact = self._specialization(replace(call, reverse=reverse), "none", *rows)
             dense.backend.build_ahead("backward", exact, sizes)
-        if self.gates.rounds:
+        if self.builder.cell_shape.makes_again:
             dense.backend.build_ahead("arguments", dense.builder.hinted_specialization, sizes)
 
     def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], _states_out: StatesOut) -> None:
@@ -232,16 +233,17 @@ class DenseRun(CellRun):
         gradients: Gradients,
         *,
         first: Array | None,
-        writes_all: bool,
+        is_persistent: bool,
     ) -> Backward:
         """Return a backward of a call of one direction, with the products of all outputs; `first` is the initial one.
 
-        `writes_all`: kernels write every row of the gradients of these products.
+        `is_persistent`: one launch takes all steps, or those of a piece, and writes every row of a sequence.
         """
         interface, precision, R = self.interface, self.interface.precision, part.R
         assert R is not None
         tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
         rows = part.rows * part.time
+        writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
         products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
         dproducts = recorder.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
         first_products = recorder.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
@@ -268,23 +270,10 @@ class DenseRun(CellRun):
             first_dproducts,
             row_strides_of(part, interface.layout),
         )
-        arguments = self._arguments(recorder, part, of_run, packed, fill=None if writes_all else 0)
-        return Backward(part, outputs.y, first, replace(of_run, arguments=arguments), packed)
-
-    def _arguments(
-        self, recorder: Recorder, part: Call, of_run: BackwardArrays, packed: Address, fill: int | None
-    ) -> tuple[Array, ...]:
-        """Make what the products of each round multiplied again, and these products, of all steps at once."""
-        interface, rows, made = self.interface, part.rows * part.time, []
-        for number, runs in enumerate(self.gates.rounds if rows else (), start=1):
-            key = recorder.choose("arguments", self.builder.hinted_specialization, sizes_of(part))
-            kernel = recorder.load(key)
-            arguments = recorder.new_array((rows, interface.hidden_size), interface.precision.storage_dtype, fill=fill)
-            kernel.launch(arguments_launch(kernel.plan, self.names_backward, part, interface.layout, of_run, number, arguments))
-            for product in row_products(interface, "BTD", packed, one_sequence(arguments), of_run.products, runs):
-                recorder.multiply(product)
-            made.append(arguments)
-        return tuple(made)
+        again = MadeAgain(interface, self.names_backward, self.gates, self.builder.hinted_specialization)
+        of_run = replace(of_run, arguments=again.arguments(recorder, part, of_run, packed, None if writes_all else 0))
+        means = again.means(recorder, part, of_run) if is_persistent and self.names_backward.known_means else None
+        return Backward(part, outputs.y, first, replace(of_run, means=means), packed)
 
     def run_back(self, recorder: Recorder, backward: Backward, kernel: KernelKey | None = None) -> None:
         """Run all steps of a backward, or of a piece of one, against time."""
@@ -333,10 +322,8 @@ class DenseRun(CellRun):
     def _run_back(self, recorder: Recorder, run: _RunBack) -> None:
         part, first, outputs, incoming, gradients, dR = run
         kernel = self._choose_back(recorder, part, incoming, self._read_states(outputs))
-        # A persistent kernel writes every row of a sequence.
         is_persistent = self.backend.plan(kernel).is_persistent
-        writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
-        backward = self.begin_back(recorder, part, outputs, incoming, gradients, first=first, writes_all=writes_all)
+        backward = self.begin_back(recorder, part, outputs, incoming, gradients, first=first, is_persistent=is_persistent)
         self.run_back(recorder, backward, kernel)
         self.finish_back(recorder, backward, dR)
 

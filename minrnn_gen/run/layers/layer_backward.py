@@ -76,7 +76,7 @@ class LayerBackward:
         sums = None if self.sums is None else self.sums.selected(0, 0)
         gradients = Gradients(self.dpreactivations, self.dinitial, sums)
         return dense.begin_back(
-            recorder, self.projected, self.outputs, self.incoming, gradients, first=self.first, writes_all=True
+            recorder, self.projected, self.outputs, self.incoming, gradients, first=self.first, is_persistent=True
         )
 
     def run(

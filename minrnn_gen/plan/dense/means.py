@@ -1,0 +1,69 @@
+"""What means over the units of a head take in a persistent kernel: shared memory, registers, memory of a grid, and time."""
+
+from __future__ import annotations
+
+from minrnn_gen.plan.gpu_rates import scales_of
+from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
+
+# Addends of a lane in a sum over units or blocks, where a warp has enough lanes (templates/parts/means_of_group.cuh.j2).
+ADDENDS_OF_LANE = 8
+# The values of a unit that a lane adds up, and what is being merged.
+REGISTERS = 16
+# Of an exchange two barriers, sums over lanes and reading them; and between the blocks of a cluster or of a grid, with so much
+# for every thousand words of 4 bytes that a block reads there. On an H100: layer_norm_lstm less lstm, 128, 512 and 1,024 units.
+BLOCK_NS, CLUSTER_NS, GRID_NS, GATHERED_NS = 380.0, 330.0, 900.0, 490.0
+# A mean, and the squares of differences from it.
+MOMENTS = 2
+
+
+def lanes_of_sum(addends: int) -> int:
+    """Return how many lanes share a sum."""
+    return next(lanes for lanes in (1, 2, 4, 8, 16, WARP_LANES) if lanes * ADDENDS_OF_LANE >= addends or lanes == WARP_LANES)
+
+
+def _at_once(problem: Problem, batch_tile: int) -> int:
+    return batch_tile * max((count for count, _ in problem.cell.waits), default=0)
+
+
+def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: int) -> dict[str, int]:
+    """Return the part of shared memory for the values of a block's units, what blocks send, and a step's means."""
+    waits, arithmetic_bytes = problem.cell.waits, problem.precision.arithmetic_bytes
+    if not waits:
+        return {}
+    values = max(rows for _, rows in waits) * batch_tile * (units + lanes_of_sum(units))
+    of_step = MOMENTS * batch_tile * sum(count for count, _ in waits)
+    received = 2 * MOMENTS * cluster_blocks * _at_once(problem, batch_tile) if cluster_blocks > 1 else 0
+    # Each part begins at a multiple of what is moved at once.
+    return {"means": arithmetic_bytes * (values + of_step + received) + 2 * MBARRIER_BYTES + 4 * WIDEST_COPY_BYTES}
+
+
+def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, int]:
+    """Return the bytes of memory through which the blocks of a grid exchange means, by the name that a plan has for it."""
+    if not problem.cell.waits:
+        return {}
+    words = MOMENTS * problem.precision.arithmetic_bytes // 4
+    # Of even and of odd exchanges, each word with the number of its exchange.
+    return {"means_exchange_bytes": 2 * grid_blocks * _at_once(problem, batch_tile) * words * 8 if grid_blocks > 1 else 0}
+
+
+def registers(problem: Problem, cells: int) -> int:
+    """Return a lane's registers for means and for what parts of a step leave to later ones."""
+    cell = problem.cell
+    if not cell.waits:
+        return 0
+    # A step back prepares much more than it reads; most of that is kept.
+    kept = cell.held_count + (cell.prepared_count * 3 // 4 if problem.kernel_pass == "backward" else 0)
+    return problem.registers_per_value * (cells * kept + REGISTERS)
+
+
+def terms_ns(problem: Problem, cluster_blocks: int, grid_blocks: int, batch_tile: int) -> dict[str, float]:
+    """Return the time of a step's exchanges as a term of the cost model, where there are any."""
+    if not problem.cell.waits:
+        return {}
+    scales, exchanges = scales_of(problem.gpu), len(problem.cell.waits)
+    words = MOMENTS * problem.precision.arithmetic_bytes / 4 * batch_tile * sum(count for count, _ in problem.cell.waits)
+    between = exchanges * CLUSTER_NS * scales.cluster if cluster_blocks > 1 else 0.0
+    if grid_blocks > 1:
+        between = scales.grid * (exchanges * GRID_NS + words * grid_blocks / 1000 * GATHERED_NS)
+    return {"means": exchanges * BLOCK_NS * scales.block + between}
