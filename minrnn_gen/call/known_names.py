@@ -1,4 +1,4 @@
-"""What callers give by name: a mapping whose names are known."""
+"""Arguments by name: a mapping whose names are known."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ PAD_SLOT = -1
 
 
 class PoolArguments(NamedTuple):
-    """What a call is given of slots, not checked yet; None where an argument is absent."""
+    """The arguments of a call on slots, not checked yet; None where one is absent."""
 
     slots: Any
     into_slots: Any = None

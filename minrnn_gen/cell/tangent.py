@@ -26,7 +26,7 @@ DIGITS_MOST = 15
 
 @dataclass(frozen=True)
 class TangentNames:
-    """What the tangent cell calls what a cell's arrays have: each name with that of its tangent.
+    """Names of the tangent cell: of each array of the cell that of its tangent.
 
     `products`: of each gate of R that of its product with the tangent, and, where R has one, that of R's tangent.
     """

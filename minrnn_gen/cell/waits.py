@@ -17,7 +17,7 @@ from minrnn_gen.cell.stages import is_constant_input
 
 @dataclass(frozen=True)
 class Wait:
-    """What a part of a step gives, by label, and the names that arrive for the parts after it.
+    """The results of a part of a step, by label, and the names that arrive for the parts after it.
 
     Either the means of `statistics`, all of them at once, those of lists last: first their values, then what lists add. Or what
     comes of the products of `round`, counted from 1 on.

@@ -1,7 +1,6 @@
 """The launch ABI of every kernel as data: its parameters in order, each with C type, shape, and where its value comes from.
 
-Templates print these lists, and launches pack their arguments by the names in them. A list is composed of groups that kernels
-share, so that a further kind of array has one place.
+Templates print these lists, and launches pack their arguments by the names in them. A list is composed of shared groups.
 """
 
 from __future__ import annotations
@@ -64,16 +63,15 @@ def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVector
     from minrnn_gen.cell.lowering import LoweredScanBackward
     from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 
-    rounds, waits, known = 0, 0, 0
-    if isinstance(lowered, LoweredSteps | LoweredStepsBackward):
-        rounds, waits = len(lowered.rounds), len(lowered.whole.statistics) if lowered.whole else 0
     saved: tuple[tuple[str, ...], str | None] = ((), None)
     if isinstance(lowered, LoweredScanBackward | LoweredStepsBackward):
         saved = lowered.read_states, lowered.output_state
-    if isinstance(lowered, LoweredStepsBackward):
-        known = len(lowered.known_means)
-    names = ArrayNames(lowered.states, lowered.parameters, *saved, rounds=rounds, inputs=lowered.inputs)
-    return replace(names, waits=waits, known_means=known)
+    names = ArrayNames(lowered.states, lowered.parameters, *saved, inputs=lowered.inputs)
+    if isinstance(lowered, LoweredSteps | LoweredStepsBackward):
+        waits = len(lowered.whole.statistics) if lowered.whole else 0
+        known = len(lowered.known_means) if isinstance(lowered, LoweredStepsBackward) else 0
+        names = replace(names, rounds=len(lowered.rounds), waits=waits, known_means=known)
+    return names
 
 
 def suffixes_of(entry: str) -> tuple[str, ...]:
@@ -393,11 +391,10 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("large_batch_forward", ""): _persistent_forward,
     ("large_batch_backward", ""): _persistent_backward,
     ("stepwise_forward", BEGIN): _stepwise_forward,
-    ("stepwise_forward", STEP): lambda *_: STEP_SIGNATURE,
     ("stepwise_backward", BEGIN): _stepwise_backward,
-    ("stepwise_backward", STEP): lambda *_: STEP_SIGNATURE,
     ("normed_forward", BEGIN): _stepwise_forward,
-    ("normed_forward", STEP): lambda *_: STEP_SIGNATURE,
     ("normed_backward", BEGIN): _stepwise_backward,
-    ("normed_backward", STEP): lambda *_: STEP_SIGNATURE,
+    **{
+        (f"{kind}_{way}", STEP): lambda *_: STEP_SIGNATURE for kind in ("stepwise", "normed") for way in ("forward", "backward")
+    },
 }

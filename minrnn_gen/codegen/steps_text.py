@@ -111,7 +111,7 @@ class _StepsNames(CellNames):
 
     @property
     def waits(self) -> tuple[WaitText, ...]:
-        """What a step in parts waits for; nothing where it is in none."""
+        """The values that a step in parts waits for; nothing where it is in none."""
         return self.in_parts.waits if self.in_parts else ()
 
     @cached_property

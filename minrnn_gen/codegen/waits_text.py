@@ -1,4 +1,4 @@
-"""What the persistent templates read of steps with means over units: the parts of a step, and what it waits for after each."""
+"""Steps with means over units as the persistent templates read them: their parts, and what each waits for."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _VALUES = {
 
 
 class Block(NamedTuple):
-    """What is copied between an array of the call and a wide one, from its element `first` on; without a `name` it is ones.
+    """A copy between an array of the call and a wide one, from its element `first` on; without a `name` it is ones.
 
     The axes are as C, that whose neighbours are the nearest last.
     """
@@ -97,7 +97,7 @@ class WideCode:
 
     @property
     def calls(self) -> frozenset[str]:
-        """What the functions call."""
+        """The functions that these call."""
         return called_in([*self.functions.values()])
 
     @property
@@ -182,7 +182,7 @@ class WideCode:
 
     @property
     def _outputs(self) -> tuple[WideArray, ...]:
-        """What a forward writes after every step, and its backward reads."""
+        """The arrays that a forward writes after every step, and its backward reads."""
         states = self.embedding.outer.projected_states if self.outer.has_states else ()
         return (*self._over_time("y"), *(self._after_steps(f"states_{name}", "real") for name in states))
 

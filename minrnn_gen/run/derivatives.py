@@ -27,7 +27,7 @@ NAMED = tuple(name for name in CallArguments._fields if name not in FIXED[SEQUEN
 
 
 class DerivedKernel(Protocol):
-    """What a `Kernel` has for its derivatives."""
+    """The parts of a `Kernel` that its derivatives need."""
 
     recipe: str
     executor: Any
@@ -173,7 +173,7 @@ def _slots_of(interface: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 class Derivatives:
-    """What `Kernel` has of derivatives along tangents, and of second ones."""
+    """Derivatives of a `Kernel` along tangents, and second ones."""
 
     def tangent(self, saved: Saved | AlteredSaved, tangents: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return (dy, dstate), the derivatives of y and of the final state along tangents of the arguments of a call.

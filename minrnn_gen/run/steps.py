@@ -20,7 +20,7 @@ AnyArray = TypeVar("AnyArray")
 
 
 class Steps:
-    """What takes single steps of a kernel, by its executor."""
+    """Single steps of a kernel, by its executor."""
 
     _interface: Interface
     executor: Executor

@@ -107,8 +107,12 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
 WITH_N = ("s1", "p1")
 # The templates that print programs, whose statements come with their prefix.
 PROGRAMS = {
-    *(f"parts/{name}.cuh.j2" for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_backward")),
+    *(
+        f"parts/{name}.cuh.j2"
+        for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_in_parts", "step_backward")
+    ),
     "parts/rounds.j2",
+    "parts/waits.j2",
     *(f"bodies/{name}.cuh.j2" for name in ("step_statements", "step_results", "prepared_statements")),
 }
 # Names in the order of the slots: those that once met others first.

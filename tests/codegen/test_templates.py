@@ -18,7 +18,7 @@ from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackward
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 from minrnn_gen.config.package_files import package_folder
-from minrnn_gen.plan.families import FAMILIES
+from minrnn_gen.plan.families import FAMILIES, MOVING
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.solver import Family
 
@@ -61,7 +61,7 @@ def test_there_is_nothing_else_beside_the_templates() -> None:
 
 
 def test_every_template_is_used() -> None:
-    assert set(TEMPLATES) == reached_from(*RULERS, *(family.template for family in FAMILIES))
+    assert set(TEMPLATES) == reached_from(*RULERS, *(family.template for family in (*FAMILIES, *MOVING)))
 
 
 def reached_from(*names: str) -> set[str]:

@@ -311,7 +311,7 @@ def test_so_is_a_step_of_a_dense_cell(checked: list[str], with_state: bool) -> N
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("model", ["min_gru", "lstm"])
 def test_so_is_a_step_on_a_pool(checked: list[str], model: str, dtype: str) -> None:
-    """Of other slots of another pool: addresses are exchanged, and nothing is looked at again."""
+    """On other slots of another pool addresses are exchanged, and nothing is looked at again."""
     one = compiled_for_host({"model": model, "hidden_size": 16, "precision": "fp64"})
     gates, states = len(one.interface.gates), one.interface.states
     plans = {

@@ -73,7 +73,7 @@ class Row:
 
     @property
     def asked(self) -> dict[str, bool]:
-        """What is said ahead of calls."""
+        """The tools that need no call."""
         return {"reset_states": True, "holds": True} if self.is_altered else {}
 
     @property

@@ -1,4 +1,4 @@
-"""What means over the units of a head take in a persistent kernel: shared memory, registers, memory of a grid, and time."""
+"""Costs of means over the units of a head in a persistent kernel: shared memory, registers, memory of a grid, and time."""
 
 from __future__ import annotations
 

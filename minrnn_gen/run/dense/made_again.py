@@ -1,4 +1,4 @@
-"""What a backward of a dense cell makes again of its forward, of all steps at once: arguments of products, and means."""
+"""Values of the forward that a backward of a dense cell makes again, of all steps at once: arguments of products, and means."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from minrnn_gen.run.slots import new_rows, rows_from_pool, rows_into_pool, with_
 
 
 class RunsForward(Protocol):
-    """What runs a call of one direction."""
+    """Runs a call of one direction."""
 
     def __call__(self, recorder: Recorder, part: Call, outputs: Outputs, single_step: bool) -> None: ...
 

@@ -61,7 +61,7 @@ class Straight:
 
 
 class _Given(Straight):
-    """What was run before, with its results."""
+    """A call that ran before, with its results."""
 
     __slots__ = ("_results",)
 

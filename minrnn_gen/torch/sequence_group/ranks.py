@@ -51,7 +51,7 @@ class Ranks:
 
     @property
     def shares(self) -> int:
-        """Of how many ranks the channels of a call are one's share."""
+        """How many ranks share the channels of a call."""
         return 1 if self.heads is None or self.heads.gathers else self.heads.size
 
     def counted_once(self, weight: Any) -> Any:
