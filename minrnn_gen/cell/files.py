@@ -201,7 +201,7 @@ def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: st
     names = tuple(name for library in library_folders() for name in library)
     raise Document(where, {}).error(
         ("model",),
-        f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one of {', '.join(names)}, "
+        f"there is no built-in cell {shown(model)}{nearest_name(model, names)}; give one that 'minrnn-gen cells' lists, "
         "the path of a .yaml file, or an inline cell",
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from minrnn_gen.cell.program import Program
+if TYPE_CHECKING:
+    from minrnn_gen.cell.program import Program
 
 # The means of a step's forward lie in memory in rows of so many, each a whole number of the widest copies.
 MEANS_OF_ROW = 16

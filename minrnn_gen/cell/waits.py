@@ -95,7 +95,8 @@ def in_parts(program: Program, late: Collection[str], waits: Sequence[Wait], res
         passed_on = [(label, needs[label]) for label in (waits[number - 1].needs if number else ())]
         arrives = waits[number - 1].arrives if number else late
         parted = cut(_passed_on(rest, [*rest.results, *passed_on]), arrives, f"before_{number}")
-        own = {label for label, _ in passed_on}
+        # The last part's may be the program's as well.
+        own = {label for label, _ in passed_on} - ({*results} if number == len(waits) else set())
         parts.insert(0, _passed_on(parted.rest, [result for result in parted.rest.results if result[0] not in own]))
         rest = parted.preparation
     of_waits = [[needs[label] for label in wait.needs] for wait in waits]

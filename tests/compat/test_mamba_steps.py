@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-mamba_ssm = pytest.importorskip("minrnn_gen.compat.mamba_ssm")
+mamba_ssm = needed("minrnn_gen.compat.mamba_ssm")
 
 FULL = pytest.mark.matrix_full
 # The sizes, dtypes and tolerances of mamba_ssm's own test of a step: with and without heads, tied or not, groups, and indices.

@@ -311,7 +311,7 @@ def test_without_a_compiler_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> Non
     """And where the compiler refuses the text: a call is none of its errors."""
     monkeypatch.setenv("MINRNN_CPU", "native")
     case = Case("ind_rnn")
-    for command, reason in (("no-such-compiler", "no program"), ("false", "refuses")):
+    for command, reason in (("no-such-compiler", "not installed"), ("false", "refuses")):
         monkeypatch.setenv("CC", command)
         kernel, found = results_of(case)
         assert reason in kernel.executor.cpu.native.kernels.why_not

@@ -36,6 +36,11 @@ def on_device(arrays: dict[str, Any], torch: Any) -> dict[str, Any]:
     return {name: there(array) for name, array in arrays.items()}
 
 
+def as_strided_as(state: Any) -> Any:
+    """Return a copy whose slots are as far apart, so that it is aligned alike."""
+    return state.new_empty_strided(state.shape, state.stride()).copy_(state)
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
 def test_a_step_in_place_is_a_step_on_rows(spec: dict[str, Any], compiled: Callable[..., Kernel]) -> None:
     torch = pytest.importorskip("torch")
@@ -54,9 +59,11 @@ def test_a_step_in_place_is_a_step_on_rows(spec: dict[str, Any], compiled: Calla
                         expected[name][slot] = final[name][row]
             y_on_pool, _ = kernel.step(**arrays)
             is_live = torch.from_numpy(step.is_live).cuda()
-            assert torch.equal(y_on_pool[is_live], y[is_live]) and not y_on_pool[~is_live].any()
+            # Rows and slots may lie at other multiples of 16 bytes, from which the order of a product's sums follows.
+            assert not y_on_pool[~is_live].any()
+            torch.testing.assert_close(y_on_pool[is_live], y[is_live])
             for name in kernel.states:
-                assert torch.equal(arrays["state"][name].nan_to_num(7.0), expected[name].nan_to_num(7.0))
+                torch.testing.assert_close(arrays["state"][name], expected[name], equal_nan=True)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["model"])
@@ -67,8 +74,8 @@ def test_a_graph_takes_other_slots_at_every_replay(spec: dict[str, Any], compile
     arrays["x_t"].normal_()
     for state in arrays["state"].values():
         state.uniform_(1, 2)
-    apart = {name: state.clone() for name, state in arrays["state"].items()}
-    kernel.step(**{**arrays, "state": {name: state.clone() for name, state in apart.items()}})
+    apart = {name: as_strided_as(state) for name, state in arrays["state"].items()}
+    kernel.step(**{**arrays, "state": {name: as_strided_as(state) for name, state in apart.items()}})
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y, _ = kernel.step(**arrays)

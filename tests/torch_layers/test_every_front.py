@@ -262,6 +262,10 @@ def test_every_function_way_and_operator_is_reached(over_ranks: dict[str, Front]
             REACHED.update(watched.names if watched else ())
     reach_by_tangents(front_of(next(name for name in NAMES if name.startswith("recurrence of"))))
     reach_by_tangents(front_of("scan"))
+    with Watched() as watched:
+        layer = wing.RNN("min_gru", 3, 3)
+        layer.step(torch.randn(1, 3), cache=layer.cache(1), slots=torch.zeros(1, dtype=torch.int64))
+    REACHED.update(watched.names)
     assert code() - REACHED == set()
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 from minrnn_gen.errors import BadInput
 
 torch = pytest.importorskip("torch")
-layers = pytest.importorskip("minrnn_gen.torch")
-drop_ins = pytest.importorskip("minrnn_gen.torch.nn")
+layers = needed("minrnn_gen.torch")
+drop_ins = needed("minrnn_gen.torch.nn")
 
 FULL = pytest.mark.matrix_full
 SLOTS, INPUTS, HIDDEN = 5, 6, 8

@@ -112,6 +112,9 @@ def run_all(programs: list[Callable[[Any], Any]]) -> None:
     (gradient,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
     gradient.sum().backward()
     torch.func.grad(lambda x: layer(x)[0].sum())(x)
+    for watched in (True, False):
+        with Watching() if watched else torch.no_grad():
+            layer.step(torch.randn(BATCH, INPUTS), cache=layer.cache(BATCH), slots=torch.arange(BATCH))
     for program in programs:
         program(torch.randn(BATCH, TIME, INPUTS))
 

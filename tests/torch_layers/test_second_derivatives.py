@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
-wing = pytest.importorskip("minrnn_gen.torch")
+wing = needed("minrnn_gen.torch")
 
 INPUTS, HIDDEN, BATCH, TIME = 3, 4, 3, 5
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
