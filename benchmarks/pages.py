@@ -22,7 +22,7 @@ PUBLISHED_RECORDS = {
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
     CALLS.command: "benchmarks/results/calls_h200.json",
     LAYERS.command: "benchmarks/results/layers_h100.json",
-    JAX.command: "benchmarks/results/jax_h100.json",
+    JAX.command: "benchmarks/results/jax_h200.json",
     # Measured by themselves.
     SELECTIVE: "benchmarks/results/selective_h200.json",
     LARGE: "benchmarks/results/recurrent_large_h200.json",
