@@ -94,7 +94,7 @@ def check(stubs: dict[str, str], folder: Path) -> None:
         assert "the GPU here needs CuPy, which is not installed" in answer["doctor"]["GPU"]["state"]
 
 
-@pytest.mark.parametrize("kind", one_in(6, ["numpy", *(kind for kind in ("absent", *BROKEN) if kind != "numpy")]))
+@pytest.mark.parametrize("kind", one_in(12, ["numpy", *(kind for kind in ("absent", *BROKEN) if kind != "numpy")]))
 def test_without_any_host_arrays_run(kind: str, tmp_path: Path) -> None:
     """Fronts of torch need torch first, and are tried where it is there."""
     fronts = {"onnx", "onnxscript", "xlstm", "transformers", "minGRU_pytorch", "torchrl"}

@@ -53,7 +53,9 @@ WAYS = (third_derivative, traced, scripted, to_onnx, to_onnx_by_export)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit and one exporter are deprecated
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", (*WAYS[:-1], pytest.param(WAYS[-1], marks=pytest.mark.matrix_full)), ids=lambda way: way.__name__
+)
 def test_the_sentence_names_what_helps(way: Any, tmp_path: Path) -> None:
     model, x = Model(), torch.randn(5, 2, 3)
     wing.replace(model)

@@ -188,7 +188,7 @@ def check_call(group: ranks.Ranks, call: Mapping[str, Any], case: str = "cell", 
             assert_like(summed, expected, exact[name], tolerance, name, scale=1.0)
 
 
-@settings(max_examples=examples(15))  # each is a call of three or four processes
+@settings(max_examples=examples(10))  # each is a call of three or four processes
 @given(calls(st.sampled_from(SPECS)))
 def test_pieces_of_a_recurrence_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
