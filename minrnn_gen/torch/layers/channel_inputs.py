@@ -22,6 +22,8 @@ def inputs_of_layers(
     layer. Raises BadInput for arguments that do not fit.
     """
     layers, names = len(made.names), made.inputs
+    if inputs is None and not names:
+        return ((),) * layers
     shapes = {name: tuple(lead) if name in made.step_inputs else (*lead, *channels) for name in names}
     if isinstance(inputs, list | tuple):
         if len(inputs) != layers:
