@@ -25,7 +25,7 @@ RECORDS = {
     "layers_h100": "layers",
     "layer_sizes_h200": "layers",
     "calls_h200": "calls",
-    "jax_h100": "jax",
+    "jax_h200": "jax",
 }
 
 
