@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.c_programs import needs_c_compiler
 from support.everyday import in_turn
 from support.native_store import native_store
 from support.patience import within
@@ -19,20 +20,11 @@ import minrnn_gen
 from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
 
-
-def has_compiler() -> bool:
-    try:
-        c_compiler()
-    except ToolchainMissing:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+pytestmark = needs_c_compiler
 
 BATCH, TIME = 5, 9
 # Of values and of gradients that went through all steps: so many roundings of the arithmetic, and one of storage.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.c_programs import needs_c_compiler
 from support.everyday import one_in
 from support.exported import WARNINGS, ExportedLibrary, check, run_in
 from support.fake_compiler import Compiler
@@ -23,22 +24,13 @@ from minrnn_gen.build.c_compiler import OPTIONS, c_compiler
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.codegen.c_names import declared_names, with_prefix
 from minrnn_gen.config.environment import thread_count
-from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.errors import BadInput
 from minrnn_gen.export.cpu import cpu_export
 from minrnn_gen.export.recorded import values_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.cpu.native import NativeKernels
 
-
-def has_compiler() -> bool:
-    try:
-        c_compiler()
-    except ToolchainMissing:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+pytestmark = needs_c_compiler
 
 BATCH, TIME = 3, 37
 

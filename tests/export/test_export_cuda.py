@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.c_programs import has_c_compiler
 from support.exported import WARNINGS, check, cublas_folders, run_in
 from support.exported_launches import (
     NEXT_ARRAY,
@@ -41,23 +42,14 @@ from minrnn_gen.build.c_compiler import c_compiler
 from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.build.projected import projected_at
 from minrnn_gen.config.gpu_profile import load_profile
-from minrnn_gen.errors import BadInput, ToolchainMissing
+from minrnn_gen.errors import BadInput
 from minrnn_gen.export.cuda import cuda_export, targets_of
 from minrnn_gen.export.recorded import BATCH, TIME
 from minrnn_gen.export.source import ExportSource
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.problem import Sizes
 
-
-def can_compile() -> bool:
-    try:
-        c_compiler()
-    except ToolchainMissing:
-        return False
-    return toolchain_version() is not None
-
-
-pytestmark = pytest.mark.skipif(not can_compile(), reason="no C compiler, or no NVRTC")
+pytestmark = pytest.mark.skipif(not has_c_compiler() or toolchain_version() is None, reason="no C compiler, or no NVRTC")
 
 H200_SMS = 132
 NO_DEVICE = 2

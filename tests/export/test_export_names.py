@@ -10,18 +10,15 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
+from support.c_programs import has_c_compiler
 from support.export_names import check_export, check_export_by_cmake, names_of_the_system, odd_export_names
 from support.exported_operators import build_library, build_onnx_library
 from support.needed import needed
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
-from minrnn_gen.build.c_compiler import c_compiler
-from minrnn_gen.errors import ToolchainMissing
 
-try:
-    c_compiler()
-except ToolchainMissing:
+if not has_c_compiler():
     pytest.skip("no C compiler", allow_module_level=True)
 
 

@@ -8,29 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.c_programs import needs_c_compiler
 from support.exported import ExportedLibrary, check
 from support.projected_cells import OVER_ALL, TWO_ROUNDS, call_of
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
-from minrnn_gen.build.c_compiler import c_compiler
-from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.export.cpu import cpu_export
 from minrnn_gen.export.source import ExportSource
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.cpu.native import NativeKernels
 from minrnn_gen.run.embedded import EmbeddedExecutor
 
-
-def has_compiler() -> bool:
-    try:
-        c_compiler()
-    except ToolchainMissing:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler")
+pytestmark = needs_c_compiler
 
 BATCH, TIME = 3, 7
 SIZES = {"hidden_size": 24, "projection_size": 8}

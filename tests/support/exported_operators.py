@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.c_programs import has_c_compiler
 from support.exported import WARNINGS, run_in
 
 from minrnn_gen.build.c_compiler import c_compiler
@@ -28,9 +29,7 @@ def torch_folder() -> Path:
         pytest.skip("torch has no libtorch_cpu.so to link")
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
-    try:
-        c_compiler()
-    except ToolchainMissing:
+    if not has_c_compiler():
         pytest.skip("no C compiler")
     return folder
 
