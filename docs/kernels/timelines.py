@@ -24,17 +24,20 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Lanes below each other, work in them, and arrows (lane, time, lane, time) from a result to the work that needs it."""
+    """Lanes below each other, work in them, and arrows (lane, time, lane, time) from a result to the work that needs it.
+
+    Arrows join neighbouring lanes, so that none crosses a word.
+    """
 
     title: str
     lanes: Sequence[str]
     bars: Sequence[Bar]
-    arrows: Sequence[tuple[int, float, int, float]]
+    arrows: Sequence[tuple[int, float, int, float]] = ()
 
 
 def _scan() -> Timeline:
     """Four neighbouring tiles of one column on four blocks, the group's state at hand."""
-    bars, arrows = [], []
+    bars = []
     for tile in range(4):
         late = 0.25 * tile
         reduced, folded = 4.0 + late, 4.0 + late + (0.0 if tile == 0 else 1.5)
@@ -43,14 +46,12 @@ def _scan() -> Timeline:
             Bar(tile, 2.4 + late, reduced, "compute", "reduce the tile"),
         ]
         if tile:
-            bars.append(Bar(tile, reduced, folded, "wait", "look back"))
+            bars.append(Bar(tile, reduced, folded, "wait", f"look at {', '.join(str(earlier) for earlier in range(tile))}"))
         bars.append(Bar(tile, folded, folded + 2.4, "compute", "scan the tile, store y"))
-        arrows += [(earlier, 4.0 + 0.25 * earlier, tile, folded - 0.3) for earlier in range(tile)]
     return Timeline(
         "Decoupled look-back: aggregates are published before the state is known",
         [f"tile {tile}" for tile in range(4)],
         bars,
-        arrows,
     )
 
 
@@ -58,7 +59,7 @@ def _dense() -> Timeline:
     """Two blocks of a cluster over one step and the beginning of the next."""
     bars, arrows = [], []
     for block in range(2):
-        work, memory = 2 * block, 2 * block + 1
+        work, memory = 1 + block, 3 * block
         bars += [
             Bar(work, 0.0, 1.8, "compute", "product with R"),
             Bar(work, 1.8, 2.6, "compute", "split-K"),
@@ -70,9 +71,9 @@ def _dense() -> Timeline:
             Bar(memory, 5.0, 6.2, "memory", "store y"),
             Bar(memory, 6.2, 8.0, "memory", "gates …"),
         ]
-        arrows.append((work, 5.0, 2 - work, 6.2))
-    lanes = ["block 0, math", "block 0, memory", "block 1, math", "block 1, memory"]
-    return Timeline("A persistent kernel: R stays, h travels, memory is behind", lanes, bars, arrows)
+        arrows.append((work, 5.0, 3 - work, 6.2))
+    lanes = ["block 0, memory", "block 0, math", "block 1, math", "block 1, memory"]
+    return Timeline("A persistent kernel: R stays, h travels, loads and stores overlap", lanes, bars, arrows)
 
 
 def _diagonal() -> Timeline:

@@ -19,6 +19,9 @@ from reports import decisions, records, with_reports
 
 from minrnn_gen.cli.schema import Kind
 
+# A table of so many columns needs the place of the table of contents.
+WIDE_COLUMNS = 8
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Give headings the anchors that other readers of Markdown give them."""
@@ -43,7 +46,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Lead links to where the site has what they lead to, and add those to reports."""
+    """Lead links to where the site has what they lead to, add those to reports, and widen pages of wide tables."""
+    if max((line.count("|") - 1 for line in markdown.splitlines() if line.startswith("|")), default=0) >= WIDE_COLUMNS:
+        page.meta.setdefault("hide", ["toc"])
     return with_reports(with_links(markdown, source_of(page.file.src_uri), page.file.src_uri), page.file.src_uri)
 
 

@@ -31,7 +31,7 @@ svg.bar { width: 9rem; height: 0.7rem; vertical-align: middle; }
 svg.span { width: min(18rem, 34vw); height: 0.9rem; vertical-align: middle; }
 svg.key { width: 0.8rem; height: 0.8rem; }
 svg text { fill: var(--soft); font: 13px system-ui, sans-serif; }
-svg text.pick { fill: var(--blue); font-weight: 600; }
+svg text.pick { fill: var(--blue); font-weight: 600; stroke: var(--ground); stroke-width: 4; paint-order: stroke; }
 .grid { stroke: var(--line); } .other { fill: var(--other); } circle.other { fill-opacity: 0.8; }
 circle.pick { fill: var(--blue); stroke: var(--ground); stroke-width: 2; }
 .free { fill: var(--line); fill-opacity: 0.5; } .value { fill: var(--blue); } .full { fill: var(--red); }

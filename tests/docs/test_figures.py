@@ -82,3 +82,5 @@ def test_the_timelines_are_those_of_the_script() -> None:
             "run: python docs/kernels/timelines.py"
         )
         assert f"({name}.svg)" in (ROOT / "docs/kernels" / f"{name}.md").read_text(encoding="utf-8")
+        # An arrow over a lane in between would cross its words.
+        assert all(abs(begin - end) == 1 for begin, _, end, _ in timeline.arrows), name
