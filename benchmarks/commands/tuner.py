@@ -26,6 +26,11 @@ OnlyLabels = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="TEXT", help="Kernels with this in their name; may be repeated.", show_default=False),
 ]
+Draw = Annotated[
+    int | None,
+    typer.Option("--draw", metavar="N", min=1, help="N problems of each family, drawn at random, instead.", show_default=False),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="S", help="Of the draw: another seed, other problems.")]
 
 
 def tuner(
@@ -33,16 +38,24 @@ def tuner(
     seconds: Seconds = DEFAULT_SECONDS,
     gpu: GpuName = None,
     only: OnlyLabels = None,
+    draw: Draw = None,
+    seed: Seed = 0,
     out: OutPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every feasible candidate of 28 problems, over several occasions, and judge the picks."""
-    from benchmarks.cost_model.regret import table_of
+    """Measure every feasible candidate of 28 problems, over several occasions, and judge the picks.
+
+    With --draw the 16 best predicted candidates of problems drawn at random, and 16 others, forward and backward.
+    """
+    from benchmarks.cost_model.regret import table_of, table_of_families
     from benchmarks.cost_model.regret_record import regret_record, write_regrets
     from benchmarks.cost_model.sweep import ResultsFile, Swept, kernels_of, qualities, sweep
+    from benchmarks.problems.drawn_problems import drawn_problems
     from benchmarks.problems.tuner_problems import PROBLEMS
 
-    kernels = [kernel for kernel in kernels_of(PROBLEMS, gpu) if not only or any(word in kernel.label for word in only)]
+    families = {"": PROBLEMS} if draw is None else drawn_problems(draw, seed)
+    asked = kernels_of([problem for problems in families.values() for problem in problems], gpu, None if draw is None else seed)
+    kernels = [kernel for kernel in asked if not only or any(word in kernel.label for word in only)]
     if not kernels:
         raise BadInput(f"--only: no kernel has {' or '.join(map(shown, only or ()))} in its name; give a part of one, as lstm")
     file = ResultsFile(Path(results))
@@ -63,8 +76,13 @@ def tuner(
     if as_json:
         print_json({"kernels": [asdict(quality) for quality in picks]})
         return
+    if draw is not None:
+        family_of = {problem: family for family, problems in families.items() for problem in problems}
+        labels = {kernel.label: family_of[kernel.problem] for kernel in kernels}
+        by_family = {family: [quality for quality in picks if labels[quality.label] == family] for family in families}
+        typer.echo(f"{table_of(picks)}\n{table_of_families(by_family)}")
     for title, is_fitted in (("Held out: the cost model was never fitted to these", False), ("Fitted to, among others", True)):
-        if part := [quality for quality in picks if quality.is_fitted == is_fitted]:
+        if draw is None and (part := [quality for quality in picks if quality.is_fitted == is_fitted]):
             typer.echo(f"{title}\n\n{table_of(part)}")
     left = len(kernels) - sum(quality.is_complete for quality in picks)
     typer.echo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -116,4 +116,21 @@ def table_of(qualities: Iterable[Quality]) -> str:
         worst = [min(values) if name == "tau" else max(values) for name, values in columns.items()]
         for title, cells_of in (("median", medians), ("worst", worst)):
             lines.append(f"| **{title} of {len(whole)}** | | | {' | '.join(f'{value:.3f}' for value in cells_of)} |")
+    return "\n".join(lines) + "\n"
+
+
+def table_of_families(families: Mapping[str, Sequence[Quality]]) -> str:
+    """Return a line for each family as Markdown: the regrets of the first pick and of the best of the first `FEW`."""
+    lines = [
+        f"| family | kernels | top 1: median | 95 % | worst | top {FEW}: median | worst | the worst pick |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for family, qualities in families.items():
+        if not qualities:
+            continue
+        first, few = ([value(quality) for quality in qualities] for _, value in _COLUMNS[:2])
+        worst = max(qualities, key=lambda quality: quality.top_1)
+        most = float(numpy.quantile(first, 0.95, method="higher"))
+        cells = [statistics.median(first), most, max(first), statistics.median(few), max(few)]
+        lines.append(f"| {family} | {len(qualities)} | {' | '.join(f'{cell:.3f}' for cell in cells)} | {worst.label} |")
     return "\n".join(lines) + "\n"

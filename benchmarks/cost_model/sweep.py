@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -28,6 +29,8 @@ REPEATS = 3
 # Candidates of a kernel at most, and how many of them are the best predicted. A sweep of all problems then takes a quarter of
 # an hour on an H200.
 CANDIDATES_MOST, BEST_PREDICTED = 500, 200
+# Best predicted candidates of a drawn problem, and as many of the others: many problems say more than many candidates.
+FEW_BEST = 16
 
 
 @dataclass
@@ -66,6 +69,11 @@ class SweptKernel:
     problem: TunerProblem
     kernel_pass: KernelPass
     gpu: str | None = None
+    seed: int | None = None
+
+    def wanted(self, candidates: Sequence[CandidateKey]) -> frozenset[CandidateKey]:
+        """Return the candidates to measure, of all in the order of the cost model; few where `seed` drew the problem."""
+        return drawn(candidates) if self.seed is None else few_of(candidates, f"{self.seed} {self.label}")
 
     @property
     def label(self) -> str:
@@ -97,9 +105,15 @@ class Swept:
     wanted: int
 
 
-def kernels_of(problems: Sequence[TunerProblem], gpu: str | None = None) -> tuple[SweptKernel, ...]:
+def kernels_of(problems: Sequence[TunerProblem], gpu: str | None = None, seed: int | None = None) -> tuple[SweptKernel, ...]:
     """Return the kernels to be swept, in their order."""
-    return tuple(SweptKernel(problem, kernel_pass, gpu) for problem in problems for kernel_pass in PASSES)
+    return tuple(SweptKernel(problem, kernel_pass, gpu, seed) for problem in problems for kernel_pass in PASSES)
+
+
+def few_of(candidates: Sequence[CandidateKey], seed: str) -> frozenset[CandidateKey]:
+    """Return the first `FEW_BEST` of candidates in the order of the cost model, and as many drawn from the others."""
+    best, rest = candidates[:FEW_BEST], candidates[FEW_BEST:]
+    return frozenset((*best, *random.Random(seed).sample(rest, min(FEW_BEST, len(rest)))))
 
 
 def drawn(candidates: Sequence[CandidateKey]) -> frozenset[CandidateKey]:
@@ -127,7 +141,7 @@ def sweep(
         if time.monotonic() >= end:
             return False
         pool = kernel.pool(measurer, file)
-        wanted = drawn(tuple(pool.ranked))
+        wanted = kernel.wanted(tuple(pool.ranked))
         with closing(pool.arriving(None, wanted)) as arriving:
             for key in arriving:
                 if key in pool.times_us:
@@ -174,7 +188,7 @@ def qualities(kernels: Sequence[SweptKernel], file: ResultsFile) -> Iterator[Qua
             ordered,
             is_fitted=kernel.problem.is_fitted,
             feasible_count=len(predicted_us),
-            is_complete=min(CANDIDATES_MOST, len(predicted_us)) <= len({candidate.candidate for candidate in results}),
+            is_complete=len(kernel.wanted(tuple(predicted_us))) <= len({candidate.candidate for candidate in results}),
         )
         if quality is not None:
             yield quality

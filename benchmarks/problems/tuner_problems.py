@@ -14,7 +14,10 @@ PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 
 @dataclass(frozen=True)
 class TunerProblem:
-    """Spec of a swept problem; `is_fitted`: the constants of the cost model were fitted to times of its candidates."""
+    """Spec of a swept problem; `is_fitted`: the constants of the cost model were fitted to times of its candidates.
+
+    `state_size` is n of a cell with n values per channel.
+    """
 
     model: str
     batch: int
@@ -23,13 +26,19 @@ class TunerProblem:
     precision: str
     heads: int = 1
     layout: str = "BTD"
+    state_size: int = 0
     is_fitted: bool = False
 
     @property
     def label(self) -> str:
         """The problem as the first cell of a row."""
-        heads = f" in {self.heads} heads" if self.heads > 1 else ""
-        return f"{self.model} {self.batch} x {self.time} x {self.hidden_size}{heads} {self.precision} {self.layout}"
+        parts = f" in {self.heads} heads" if self.heads > 1 else f" of {self.state_size}" if self.state_size else ""
+        return f"{self.model} {self.batch} x {self.time} x {self.hidden_size}{parts} {self.precision} {self.layout}"
+
+    @property
+    def elements(self) -> int:
+        """How many states the steps of all sequences have."""
+        return self.batch * self.time * self.hidden_size * (self.state_size or 1)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -42,6 +51,7 @@ class TunerProblem:
             "layout": self.layout,
             "batch": self.batch,
             "time": self.time,
+            **({"state_size": self.state_size} if self.state_size else {}),
         }
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_measurer import FakeMeasurer
 
-from benchmarks.cost_model.regret import FEW, Ranked, kendall_tau, quality_of, table_of
+from benchmarks.cost_model.regret import FEW, Ranked, kendall_tau, quality_of, table_of, table_of_families
 from benchmarks.cost_model.regret_record import (
     DRAWN_POINTS,
     PUBLISHED_REGRETS,
@@ -23,8 +23,19 @@ from benchmarks.cost_model.regret_record import (
     read_regrets,
     regret_sections,
 )
-from benchmarks.cost_model.sweep import BEST_PREDICTED, CANDIDATES_MOST, ResultsFile, drawn, kernels_of, qualities, sweep
+from benchmarks.cost_model.sweep import (
+    BEST_PREDICTED,
+    CANDIDATES_MOST,
+    FEW_BEST,
+    ResultsFile,
+    drawn,
+    few_of,
+    kernels_of,
+    qualities,
+    sweep,
+)
 from benchmarks.pages import filled_sections
+from benchmarks.problems.drawn_problems import drawn_problems
 from benchmarks.problems.tuner_problems import PROBLEMS, TunerProblem
 from minrnn_gen.build import builder
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources
@@ -111,6 +122,32 @@ def test_a_draw_is_the_best_predicted_and_some_of_all_others(count: int) -> None
     tiles = sorted(candidate[1][0][1] for candidate in drawn(candidates))
     assert len(tiles) == min(count, CANDIDATES_MOST) and tiles[:BEST_PREDICTED] == list(range(min(count, BEST_PREDICTED)))
     assert max(b - a for a, b in itertools.pairwise([*tiles, count])) <= 1 + count // (CANDIDATES_MOST - BEST_PREDICTED)
+
+
+@given(st.integers(1, 200), st.integers(0, 9))
+def test_few_candidates_are_the_best_predicted_and_others(count: int, seed: int) -> None:
+    candidates = [("family", (("tile", number),)) for number in range(count)]
+    tiles = sorted(candidate[1][0][1] for candidate in few_of(candidates, str(seed)))
+    assert len(tiles) == min(count, 2 * FEW_BEST) and tiles[:FEW_BEST] == list(range(min(count, FEW_BEST)))
+    assert few_of(candidates, str(seed)) == few_of(candidates, str(seed))
+
+
+@pytest.mark.parametrize("seed", [0, 57])
+def test_drawn_problems_have_candidates_in_every_family(seed: int) -> None:
+    problems = drawn_problems(2, seed)
+    assert problems == drawn_problems(2, seed) != drawn_problems(2, seed + 1)
+    for drawn_of_family in problems.values():
+        for kernel in kernels_of(drawn_of_family[:1], "h200", seed):
+            assert next(iter(kernel.builder.solutions(kernel.key))).candidates
+
+
+def test_a_family_is_judged_by_its_median_and_its_worst() -> None:
+    qualities_of_family = [
+        quality_of(name, [Ranked(us, 1.0, 0, 0), Ranked(1.0, 2.0, 1, 0)], is_fitted=False, feasible_count=2, is_complete=True)
+        for name, us in (("a", 1.0), ("b", 1.5), ("c", 1.1))
+    ]
+    table = table_of_families({"scans": [quality for quality in qualities_of_family if quality], "none": []})
+    assert table.splitlines()[2:] == ["| scans | 3 | 1.100 | 1.500 | 1.500 | 1.000 | 1.000 | b |"]
 
 
 @pytest.fixture
