@@ -67,9 +67,9 @@ class Kernel(Derivatives, Steps):
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...] = (), backend: Backend | None = None) -> None:
-        """Serve the spec of `builder` with what it built, if anything; `backend` is a GPU's without another.
+        """Serve the spec of `builder` with the kernels that it has `built`; `backend` is a GPU's without another.
 
-        What it built begins with the forward of the typical sizes, which else is built when it is asked for.
+        The first of them is the forward of the typical sizes; without it the first call builds that.
         """
         self._builder = builder
         self._built = built

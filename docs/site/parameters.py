@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Keywords that stand once for all calls.
-KEYWORDS = "minrnn_gen/call/keywords.py"
+# Files of keywords that stand once, for calls, for specs and for layers, with their default in a table.
+KEYWORDS = {
+    "minrnn_gen/call/keywords.py": "`None`",
+    "minrnn_gen/config/spec.py": "the spec's",
+    "minrnn_gen/torch/layers/options.py": "[a spec's](spec-schema.md)",
+}
 # Classes that are called rather than made.
 CALLED = {"Kernel": "__call__"}
+# Types that have no shape, whatever a call has by the same name.
+NO_ARRAYS = ("bool", "int", "float", "str")
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -42,18 +48,19 @@ def definition_of(module: str, name: str) -> Definition | None:
 
 
 def keywords_of(name: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, type, default) of the keywords that a class of the keywords' file lists, its base's first."""
-    for node in ast.walk(module_tree(ROOT / KEYWORDS)):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            for base in node.bases:
-                yield from keywords_of(ast.unparse(base))
-            for field in node.body:
-                if isinstance(field, ast.AnnAssign):
-                    yield ast.unparse(field.target), ast.unparse(field.annotation), "None"
+    """Yield (name, type, default) of the keywords that a class in `KEYWORDS` lists, its base's first."""
+    for path, default in KEYWORDS.items():
+        for node in ast.walk(module_tree(ROOT / path)):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                for base in node.bases:
+                    yield from keywords_of(ast.unparse(base))
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign):
+                        yield ast.unparse(field.target), ast.unparse(field.annotation), default
 
 
 def parameters_of(function: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, type, default) of each parameter; the default is "" where it has to be given."""
+    """Yield (name, type, default) of each parameter, the default as a cell of a table."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
@@ -61,7 +68,7 @@ def parameters_of(function: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:
     for argument, default in [*zip(positional, defaults, strict=True), *by_name]:
         if argument.arg != "self":
             annotation = ast.unparse(argument.annotation) if argument.annotation else ""
-            yield argument.arg, annotation, ast.unparse(default) if default else ""
+            yield argument.arg, annotation, quoted(ast.unparse(default)) if default else "needed"
     yield from keywords_of(unpacked_by(function))
 
 
@@ -112,8 +119,8 @@ def table_of(module: str, name: str) -> str:
         (
             f"`{name}`",
             "array" if kind == "Any" and name in shapes else quoted(kind),
-            shapes.get(name, ""),
-            quoted(default) or "needed",
+            "" if kind in NO_ARRAYS else shapes.get(name, ""),
+            default,
         )
         for name, kind, default in rows
     ]
@@ -122,5 +129,5 @@ def table_of(module: str, name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return code for a cell of a table, where a bar has to be escaped."""
-    return f"`{text}`".replace("|", "\\|") if text else ""
+    """Return code for a cell of a table; a bar within code ends no cell."""
+    return f"`{text}`" if text else ""

@@ -69,6 +69,9 @@ def test_a_function_has_a_table_of_its_parameters() -> None:
     assert page.count("| parameter | type | shape | default |") == len(pages.API["torch-functions"].names)
     assert "| `R` | array | [Gr, N, D, D] | `None` |" in page and "| `sos` | array | [sections, 6] | needed |" in page
     assert "| `gamma` | `Any` |  | needed |" in page
+    compiled, layers = (pages.api_page(pages.API[topic]) for topic in ("minrnn_gen", "torch-layers"))
+    assert "| `heads` | `int` |  | the spec's |" in compiled and "| `device` | `str | None` |  | `None` |" in compiled
+    assert "| `bias` | `bool` |  | `True` |" in layers
 
 
 def test_links_are_led_to_where_the_site_has_their_targets() -> None:
