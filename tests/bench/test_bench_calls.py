@@ -45,7 +45,7 @@ def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
 @pytest.mark.parametrize(
     ("model", "heads", "task"),
     one_in(
-        2,
+        4,
         [
             (*model, task)
             for model in (("lstm", 2), ("gru", 2), ("min_gru", 1))
