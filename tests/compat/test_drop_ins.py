@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.everyday import one_in
 
 torch = pytest.importorskip("torch")
-
-from support.everyday import one_in
 
 from minrnn_gen.compat import mamba_ssm, mingru_pytorch, recurrent_gemma, transformers_mamba, xlstm  # noqa: E402
 from minrnn_gen.compat.installed import Exchange  # noqa: E402
