@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.everyday import one_in
-from support.norm_cells import EVERY_CELL, GATES_TOGETHER, OF_BOTH, OF_ROUNDS
+from support.norm_cells import EVERY_CELL, GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_ROUNDS
 from support.round_cells import RESET_BEFORE
+from support.small_problems import DENSE, Problem, prepare
 
 from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.parameter import pack
@@ -53,6 +54,17 @@ def test_kernels_with_norms_are_right(cell: dict[str, Any] | str, options: dict[
 
 def test_every_cell_with_norms_is_tried() -> None:
     assert {cell["name"] for cell, _, _ in WAYS if not isinstance(cell, str)} == {cell["name"] for cell in EVERY_CELL}
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+@pytest.mark.parametrize(("grid_blocks", "hidden_size"), [(5, 80), (9, 140), (11, 176), (17, 272), (19, 300)])
+def test_means_are_those_of_any_number_of_blocks(grid_blocks: int, hidden_size: int, kernel_pass: str) -> None:
+    """Lanes share the blocks' means, some of them one more than others."""
+    spec = {"model": MIXED_LISTS, "hidden_size": hidden_size, "gpu": "a100"}
+    wanted = DENSE | {"grid_blocks": grid_blocks, "row_warps": 1}
+    prepared = prepare(Problem("norms", tuple(spec.items()), tuple(wanted.items()), kernel_pass, "long"))
+    assert grid_blocks in {plan.variables.get("grid_blocks") for plan in prepared.plans}
 
 
 @pytest.mark.parametrize("kernel_pass", ["forward", "backward"])

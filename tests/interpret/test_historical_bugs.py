@@ -94,6 +94,12 @@ def test_a_row_that_nobody_writes() -> None:
     assert first_found(problem, last_row, "").startswith("wrong: nan")
 
 
+def test_the_squares_of_a_block_twice() -> None:
+    """Where lanes share the means of uneven numbers of blocks, some merged the squares of the last block once more."""
+    problem = prepared("recurrent", "norms of nine blocks", "forward", "resets")
+    assert first_found(problem, r"if \(!exists\) part\[n\]\.squares = compute_t\(0\);", "").startswith("wrong")
+
+
 def older_alignment_of_call(*arrays: Array) -> int:
     offsets = [pointer_divisor(array.pointer) for array in arrays]
     for array in arrays:

@@ -27,7 +27,7 @@ FIRST = (
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
     "persistent_backward", "large_batch", "parts/large_batch",
 )  # fmt: skip
-EVERY_FAMILY = (*FAMILIES, "step", "dropout", "filter")
+EVERY_FAMILY = (*FAMILIES, "step", "pool", "dropout", "filter")
 
 Item, Answer = TypeVar("Item"), TypeVar("Answer")
 
@@ -37,15 +37,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make mutate", description=__doc__)
     parser.add_argument("--only", nargs="+", default=("",), help="templates whose names contain one of these")
     parser.add_argument("--family", nargs="+", choices=EVERY_FAMILY, default=EVERY_FAMILY, help="problems of these families")
+    parser.add_argument("--problems", nargs="+", default=("",), help="of these the problems whose names contain one of these")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no other mutant after so many")
     parser.add_argument("--again", choices=("missed", "survived", "all"), help="run these mutants again")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--page", action="store_true", help="only write the page")
     arguments = parser.parse_args()
     jobs = max(arguments.jobs, 1)
+    problems = [problem for family in EVERY_FAMILY for problem in problems_of(family) if family in arguments.family]
     results = json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else []
     known = {result["key"]: result for result in results}
-    bench = Bench([] if arguments.page else _prepared(arguments.family, jobs))
+    chosen = [problem for problem in problems if any(name in str(problem) for name in arguments.problems)]
+    bench = Bench([] if arguments.page else _prepared(chosen, jobs))
     if bench.prepared:
         started = time.perf_counter()
         all(_in_processes(jobs, bench.control, range(len(bench.prepared))))
@@ -56,6 +59,8 @@ def main() -> int:
     order = sorted(range(len(bench.mutants)), key=lambda number: _rank(bench.mutants[number].template))
     wanted = [number for number in order if any(name in bench.mutants[number].template for name in arguments.only)]
     left = [number for number in wanted if bench.mutants[number].key not in settled]
+    if len(chosen) < sum(len(problems_of(family)) for family in EVERY_FAMILY):
+        left = [number for number in left if bench.of_mutant[number]]  # other problems may have the line
     ends = time.monotonic() + 60 * arguments.minutes
     for done, outcome in enumerate(_in_processes(jobs, bench.run, left if not arguments.page else ()), 1):
         known[outcome["key"]] = outcome
@@ -68,8 +73,7 @@ def main() -> int:
     return 0
 
 
-def _prepared(families: Sequence[str], jobs: int) -> list[Prepared]:
-    problems = [problem for family in families for problem in problems_of(family)]
+def _prepared(problems: Sequence[Problem], jobs: int) -> list[Prepared]:
     # Compiled by many processes; what they leave in the store, this one loads.
     print(f"{sum(_in_processes(jobs, _is_prepared, problems))} problems", flush=True)
     return [prepared for prepared in map(_prepared_or_none, problems) if prepared is not None]

@@ -49,4 +49,13 @@ OF_ROUNDS: dict[str, Any] = {
         h[t] = r * h[t-1] + (1 - r) * n
     """,
 }
+# Of one level a norm of a value alone, and one over a list with another value.
+MIXED_LISTS: dict[str, Any] = {
+    "name": "mixed_lists",
+    "equations": """
+        a = W.z + R.z
+        z = sigmoid(layer_norm(a, head, 1e-3))
+        h[t] = z * h[t-1] + (1 - z) * tanh(layer_norm(W.n, [W.n, a], head, 1e-3))
+    """,
+}
 EVERY_CELL = (GATES_TOGETHER, OF_BOTH, OF_ROUNDS)

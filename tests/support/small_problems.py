@@ -9,17 +9,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 from support.halves import take_halves
-from support.input_cells import GAPS
+from support.input_cells import GAPS, HIGHWAY, NORMED
 from support.last_steps import unlike_final_state
-from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_ROUNDS
+from support.norm_cells import GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_ROUNDS
+from support.pools import CALLS, SLOTS, OnPool, on_pool
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 from support.unasked import leave_out_vectors
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
+from minrnn_gen.call import pool_checks
 from minrnn_gen.call.array import new_numpy, wrap_numpy
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.call.pieces import Piece
@@ -129,7 +132,8 @@ class Problem:
     # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
     # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
     # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
-    # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1.
+    # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1. Of a pool it is
+    # one of support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond").
     call: str
 
     def __str__(self) -> str:
@@ -148,12 +152,13 @@ class Prepared:
     texts: dict[str, KernelPlan]
     seconds: float
     slack: float
+    on_pool: OnPool | None = None
 
     @property
     def plans(self) -> list[KernelPlan]:
         """The plans of the kernels of the pass itself."""
         its_pass = self.problem.kernel_pass
-        passes = OF_BACKWARD if its_pass == "backward" else (its_pass,)
+        passes = {"backward": OF_BACKWARD, "pool": ("step", "slots")}.get(its_pass, (its_pass,))
         return [plan for plan in self.texts.values() if plan.problem.kernel_pass in passes or its_pass == "step"]
 
     def render(self, plan: KernelPlan) -> str:
@@ -192,6 +197,11 @@ class Prepared:
     def results(self, kernel: Kernel, inputs: Inputs, saved: Any = None) -> dict[str, Any]:
         """Return every array that the pass gives."""
         its_pass = self.problem.kernel_pass
+        if self.on_pool:
+            if kernel is not self.kernel:
+                return self.on_pool.expected(kernel, inputs.forward)
+            with patch.object(pool_checks, "check_values"):  # as on a GPU, where slots are not read back
+                return self.on_pool.results(kernel)
         if its_pass == "step":
             return dict(step_of(kernel, inputs))
         if its_pass == "dropout":
@@ -230,8 +240,10 @@ def prepare(problem: Problem) -> Prepared:
         if problem.kernel_pass == "backward"
         else kernel.plan
     )
-    case = _case_of(problem, plan)
+    case, pool = _case_of(problem, plan), _pool_of(problem, kernel)
     inputs = inputs_of(kernel.interface, case, SLOW if "slow" in problem.call else 0.0)
+    if pool:
+        inputs = Inputs(pool.plain, inputs.dy, {}, {})
     if problem.call.startswith("halves"):
         take_halves(kernel)
     if problem.call == "unasked":
@@ -239,7 +251,7 @@ def prepare(problem: Problem) -> Prepared:
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
     precision = kernel.interface.precision.with_functions(spec.functions)
     slack = error_allowed(precision) + remembered_error(precision, spec.scan_arithmetic)
-    made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack)
+    made = Prepared(problem, kernel, inputs, {}, None, {}, 0.0, slack, pool)
     with numpy.errstate(all="ignore"):
         precise = _each(inputs, _in_complex128) if is_complex else inputs.in_float64()
         made.expected = made.results(exact, precise)
@@ -299,11 +311,25 @@ def _filtered(kernel: Kernel, x: Any, kernel_pass: Any, call: str) -> dict[str, 
     return dict(zip(written._fields, summed, strict=True))
 
 
+def _pool_of(problem: Problem, kernel: Kernel) -> OnPool | None:
+    """Return the call of a problem on a pool, with indices of both dtypes and some distance, None of any other problem."""
+    if problem.kernel_pass != "pool":
+        return None
+    kind, _, call = problem.call.partition(": ")
+    form, number = kind.split()[-1], list(CALLS).index(call)
+    made = on_pool(kernel, call, (numpy.int32, numpy.int64)[number % 2], 1 + number % 3, form, "narrow" in kind)
+    if "beyond" in kind:
+        made.arrays["slots"][~made.is_live] = SLOTS
+    return made
+
+
 def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     if problem.kernel_pass in FILTER_PASSES:
         return FILTER_CASES[problem.call]
     if problem.kernel_pass == "dropout":
         return Case(3, DROPOUT_STEPS)
+    if problem.kernel_pass == "pool":
+        return Case(1, 1)
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
@@ -577,6 +603,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fp64", GRU | FP64 | {"hidden_size": 20}, COOPERATIVE, "long", BOTH),
         ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, COOPERATIVE, "long mixed bare", BOTH),
         ("log", GRU | LOG | {"hidden_size": 33}, COOPERATIVE | {"channels_per_lane": 1}, "long resets", FORWARD),
+        ("inputs", BF16 | {"model": HIGHWAY, "hidden_size": 20}, COOPERATIVE, "long resets", BOTH),
         ("packed", GRU, COOPERATIVE, "packed", BOTH),
         ("log sum", GRU | SUM, COOPERATIVE, "resets", FORWARD),
         ("reverse", GRU | REVERSE | {"model": "min_lstm"}, COOPERATIVE, "resets", BOTH),
@@ -605,6 +632,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tickets fp64", GRU | LONG | FP64 | {"hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
         ("bf16 parameters", GRU | BF16 | {"model": "rg_lru"}, CHANNELS | {"channel_lanes": 8}, "long mixed bare", BOTH),
         ("log", GRU | LOG | {"hidden_size": 33, "gpu": "t4"}, CHANNELS | {"channels_per_lane": 1}, "long resets", FORWARD),
+        ("inputs", BF16 | {"model": HIGHWAY, "hidden_size": 20}, CHANNELS, "long resets", BOTH),
         ("packed", GRU, CHANNELS, "packed", BOTH),
         ("log sum", GRU | SUM, CHANNELS, "resets", FORWARD),
         ("little", LITTLE, CHANNELS, "bare", FORWARD),
@@ -871,6 +899,22 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             BOTH,
         ),
+        # Some blocks have no units; of a grid, lanes share the means of uneven numbers of blocks.
+        (
+            "norms of few units",
+            {"model": GATES_TOGETHER, "hidden_size": 24},
+            DENSE | FOUR_BLOCKS | {"row_warps": 1},
+            "resets",
+            BOTH,
+        ),
+        (
+            "norms of nine blocks",
+            {"model": MIXED_LISTS, "hidden_size": 144, "gpu": "a100"},
+            DENSE | {"grid_blocks": 9, "row_warps": 1},
+            "resets",
+            BOTH,
+        ),
+        ("inputs", BF16 | {"model": GAPS, "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
@@ -991,7 +1035,9 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("fp16", FP16 | REVERSE | {"model": "gru", "hidden_size": 24, "gpu": "t4"}, {}, "resets mixed", BOTH),
         ("parameter", LEAKY | FP16 | {"gpu": "t4"}, {}, "resets bare mixed all", BOTH),
         ("rounds", FP64 | {"model": DEEP, "hidden_size": 24, "gpu": "t4"}, {}, "long resets bare", BOTH),
-        ("norms", {"model": GATES_TOGETHER, "hidden_size": 24, "heads": 2}, BY_THREADS, "long resets bare", BOTH),
+        ("norms", {"model": GATES_TOGETHER, "hidden_size": 24, "heads": 2}, BY_THREADS, "long resets bare cut-resets", BOTH),
+        ("norms of inputs", {"model": NORMED, "hidden_size": 24}, BY_THREADS, "resets", BOTH),
+        ("inputs", FP16 | {"model": GAPS, "hidden_size": 24, "gpu": "t4"}, {}, "resets", BOTH),
         ("norms over all", BF16 | {"model": OF_BOTH, "hidden_size": 70, "heads": 2}, BY_THREADS, "resets mixed", BOTH),
         (
             "norms, clipped",
@@ -1016,7 +1062,24 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step with units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("step of whole pieces", {"model": "gru", "hidden_size": 64}, {"units": 2, "warps": 1, "batch_tile": 1}),
     ("step with a parameter", LEAKY | {"hidden_size": 26}, {"units": 2, "warps": 2, "batch_tile": 2}),
+    ("step with inputs", {"model": GAPS, "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "stages": 1}),
+)
+# (name, spec, wanted, kinds of calls)
+STEPS_ON_POOL, NARROW_STEPS, OVER_TIME = ("step", "beyond step"), ("step", "narrow step"), ("time", "lengths", "packed")
+POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] = (
+    ("scan", {"model": "min_gru", "hidden_size": 5}, {}, STEPS_ON_POOL),
+    ("diagonal", BF16 | {"model": "ind_rnn", "hidden_size": 5}, {}, NARROW_STEPS),
+    ("n values", SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5}, {"lanes": 4}, NARROW_STEPS),
+    ("chunks", SELECTIVE | BF16 | {"hidden_size": 6, "state_size": 8}, {"lanes": 2}, NARROW_STEPS),
+    ("both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}, STEPS_ON_POOL),
+    ("dense", {"model": "lstm", "hidden_size": 12}, {"units": 2, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),
+    ("units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),
+    ("heads", FP16 | {"model": "slstm", "hidden_size": 24, "heads": 2}, {"units": 1, "warps": 1}, NARROW_STEPS),
+    ("rounds", FP16 | {"model": RESET_BEFORE, "hidden_size": 12}, {}, NARROW_STEPS),
+    ("scan of rows", {"model": "min_gru", "hidden_size": 5}, CHANNELS, OVER_TIME),
+    ("steps first", {"model": "min_gru", "hidden_size": 5, "layout": "TBD"}, CHANNELS, OVER_TIME[:2]),
+    ("channels first", SELECTIVE | BDT | {"model": "selective", "hidden_size": 6, "state_size": 4}, {}, OVER_TIME[:2]),
 )
 # So many steps that blocks take more than one turn, and the probability with which values are dropped.
 DROPOUT_STEPS, DROPPED = 23, 0.3
@@ -1050,6 +1113,13 @@ def problems_of(family: str) -> tuple[Problem, ...]:
             Problem(name, tuple(spec.items()), tuple(wanted.items()), "step", call)
             for name, spec, wanted in STEPS
             for call in ("long", "bare", "resets", *(("odd", "odd rows") if "lanes" in wanted else ()))
+        )
+    if family == "pool":
+        return tuple(
+            Problem(f"pool of {name}", (*spec.items(), ("training", False)), tuple(wanted.items()), "pool", f"{kind}: {call}")
+            for name, spec, wanted, kinds in POOLS
+            for kind in kinds
+            for call in CALLS
         )
     if family == "filter":
         wanted = (("threads", 64), ("steps_per_thread", 8))
