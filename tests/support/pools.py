@@ -57,11 +57,11 @@ class OnPool:
         y, final = self.run(kernel, dict(plain))
         y = y.copy()
         y[~(numpy.repeat(self.is_live, LENGTHS) if self.form == "packed" else self.is_live)] = 0
-        whole = {name: values.astype(float) for name, values in self.whole.items()}
+        whole = {name: values.copy() for name, values in self.whole.items()}
         for row, slot in enumerate(self.written):
             for name, values in whole.items() if slot >= 0 else ():
                 values[slot, : final[name][row].size] = final[name][row].reshape(-1)
-        return {"y": y, **whole}
+        return {"y": y, **{name: values.astype(float) for name, values in whole.items()}}
 
     def results(self, kernel: Kernel) -> dict[str, Any]:
         """Return y and the memory of the pool after the call in place; the pool is again as it was."""
