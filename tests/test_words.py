@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import jinja2.nodes
@@ -33,6 +34,8 @@ SENTENCE = re.compile(rf"(?:(?<=[.:!?] )|(?<=[.:!?]\n)|(?<=\n\n)|(?<=- )|(?<=\| 
 # After, next to, lacks, passed: words that say which.
 VAGUE = re.compile(r"\b(?:behind|beside|has\s+not|of\s+which|handed\s+on)\b", re.IGNORECASE)
 VAGUE_MOST = 60
+# A comment of C++ or Jinja, to the end of its line.
+COMMENT = re.compile(r"(?://|\{#)[^\n]*")
 # The change log says what was, in the words of its day.
 READ = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
@@ -209,6 +212,17 @@ def test_docstrings_open_with_their_subject() -> None:
         if re.match(OPENING, text)
     ]
     assert len(places) <= DOCSTRINGS_OPENING_MOST, "\n".join(places)
+
+
+def test_comments_of_templates_open_with_their_subject() -> None:
+    places = [
+        f"{name}:{number}: {line.strip()}"
+        for name, path in TEMPLATE_FILES.items()
+        for before, (number, line) in pairwise([(0, ""), *enumerate(text_of(path).splitlines(), 1)])
+        for comment in COMMENT.findall(line)
+        if VAGUE.search(comment) or (not COMMENT.match(before[1].strip()) and re.match(rf"(?://|\{{#)\s*{OPENING}", comment))
+    ]
+    assert not places, "\n".join(places)
 
 
 def test_sentences_of_pages_open_with_their_subject() -> None:

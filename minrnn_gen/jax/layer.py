@@ -324,7 +324,7 @@ class RNN:
 
     def _parameters_in(self, params: Parameters, names: Names, layer: int) -> list[Any]:
         """Return R, weight, bias, recurrent bias and vectors of one run over time of a layer."""
-        own = [None if name is None else params[name] for name in names.in_call_order]
+        own = [None if name is None else params[name] for name in names.in_call_order()]
         if (embedding := self._embedding) is None:
             return own
         matrices, biases = ([params[name] for name in of_kind] for of_kind in (names.products, names.product_biases))
@@ -336,7 +336,7 @@ class RNN:
         made = self._made
         if not made.shared:
             return None
-        directed = [[None if name is None else params[name] for name in names.of_shared] for names in made.names[layer]]
+        directed = [[None if name is None else params[name] for name in names.of_shared()] for names in made.names[layer]]
         pairs = zip(*directed, strict=True)
         weight, bias = (None if arrays[0] is None else _together(arrays, is_vector=False).astype(x.dtype) for arrays in pairs)
         product = jnp.einsum("...i,ri->...r", x, weight)

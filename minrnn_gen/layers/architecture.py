@@ -24,7 +24,8 @@ class Names(NamedTuple):
     """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own.
 
     `weight_shared` and `bias_shared` make the inputs S.* of the layer's input. Where products have several shapes, `products`
-    and `product_biases` have their matrices and biases, each of one gate or of several next to each other.
+    and `product_biases` have their matrices and biases, each of one gate or of several next to each other. Methods, not
+    properties: a compiler of torch 2.6 cannot trace a property of a tuple.
     """
 
     weight_hh: str | None
@@ -37,14 +38,12 @@ class Names(NamedTuple):
     products: tuple[str, ...] = ()
     product_biases: tuple[str, ...] = ()
 
-    @property
     def in_call_order(self) -> tuple[str | None, ...]:
-        """The names of what a call takes, in its order."""
+        """Return the names of a call's arguments, in its order."""
         return (self.weight_hh, self.weight_ih, self.bias_ih, self.bias_hh, *self.vectors)
 
-    @property
     def of_shared(self) -> tuple[str | None, str | None]:
-        """The names of the weight and of the bias of S.*."""
+        """Return the names of the weight and of the bias of S.*."""
         return self.weight_shared, self.bias_shared
 
 
@@ -115,7 +114,7 @@ class Architecture:
         for index, name in enumerate(self.shared):
             if (self.name, name) in SCALED_INPUTS:
                 rows = prod(self.shared_shape[1:])
-                parameters = (parameter for names in self.directed for parameter in names.of_shared if parameter)
+                parameters = (parameter for names in self.directed for parameter in names.of_shared() if parameter)
                 of_name = slice(index * rows, (index + 1) * rows)
                 yield from ((parameter, of_name, self.state_size**-0.5) for parameter in parameters)
 

@@ -202,7 +202,7 @@ class _Layer(DecodingStack, ByKernels):
         y, x = (output.data, input.data) if is_packed else (output, input)
         dtype = y.dtype
         if autocasts(x) and x.dtype is not torch.float64:
-            last = hx[-1] if isinstance(hx, tuple | list) else hx
+            last = hx[-1] if isinstance(hx, (tuple, list)) else hx
             dtype = result_dtype(self.mode, x, last, dtype, is_whole=not is_packed)
             if y.dtype is not dtype:
                 output = output._replace(data=y.to(dtype)) if is_packed else y.to(dtype)

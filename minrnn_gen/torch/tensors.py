@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from minrnn_gen.torch.dtypes import PRECISIONS
 _REAL = "float64, float32, float16 or bfloat16"
 # The device of an array without values, which is neither host memory nor one of CUDA.
 _NO_DEVICE = -1
+
+# torch before 2.7 does not say: it records a layer for an export as it does for a compiler.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
 
 
 def check_tensor(value: Any, name: str) -> None:
@@ -76,7 +79,7 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
 
 def integers_in(value: Any, name: str) -> Any:
     """Return lengths or boundaries as a tensor, those in a list or tuple as int64 in host memory; None stays None."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return torch.tensor(listed_integers(value, name), dtype=torch.int64)
     if value is not None and not isinstance(value, torch.Tensor):
         raise BadInput(f"{name} is {kind_of(value)}; a torch tensor or a list of integers is expected")

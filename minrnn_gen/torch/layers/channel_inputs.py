@@ -25,7 +25,7 @@ def inputs_of_layers(
     if inputs is None and not names:
         return ((),) * layers
     shapes = {name: tuple(lead) if name in made.step_inputs else (*lead, *channels) for name in names}
-    if isinstance(inputs, list | tuple):
+    if isinstance(inputs, (list, tuple)):
         if len(inputs) != layers:
             raise BadInput(
                 f"inputs has {len(inputs)} mappings; {layers} are expected, one for each layer, or one for all of them"

@@ -13,7 +13,7 @@ from minrnn_gen.layers.architecture import Architecture
 from minrnn_gen.precision import why_unsupported
 from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.layers.options import OPTIONS, keywords_of
-from minrnn_gen.torch.tensors import autocasts, check_tensor, marks_in
+from minrnn_gen.torch.tensors import autocasts, check_tensor, is_exporting, marks_in
 
 # Far more than anybody trains; each has kernels and parameters to be named.
 LAYERS_LIMIT = 4096
@@ -107,7 +107,7 @@ def check_input(input: Any, input_size: int) -> None:
 
 def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
     """Refuse a packed input of other features, with lengths in addition to its own, or while a program is exported."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         raise BadInput(
             "a PackedSequence was given to a layer that torch.export records, and its number of steps follows from values, "
             "which are not known then; give a layer of minrnn_gen.torch the padded input and its lengths"
@@ -122,7 +122,7 @@ def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
 
 def states_in(hx: Any, names: tuple[str, ...]) -> Sequence[Any]:
     """Return the initial states of `hx` in the order of `names`, none of them where there are only None."""
-    states = hx if isinstance(hx, tuple | list) else (hx,)
+    states = hx if isinstance(hx, (tuple, list)) else (hx,)
     if len(states) != len(names):
         wanted = f"a tuple of {len(names)}, {', '.join(names)}," if len(names) > 1 else "a tensor"
         raise BadInput(f"hx has {len(states)} states; {wanted} is expected")

@@ -28,11 +28,11 @@ def parameters_of_kernels(
     """
     embedding = embedding_of(made)
     if embedding is None:
-        return named(names.in_call_order)
+        return named(names.in_call_order())
     of_products = names.products + names.product_biases
     for name, parameter in zip(of_products, named(of_products), strict=True):
         if tuple(parameter.shape) != made.shapes[name]:
             raise BadInput(f"parameter {name} has shape {list(parameter.shape)}; {list(made.shapes[name])} is expected")
-    _, weight, bias, _, *vectors = named(names.in_call_order)
+    _, weight, bias, _, *vectors = named(names.in_call_order())
     of_run = NamedParameters(named(names.products), named(names.product_biases), weight, bias, vectors)
     return embedded_parameters(embedding, made.vectors, of_run, is_first=layer == 0)

@@ -28,7 +28,7 @@ from minrnn_gen.torch.operators.dispatch import has_transforms, refuse_scripting
 from minrnn_gen.torch.operators.recurrence import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
 from minrnn_gen.torch.sequence_group.ranks import Ranks
-from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in
+from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, is_exporting
 
 # What autocast casts, and what initial states may therefore be under it.
 _CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -268,7 +268,7 @@ class LayerStack:
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
         # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
         is_one_node = self.num_layers > 1 and ranks is None and not made.shared and not made.inputs and not is_altered
-        is_one_node = is_one_node and not has_transforms() and not (masks and torch.compiler.is_exporting())
+        is_one_node = is_one_node and not has_transforms() and not (masks and is_exporting())
         if is_one_node and _reaches_down((x, *parameters[0], *states)):
             initial = states or (None,) * len(made.states)
             of_all = (parameter for of_layer in parameters for parameter in of_layer)
@@ -367,7 +367,7 @@ class LayerStack:
         made = self._made
         if not made.shared:
             return ()
-        directed = [self._named(names.of_shared) for names in made.names[layer]]
+        directed = [self._named(names.of_shared()) for names in made.names[layer]]
         for names, (weight, _) in zip(made.names[layer], directed, strict=True):
             name = str(names.weight_shared)
             checks.check_weight(weight, name, made.shapes[name], x, casts)

@@ -124,7 +124,7 @@ def by_layer(
     check_given(resets)
     if isinstance(reset_states, Mapping):
         raise BadInput(f"reset_states is a mapping; {_wanted(names)} is expected, as hx is")
-    states = tuple(reset_states) if isinstance(reset_states, tuple | list) else (reset_states,)
+    states = tuple(reset_states) if isinstance(reset_states, (tuple, list)) else (reset_states,)
     if len(states) != len(names) or any(state is None for state in states):
         raise BadInput(f"reset_states has {sum(state is not None for state in states)} states; {_wanted(names)} is expected")
     of_each, of_all = (runs, count, hidden), (runs, hidden)

@@ -18,7 +18,7 @@ def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
     Another list before those two, of inputs S.* and X.* or of masks, comes after both.
     """
     *head, parameters, state = call
-    shared = head.pop() if isinstance(head[-1], list | tuple) else ()
+    shared = head.pop() if isinstance(head[-1], (list, tuple)) else ()
     return (*head, *parameters, *(state or (None,) * states), *shared)
 
 
