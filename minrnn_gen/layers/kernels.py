@@ -10,7 +10,7 @@ from collections.abc import Collection
 from minrnn_gen.api import builder_for, compile
 from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
-from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.affine_stages import AffineStage, affine_stages
 from minrnn_gen.cell.files import CellSource
 from minrnn_gen.cell.language import parse_cell
 from minrnn_gen.cell.printing import equation_text
@@ -96,18 +96,39 @@ def recipe_of_heads(kernel: Kernel, ranks: int) -> str:
 
 
 @functools.lru_cache
-def _with_products(recipe: str) -> str:
-    spec = spec_from(recipe)
+def stages_of(recipe: str) -> tuple[AffineStage, ...]:
+    """Return the stages in which pieces of the time of a recipe's cell compose; none where steps do not compose."""
+    return affine_stages(parse_cell(cell_source_of(spec_from(recipe))))
+
+
+@functools.lru_cache
+def recipe_with_products(recipe: str, place: int = 0) -> str:
+    """Return the recipe of a kernel that computes the forward of another and, as further states, products of one stage's maps.
+
+    After the cell's states come the `entries` of the stage at `place`, in their order. Where those of the diagonal begin at 1
+    and others at 0, they are at the end the map of the stage's states from begin to end.
+    """
+    spec, stage = spec_from(recipe), stages_of(recipe)[place]
     source = cell_source_of(spec)
     cell = parse_cell(source)
     used_names = {*cell.states, *cell.gates, *cell.parameters, *(symbol.name for symbol, _ in cell.definitions)}
-    names = {state: _free_name(f"product_{state}", used_names) for state in cell.states}
+    names: dict[tuple[str, str], str] = {}
+    for row, column in stage.entries:
+        name = f"product_{row}" if row == column else f"product_{row}_{column}"
+        names[row, column] = _free_name(name, {*used_names, *names.values()})
     equations, _ = without_indentation(source.document.data["equations"])
-    lines = [f"{names[state]}[t] = ({equation_text(a)}) * {names[state]}[t-1]" for state, a in classify(cell).a]
+    lines = []
+    for (row, column), name in names.items():
+        terms = [
+            f"({equation_text(stage.a[row, between])}) * {names[between, column]}[t-1]"
+            for between in stage.states
+            if (row, between) in stage.a and (between, column) in names
+        ]
+        lines.append(f"{name}[t] = {' + '.join(terms) or 0}")
     wide = {state for state in cell.states if state in cell.vectors.states}
     # What no output reads is refused, and y is not looked at.
-    reads = (f"sum({name}[t])" if state in wide else f"{name}[t]" for state, name in names.items())
-    values = [*("n" if state in wide else 1 for state in cell.states)] * 2
+    reads = (f"sum({name}[t])" if row in wide else f"{name}[t]" for (row, _), name in names.items())
+    values = ["n" if state in wide else 1 for state in (*cell.states, *(row for row, _ in names))]
     states = [*cell.states, *names.values()]
     data = {
         **source.document.data,
@@ -125,14 +146,6 @@ def _free_name(name: str, used_names: Collection[str]) -> str:
     while name in used_names:
         name += "_"
     return name
-
-
-def recipe_with_products(kernel: Kernel) -> str:
-    """Return the recipe of a kernel that computes the forward of a scan and, as further states, products of coefficients.
-
-    After the cell's states come theirs, in the same order: each begins at 1, and a step multiplies it as it does the state.
-    """
-    return _with_products(kernel.recipe)
 
 
 @functools.lru_cache

@@ -18,12 +18,14 @@ if not torch.distributed.is_available():
     pytest.skip("this torch is without torch.distributed", allow_module_level=True)
 
 from support import ranks  # noqa: E402
+from support.drawn_cells import cells  # noqa: E402
 from support.drawn_vectors import vector_cells  # noqa: E402
 from support.emulated_code import HAS_COMPILER  # noqa: E402
 from support.examples import examples  # noqa: E402
 from support.input_cells import GAPS, HIGHWAY  # noqa: E402
 from support.vector_cells import CELLS  # noqa: E402
 
+from minrnn_gen.layers.kernels import stages_of  # noqa: E402
 from minrnn_gen.torch.sequence_group import cost  # noqa: E402
 from minrnn_gen.torch.sequence_group.cuts import cuts_of  # noqa: E402
 
@@ -63,6 +65,51 @@ DRAWN = st.builds(
     vector_cells(),
     st.sampled_from(("BTD", "TBD", "BDT")),
 )
+# A stage after another, whose coefficients and inputs read it; with its states before it and after it, and within n values.
+STAGES = {
+    "name": "stages",
+    "states": ["a", "b", "c"],
+    "parameters": ["k"],
+    "equations": "a[t] = 0.5 * a[t-1] + W.x\nb[t] = sigmoid(a[t]) * b[t-1] + tanh(k * a[t-1]) * c[t-1]\nc[t] = 0.3 * b[t-1] + W.z",
+    "output": "b[t] * c[t] + tanh(a[t])",
+}
+STAGES_OF_VALUES = {
+    "name": "stages_of_values",
+    "states": {"m": 1, "u": "n", "v": "n"},
+    "shared": ["b", "c"],
+    "equations": "m[t] = 0.7 * m[t-1] + W.x\nu[t] = 0.5 * u[t-1] - 0.4 * v[t-1] + S.b * tanh(m[t])\nv[t] = 0.3 * u[t-1] + 0.6 * v[t-1]",
+    "output": "sum(S.c * u[t] + v[t])",
+}
+# Delays of more states than one map has, before a scan that reads them through a curve.
+DELAYS = {
+    "name": "delays",
+    "states": ["h", "d0", "d1", "d2", "d3", "d4"],
+    "equations": "d0[t] = W.x\n"
+    + "".join(f"d{place}[t] = d{place - 1}[t-1]\n" for place in range(1, 5))
+    + "h[t] = sigmoid(d4[t-1]) * h[t-1] + d0[t-1]",
+    "output": "h[t] + d4[t]",
+}
+COUPLED: tuple[dict[str, Any], ...] = tuple(
+    {"hidden_size": 2, "precision": "fp64", **spec}
+    for spec in (
+        {"model": "biquad"},
+        {"model": "biquad", "precision": "fp32", "direction": "bidirectional"},
+        {"model": "complex_lru", "layout": "BDT", "direction": "reverse"},
+        {"model": "complex_lru", "precision": "bf16"},
+        {"model": "linoss", "direction": "bidirectional", "layout": "TBD"},
+        {"model": "holt", "input_size": 3},
+        {"model": "conv_min_gru", "direction": "reverse"},
+        {"model": STAGES},
+        {"model": STAGES, "direction": "bidirectional", "layout": "BDT"},
+        {"model": DELAYS, "layout": "TBD"},
+        {"model": STAGES_OF_VALUES, "state_size": 3},
+    )
+)
+DRAWN_COUPLED = st.builds(
+    lambda drawn, layout: {"model": drawn.file, "hidden_size": 2, "layout": layout, "precision": "fp64"},
+    cells(("coupled",)),
+    st.sampled_from(("BTD", "TBD", "BDT")),
+)
 FORGETTING = ("min_gru", "min_lstm", "qrnn", "rg_lru")
 LOG: dict[str, Any] = {"model": "min_gru_log", "hidden_size": 3, "precision": "fp64", "scan_arithmetic": "log"}
 
@@ -94,9 +141,9 @@ def in_fp64(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def is_scan(spec: Mapping[str, Any]) -> bool:
+def composes(spec: Mapping[str, Any]) -> bool:
     """Whether states are affine in those before."""
-    return bool(ranks.kernel_of(spec).builder.cell_shape.kind == "affine-diagonal")
+    return bool(stages_of(ranks.kernel_of(spec).recipe))
 
 
 @st.composite
@@ -150,7 +197,7 @@ def calls(draw: st.DrawFn, specs: st.SearchStrategy[Any]) -> dict[str, Any]:
         tensors["state"] = {name: normal(*shape, dtype=carried) for name, shape in shapes.items()}
     tensors["weights of y"] = normal(*interface.y_shape(batch, time), dtype=carried)
     tensors["weights of state"] = {name: normal(len(steps), *shape, dtype=carried) for name, shape in shapes.items()}
-    ways = (None, "pipeline", *(["summary", "correct"] if is_scan(spec) else []))
+    ways = (None, "pipeline", *(["summary", "correct"] if composes(spec) else []))
     way, micro_batches = draw(st.sampled_from(ways)), draw(st.sampled_from((None, 1, 2, 3)))
     asked = {"way": way, "micro_batches": micro_batches, "all_states": draw(st.booleans())}
     return {"spec": spec, "tensors": tensors, "pieces": steps, **asked}
@@ -212,6 +259,12 @@ def test_pieces_of_drawn_scans_of_n_values_per_channel_are_the_whole(group: rank
     check_call(group, call)
 
 
+@settings(max_examples=examples(6))
+@given(calls(st.sampled_from(COUPLED)))
+def test_pieces_of_coupled_states_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call, repeats=2)
+
+
 @settings(max_examples=examples(4))
 @given(calls(st.just(LOG)))
 def test_pieces_of_a_scan_in_log_space_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
@@ -270,6 +323,13 @@ def test_pieces_of_many_recurrences_are_the_whole(group: ranks.Ranks, call: dict
 @settings(max_examples=200)
 @given(calls(st.sampled_from(VECTORS) | DRAWN))
 def test_pieces_of_many_calls_of_n_values_per_channel_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
+    check_call(group, call)
+
+
+@pytest.mark.matrix_full
+@settings(max_examples=300)
+@given(calls(st.sampled_from(COUPLED) | DRAWN_COUPLED))
+def test_pieces_of_many_calls_of_coupled_states_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)
 
 

@@ -19,7 +19,7 @@ from minrnn_gen.call.validate import check_call
 from minrnn_gen.errors import BadInput, Infeasible
 from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction
+from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction, stages_of
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.expected_time import expected_of
 from minrnn_gen.run.recording.replay import ByKey
@@ -152,9 +152,12 @@ def ways_of(
     # Otherwise y of all groups is put together: read and written, which is nothing against the steps of a dense cell.
     is_in_place = not (interface.input_size or interface.has_vectors)
     allowed: dict[Way, float] = {"pipeline": 0.0 if has_matrix or is_in_place else 2 / words}
-    if _folds(kernel) and spec.training:
+    if (stages := stages_of(kernel.recipe)) and spec.training:
         steps = 0 if has_sequences else first_steps(round(time))
-        allowed |= gathering_passes(member.size, not steps, PRODUCT_PASSES_OF_CELL)
+        # Filters and oscillators forget by their parameters, which hold for all of time: less is not counted on.
+        runs_again = not steps or not kernel.builder.cell_shape.is_scan
+        columns = sum(len(stage.entries) / len(stage.states) for stage in stages)
+        allowed |= gathering_passes(member.size, runs_again, columns * PRODUCT_PASSES_OF_CELL)
         # With what enters and without.
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
@@ -201,19 +204,14 @@ def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _folds(kernel: Kernel) -> bool:
-    """Whether pieces have a product of coefficients and an end state, of which those of all are folded."""
-    return kernel.builder.cell_shape.is_scan
-
-
 def _check_way(kernel: Kernel, member: Member) -> None:
     """Refuse a way that the cell does not have."""
     if member.way not in ("summary", "correct"):
         return
-    if not _folds(kernel):
+    if not stages_of(kernel.recipe):
         raise BadInput(
-            f"way is {member.way!r}, but {kernel.builder.cell_source.name} is run step after step, so that nothing short of "
-            f"its steps says what a piece makes of the states that enter it; leave way out, or give 'pipeline'"
+            f"way is {member.way!r}, but the steps of {kernel.builder.cell_source.name} are not affine, so that nothing short "
+            f"of them says what a piece makes of the states that enter it; leave way out, or give 'pipeline'"
         )
     if not kernel.spec.training:
         raise BadInput(f"way is {member.way!r}, which needs the backward of the kernel, but the spec has training: false")

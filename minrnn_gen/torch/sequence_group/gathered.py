@@ -1,38 +1,41 @@
-"""Pieces of a scan cell from zero, their end states gathered, and run again with the state that enters.
+"""Pieces of a scan from zero, their end states gathered, and run again with the state that enters.
 
 Correction: the head alone runs again, in the backward the tail, as far as what enters counts. Where that is so of every piece
 between two others, what enters a piece is the end state of the one before. Where it is not, and in a summary, end states are
-folded in the order of ranks by the products of the pieces' coefficients, and all of each piece runs again. Whether it does is
-for the GPU to say: all is enqueued, and what does not count ends at once.
+folded in the order of ranks by the maps of the pieces, and all of each piece runs again. Whether it does is for the GPU to say:
+all is enqueued, and what does not count ends at once.
+
+Of coupled states the maps of a later stage, and its end states, are right once the states of earlier ones that enter are: the
+pieces between two others run once for each stage. Gradients go through the stages from the last one to the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from minrnn_gen.layers.kernels import kernel_by, recipe_with_products
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states, run_again_in_two, run_in_two
 from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, sum_in_order
-from minrnn_gen.torch.sequence_group.fold import first_steps, fold
+from minrnn_gen.torch.sequence_group.fold import first_steps
+from minrnn_gen.torch.sequence_group.maps import StageMaps
 from minrnn_gen.torch.sequence_group.piece import Piece
-from minrnn_gen.torch.sequence_group.states import states_axis
 
 
 class Gathered:
     """A piece whose state comes from those before it; `corrects` only as far as it counts, and else all of it.
 
     Results: y, the final states of whole sequences, for all states those after every step; then what only the backward needs:
-    what the kernel saves, the states that enter the piece, those before its tail where they were kept, and the products of all
-    pieces, where they are more than two.
+    what the kernel saves, the states that enter the piece, those before its tail where they were kept, and the maps of all
+    pieces for each stage, where they are more than two.
     """
 
     def __init__(self, piece: Piece, corrects: bool) -> None:
         self.piece, self.corrects = piece, corrects
+        self.stages = StageMaps.of(piece.kernel)
         self.results_count, self.returned_count = piece.results_count, piece.returned_count
 
     def read_again(self, tensors: Tensors) -> Tensors:
@@ -51,10 +54,12 @@ class Gathered:
         if position:
             entering = ends[position - 1]
             counts = correct_head(piece, call, into, entering, steps) if steps else None
-        products = self._products(call, like, counts, into[0])
-        if position and products:
-            entering = fold([*zip(products, ends, strict=True)][:position])
-            counts = _or_any(counts, products[1:position])
+        maps: list[list[Any]] = []
+        if piece.member.size > 2:
+            folded, maps = self._through_stages(call, ends, counts, into[0])
+            if position:
+                counts = self._or_any(counts, maps, range(1, position), (entering, folded))
+                entering = folded
         if counts is not None:
             # Where it does not run, the states are what they were.
             again, before = self._run_again(call, entering, into, tail, counts)
@@ -68,7 +73,8 @@ class Gathered:
         if not piece.saves:
             return returned
         saved = saved[piece.states :] if piece.all_states else saved
-        return [*returned, *saved, entering, between, torch.stack(products) if products else None]
+        of_stages = [torch.stack(of_pieces) for of_pieces in maps] or [None for _ in self.stages]
+        return [*returned, *saved, entering, between, *of_stages]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
@@ -76,7 +82,9 @@ class Gathered:
     def _backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
         piece, position, last = self.piece, self.piece.position, self.piece.member.size - 1
         call, initial = piece.apart(tensors)
-        *outputs, entering, between, saved_products = results
+        stages = len(self.stages)
+        *outputs, entering, between = results[:-stages]
+        maps = [[] if of_pieces is None else [*of_pieces] for of_pieces in results[-stages:]]
         like = piece.states_like(call)
         dy = piece.gradient_of_y(outputs[0], gradients).contiguous()
         dfinal = sum_in_order(piece.gradient_of_final(like, gradients), piece.member)
@@ -89,13 +97,17 @@ class Gathered:
         steps = self._steps_corrected(call) if position < last else 0
         if steps and (between is not None or has_states(piece, outputs_of_steps)):
             counts = correct_tail(piece, call, outputs_of_steps, (local, dy), dstate, between, steps)
-        products = [] if saved_products is None else [*saved_products]
-        if products and self._corrects(call):
-            products = self._products(call, like, counts, outputs[0], products[position])
-        if position < last and products:
-            behind = range(position + 1, last + 1)
-            dstate = fold([(products[place], arriving[place - 1]) for place in reversed(behind)])
-            counts = _or_any(counts, products[position + 1 : last])
+        if maps[0] and self._corrects(call):
+            maps = [
+                self._gathered(self._of_piece(stage, call, entering, counts, outputs[0], of_pieces[position])[0])
+                for stage, of_pieces in zip(self.stages, maps, strict=True)
+            ]
+        if maps[0]:
+            run = _Again(piece, call, (entering, outputs, dy), local, counts)
+            folded = self._back_through_stages(run, maps, arriving, dinitial)
+            if position < last:
+                counts = self._or_any(counts, maps, range(position + 1, last), (dstate, folded))
+                dstate = folded
         if counts is not None:
             local = _where(counts, piece.backward_again(call, entering, outputs, dy, dstate, local[0], counts), local)
         elif position < last:
@@ -132,35 +144,95 @@ class Gathered:
         """Return the tensors of all ranks, in the order of the recurrence."""
         return all_gather_in_order(own, self.piece.member, self.piece.reverse)
 
-    def _products(self, call: Sequence[Any], like: Any, counts: Any, y: Any, known: Any = None) -> list[Any]:
-        """Return the products of the coefficients of all pieces, zero where what entered does not count after the piece.
+    def _of_piece(
+        self, stage: StageMaps, call: Sequence[Any], states: Any, counts: Any, y: Any, known: Any = None
+    ) -> tuple[Any, Any]:
+        """Return this piece's map of a stage, zero where what entered does not count after it, and its end states.
 
-        Those of the first and of the last are in no fold; of two pieces there are none. `y` says how y of the piece looks, and
-        `known` is this piece's product as found before, zero where that was not asked for.
+        Those of the first and of the last are in no fold, and have no end states here. `states` enter the piece, `y` says how y
+        of it looks, and `known` is the map as found before, zero where that was not asked for.
         """
         piece = self.piece
-        if piece.member.size == 2:
-            return []
-        own = torch.zeros_like(like) if known is None else known
-        if piece.position and not piece.is_end:
-            of_products = replace(piece, kernel=kernel_by(recipe_with_products(piece.kernel)), all_states=False, saves=False)
-            axis = states_axis(piece.kernel.interface)
-            entering = torch.cat((torch.zeros_like(like), torch.ones_like(like)), axis)
-            if counts is None:
-                ends = of_products.all_states_of(of_products.forward(call, entering))
-            else:
-                counts = counts & own.eq(0).all()
-                ends = of_products.forward_again(call, entering, [torch.empty_like(y)], counts)
-            _, products = ends.chunk(2, axis)
-            own = products.contiguous() if counts is None else torch.where(counts, products, own)
-        return self._gathered(own)
+        own = stage.nothing(states) if known is None else known
+        if not piece.position or piece.is_end:
+            return own, None
+        of_products, entering = stage.of_piece(piece), stage.entering(states)
+        if counts is None:
+            ends, own = stage.split(of_products.all_states_of(of_products.forward(call, entering)), states)
+            return own, ends
+        asked = counts & own.eq(0).all()
+        ends, products = stage.split(of_products.forward_again(call, entering, [torch.empty_like(y)], asked), states)
+        return torch.where(asked, products, own), ends
+
+    def _through_stages(self, call: Sequence[Any], ends: list[Any], counts: Any, y: Any) -> tuple[Any, list[list[Any]]]:
+        """Return the states that enter this piece, where others are before it, and the maps of all pieces for each stage.
+
+        `ends` are the end states of the pieces, each from zero but for the first; of the first stage they are right.
+        """
+        position = self.piece.position
+        states, maps = torch.zeros_like(ends[0]), list[list[Any]]()
+        for stage in self.stages:
+            own, end = self._of_piece(stage, call, states, counts, y)
+            if maps:
+                end = ends[position] if end is None else end
+                ends = self._gathered(end if counts is None else torch.where(counts, end, ends[position]))
+            maps.append(self._gathered(own))
+            if position:
+                states = stage.put(states, stage.folded([*zip(maps[-1], ends, strict=True)][:position]))
+        return states, maps
+
+    def _back_through_stages(self, run: _Again, maps: list[list[Any]], arriving: list[Any], dinitial: Any) -> Any:
+        """Return the gradient that arrives at the end of this piece.
+
+        `arriving`: those at the ends of all pieces, each by a run of the next piece with none at its own end but for the last;
+        `dinitial`: that of this piece's run. Of the last stage they are right.
+        """
+        position, last = self.piece.position, self.piece.member.size - 1
+        dfinal, behind = arriving[-1], range(last, position, -1)
+        dstate = torch.zeros_like(dfinal) if behind else dfinal
+        for stage, of_pieces in reversed([*zip(self.stages, maps, strict=True)]):
+            if behind:
+                gradients = [(of_pieces[place], arriving[place - 1]) for place in behind]
+                dstate = stage.put(dstate, stage.folded(gradients, adjoint=True))
+            if stage.place:
+                dinitial = run.of_initial(dstate, dinitial) if position and behind else dinitial
+                arriving = [*self._gathered(dinitial)[1:], dfinal]
+        return dstate
+
+    def _or_any(self, counts: Any, maps: list[list[Any]], places: range, states: tuple[Any, Any]) -> Any:
+        """Say whether something counts, or did in one of the pieces at `places`; None where all runs again without asking.
+
+        `states`: the ones by which a head or a tail was corrected, and the right ones. No map has what an earlier stage brings
+        to a later one, so that of several stages these are compared.
+        """
+        if counts is None or not places:
+            return counts
+        for of_pieces in maps:
+            counts = counts | torch.stack([of_pieces[place] for place in places]).ne(0).any()
+        expected, entering = states
+        return counts | expected.ne(entering).any() if len(maps) > 1 else counts
 
 
-def _or_any(counts: Any, products: Sequence[Any]) -> Any:
-    """Say whether something counts, or did in one of the pieces of `products`; None where all runs again without asking."""
-    if counts is None or not products:
-        return counts
-    return counts | torch.stack(tuple(products)).ne(0).any()
+@dataclass(frozen=True)
+class _Again:
+    """The backward of a piece that runs again where it `counts`; None: it does. `local` are its gradients so far."""
+
+    piece: Piece
+    call: Sequence[Any]
+    known: tuple[Any, Sequence[Any], Any]
+    local: Sequence[Any]
+    counts: Any
+
+    def of_initial(self, dstate: Any, before: Any) -> Any:
+        """Return the gradient of the states that enter the piece where `dstate` arrives at its end; else `before`.
+
+        What it writes into the gradient of x the last run writes again.
+        """
+        if self.counts is None:
+            again = self.piece.backward(self.call, *self.known, dstate)
+            return self.piece.together(again[len(self.call) :])
+        again = self.piece.backward_again(self.call, *self.known, dstate, self.local[0], self.counts)
+        return torch.where(self.counts, self.piece.together(again[len(self.call) :]), before)
 
 
 def _where(counts: Any, again: Sequence[Any], before: Sequence[Any]) -> list[Any]:
