@@ -102,11 +102,11 @@ def stages_of(recipe: str) -> tuple[AffineStage, ...]:
 
 
 @functools.lru_cache
-def recipe_with_products(recipe: str, place: int = 0) -> str:
+def recipe_with_products(recipe: str, place: int = 0) -> tuple[str, tuple[str, ...]]:
     """Return the recipe of a kernel that computes the forward of another and, as further states, products of one stage's maps.
 
-    After the cell's states come the `entries` of the stage at `place`, in their order. Where those of the diagonal begin at 1
-    and others at 0, they are at the end the map of the stage's states from begin to end.
+    After the recipe come these states' names, those of the `entries` of the stage at `place`. Where entries of the diagonal
+    begin at 1 and others at 0, they are at the end the map of the stage's states from begin to end.
     """
     spec, stage = spec_from(recipe), stages_of(recipe)[place]
     source = cell_source_of(spec)
@@ -139,7 +139,7 @@ def recipe_with_products(recipe: str, place: int = 0) -> str:
     }
     # Products have a sign in no logarithm, and nobody asks for their gradients.
     said = {**json.loads(recipe), "model": data, "training": False, "scan_arithmetic": "linear"}
-    return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False), tuple(names.values())
 
 
 def _free_name(name: str, used_names: Collection[str]) -> str:

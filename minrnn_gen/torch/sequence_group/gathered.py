@@ -158,10 +158,10 @@ class Gathered:
             return own, None
         of_products, entering = stage.of_piece(piece), stage.entering(states)
         if counts is None:
-            ends, own = stage.split(of_products.all_states_of(of_products.forward(call, entering)), states)
+            ends, own = stage.split(of_products.all_states_of(of_products.forward(call, entering)))
             return own, ends
         asked = counts & own.eq(0).all()
-        ends, products = stage.split(of_products.forward_again(call, entering, [torch.empty_like(y)], asked), states)
+        ends, products = stage.split(of_products.forward_again(call, entering, [torch.empty_like(y)], asked))
         return torch.where(asked, products, own), ends
 
     def _through_stages(self, call: Sequence[Any], ends: list[Any], counts: Any, y: Any) -> tuple[Any, list[list[Any]]]:

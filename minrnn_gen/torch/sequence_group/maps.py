@@ -14,7 +14,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_with_products, stages_of
 from minrnn_gen.torch.sequence_group.fold import fold
 from minrnn_gen.torch.sequence_group.piece import Piece
-from minrnn_gen.torch.sequence_group.states import apart, states_axis, together
+from minrnn_gen.torch.sequence_group.states import apart, apart_as, states_axis, together, together_as
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,28 @@ class StageMaps:
     @cached_property
     def kernel(self) -> Kernel:
         """The kernel that computes the cell's forward and, as further states, the entries."""
-        return kernel_by(recipe_with_products(self.cell.recipe, self.place))
+        recipe, _ = recipe_with_products(self.cell.recipe, self.place)
+        return kernel_by(recipe)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """The names of the cell's states and of the entries among the states of `kernel`, whose order may be another."""
+        _, names = recipe_with_products(self.cell.recipe, self.place)
+        return (*self.cell.states, *names)
+
+    @property
+    def _rows(self) -> list[str]:
+        """The states that the entries are shaped like."""
+        return [row for row, _ in self.stage.entries]
 
     @cached_property
     def _is_diagonal(self) -> bool:
         """Whether a map has one factor for each of the cell's states, as that of a scan."""
         return [*self.stage.entries] == [(state, state) for state in self.cell.states]
 
-    @property
-    def _axis(self) -> int:
-        return states_axis(self.cell.interface)
-
     def nothing(self, like: Any) -> Any:
         """Return the map of a piece after which nothing counts that entered; `like` is an array of all states."""
-        return torch.zeros_like(like) if self._is_diagonal else self.split(self._entered(torch.zeros_like(like), 0.0), like)[1]
+        return self._alike(like, 0.0)
 
     def of_piece(self, piece: Piece) -> Piece:
         """Return the same piece of a call of the cell with this stage's products."""
@@ -57,13 +65,20 @@ class StageMaps:
 
     def entering(self, states: Any) -> Any:
         """Return all states of `kernel` where these enter: its products are those of no steps."""
-        return self._entered(states, 1.0)
+        if states_axis(self.cell.interface) == 0:
+            return torch.cat((states, self._alike(states, 1.0)))
+        products = apart_as(self.cell.interface, self._rows, self._alike(states, 1.0))
+        named = dict(zip(self._names, (*apart(self.cell.interface, states), *products), strict=True))
+        return together(self.kernel.interface, [named[name] for name in self.kernel.states])
 
-    def split(self, ends: Any, like: Any) -> tuple[Any, Any]:
-        """Return the cell's states, shaped `like` them, and the map, of all states of `kernel`."""
-        own = like.shape[self._axis]
-        states, products = ends.split((own, ends.shape[self._axis] - own), self._axis)
-        return states, products
+    def split(self, ends: Any) -> tuple[Any, Any]:
+        """Return the cell's states, and the map, of all states of `kernel`."""
+        interface, count = self.cell.interface, len(self.cell.states)
+        if states_axis(interface) == 0:
+            return ends[:count], ends[count:]
+        named = dict(zip(self.kernel.states, apart(self.kernel.interface, ends), strict=True))
+        arrays = [named[name] for name in self._names]
+        return together(interface, arrays[:count]), together_as(interface, self._rows, arrays[count:])
 
     def folded(self, pieces: Sequence[tuple[Any, Any]], adjoint: bool = False) -> Any:
         """Return the states after pieces, each a pair (map, end state), from the first on; right are those of the stage.
@@ -79,7 +94,7 @@ class StageMaps:
         states = [state.double() for state in apart(interface, first)]
         for products, end in pieces[1:]:
             after = [state.double() for state in apart(interface, end)]
-            for (row, column), entry in zip(self.stage.entries, self._entries(products, first), strict=True):
+            for (row, column), entry in zip(self.stage.entries, apart_as(interface, self._rows, products), strict=True):
                 into, of = (column, row) if adjoint else (row, column)
                 value = after[places[into]]
                 # Where an entry is zero, nothing before it counts, even NaN.
@@ -95,11 +110,8 @@ class StageMaps:
         pairs = zip(self.cell.states, apart(interface, states), apart(interface, right), strict=True)
         return together(interface, [new if name in self.stage.states else old for name, old, new in pairs])
 
-    def _entered(self, states: Any, unit: float) -> Any:
+    def _alike(self, states: Any, unit: float) -> Any:
+        """Return a map that is a multiple of the identity."""
         own = dict(zip(self.cell.states, apart(self.cell.interface, states), strict=True))
-        products = [torch.full_like(own[row], unit if row == column else 0.0) for row, column in self.stage.entries]
-        return together(self.kernel.interface, [*own.values(), *products])
-
-    def _entries(self, products: Any, like: Any) -> list[Any]:
-        """Return the entries of a map one by one."""
-        return apart(self.kernel.interface, torch.cat((like, products), self._axis))[len(self.cell.states) :]
+        factors = [torch.full_like(own[row], unit if row == column else 0.0) for row, column in self.stage.entries]
+        return together_as(self.cell.interface, self._rows, factors)

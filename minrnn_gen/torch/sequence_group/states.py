@@ -19,20 +19,27 @@ def together(interface: Interface, states: Sequence[Any]) -> Any:
     """Return states as one array: [states, sequences, hidden] or, where some have n values, [1, sequences, hidden, values]."""
     if len(states) == 1:
         return states[0].unsqueeze(0)
+    return together_as(interface, interface.states, states)
+
+
+def together_as(interface: Interface, names: Sequence[str], arrays: Sequence[Any]) -> Any:
+    """Return arrays shaped like the states of these names as one array, as those lie."""
     if states_axis(interface) == 0:
-        return torch.stack(tuple(states))
-    wide = (state if name in interface.vector_states else state.unsqueeze(-1) for name, state in _named(interface, states))
+        return torch.stack(tuple(arrays))
+    pairs = zip(names, arrays, strict=True)
+    wide = (array if name in interface.vector_states else array.unsqueeze(-1) for name, array in pairs)
     return torch.cat(tuple(wide), -1).unsqueeze(0)
 
 
 def apart(interface: Interface, array: Any) -> list[Any]:
     """Return the states, or what is shaped like them, that one array has."""
+    return apart_as(interface, interface.states, array)
+
+
+def apart_as(interface: Interface, names: Sequence[str], array: Any) -> list[Any]:
+    """Return the arrays, shaped like the states of these names, that one array has."""
     if states_axis(interface) == 0:
         return [*array.unbind()]
-    sizes = [interface.state_size if name in interface.vector_states else 1 for name in interface.states]
-    parts = _named(interface, array[0].split(sizes, -1))
+    sizes = [interface.state_size if name in interface.vector_states else 1 for name in names]
+    parts = zip(names, array[0].split(sizes, -1), strict=True)
     return [part if name in interface.vector_states else part.squeeze(-1) for name, part in parts]
-
-
-def _named(interface: Interface, states: Sequence[Any]) -> zip[tuple[str, Any]]:
-    return zip(interface.states, states, strict=True)
