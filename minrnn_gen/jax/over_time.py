@@ -1,13 +1,13 @@
 """Time over the devices of an axis of `jax.shard_map`: each piece from zero, gathered, folded in order, and run once more.
 
-The product of a piece's coefficients is the gradient of its initial state with respect to the final one, by the kernels that
-there are. An array that all devices have counts once: final states are those of the device where the recurrence ends, and
-gradients of them are summed.
+The map of a piece, for scans the product of its coefficients, is the gradient of its initial states with respect to the final
+ones, by the kernels that there are. Of coupled states there is one for each stage, and pieces run once for each. An array that
+all devices have counts once: final states are those of the device where the recurrence ends, and gradients of them are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
 from minrnn_gen.jax.second import backward_reads_states, differentiated_once
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.layers.kernels import stages_of
 
 
 class Ranks(NamedTuple):
@@ -74,12 +75,69 @@ def folded(products: Any, ends: Any) -> Any:
     return jnp.stack(states)
 
 
+class Stage(NamedTuple):
+    """States of a cell that one map takes from the begin of a piece to its end, by their places in the cell."""
+
+    places: tuple[int, ...]
+    entries: tuple[tuple[int, int], ...]
+    is_diagonal: bool
+
+    @classmethod
+    def of(cls, request: Request) -> tuple[Stage, ...]:
+        """Return the stages of a cell, the first one first."""
+        place = request.interface.states.index
+        return tuple(
+            cls(
+                tuple(map(place, stage.states)),
+                tuple((place(row), place(column)) for row, column in stage.entries),
+                all(row == column for row, column in stage.entries),
+            )
+            for stage in stages_of(request.recipe)
+        )
+
+    def map_of(self, of_final: Callable[[Sequence[Any]], Sequence[Any]], initial: Sequence[Any]) -> list[Any]:
+        """Return the entries of a piece's map; `of_final` takes gradients of the final states to those of the `initial`."""
+
+        def of_rows(rows: Sequence[int]) -> Sequence[Any]:
+            ones = (jnp.ones_like(state) if place in rows else jnp.zeros_like(state) for place, state in enumerate(initial))
+            return of_final([*ones])
+
+        if self.is_diagonal:
+            own = of_rows(self.places)
+            return [own[place] for place in self.places]
+        by_row = {row: of_rows((row,)) for row in self.places}
+        return [by_row[row][column] for row, column in self.entries]
+
+    def folded(self, maps: Sequence[Any], ends: Sequence[Any], *, adjoint: bool = False) -> list[Any]:
+        """Return the states of this stage after each piece, of the maps and of all states' ends, pieces being the first axis.
+
+        `adjoint`: gradients, which go through the transposed maps. Maps of several states are composed in the widest dtype of
+        JAX's mode.
+        """
+        if self.is_diagonal:
+            return [folded(entry, ends[place]) for entry, place in zip(maps, self.places, strict=True)]
+        wide = jax.dtypes.canonicalize_dtype(jnp.float64)
+        states = {place: ends[place][0].astype(wide) for place in self.places}
+        after = {place: [state] for place, state in states.items()}
+        for piece in range(1, len(ends[0])):
+            value = {place: ends[place][piece].astype(wide) for place in self.places}
+            for (row, column), entry in zip(self.entries, maps, strict=True):
+                into, of = (column, row) if adjoint else (row, column)
+                # Where an entry is zero, nothing before it counts, even NaN.
+                passed = entry[piece].astype(wide) * states[of] + value[into]
+                value[into] = jnp.where(entry[piece] == 0, value[into], passed)
+            states = value
+            for place, state in states.items():
+                after[place].append(state)
+        return [jnp.stack(after[place]).astype(ends[place].dtype) for place in self.places]
+
+
 def check_cell(kernel: Kernel, all_states: bool) -> None:
     """Refuse calls that do not run over an axis of time."""
     name, interface = kernel.builder.cell_source.name, kernel.interface
-    if not kernel.builder.cell_shape.is_scan:
+    if not stages_of(kernel.recipe):
         raise BadInput(
-            f"axis_name was given, but {name} is run step after step, and its pieces are not folded; "
+            f"axis_name was given, but the steps of {name} are not affine, so that its pieces are not folded; "
             "split batch or heads instead"
         )
     if interface.directions:
@@ -102,34 +160,41 @@ def run_over_time(request: Request, axis_name: str, operands: Arrays) -> Arrays:
     return _forward(request, axis_name, operands)[0]
 
 
-def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, list[Any]]]:
+def _forward(request: Request, axis_name: str, operands: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays, list[list[Any]]]]:
     ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
     operands = _once(operands)
     saving = replace(request, keeps=backward_reads_states(request.recipe), trains=True)
     initial, count = operands[places], len(request.interface.states)
-    from_zero = _with_states(operands, places, [jnp.where(ranks.is_first, state, 0) for state in initial])
-    y, *others = bind(saving, from_zero)
-    saved, ones = (y, *others[count:]), [jnp.ones_like(state) for state in initial]
-    own = _of_states(request, from_zero, saved, jnp.zeros_like(y), ones)[1]
-    products, ends = ranks.gathered(own), ranks.gathered(others[:count])
-    before = [folded(*pair)[ranks.position - 1] for pair in zip(products, ends, strict=True)]
-    entering = [jnp.where(ranks.is_first, *pair) for pair in zip(initial, before, strict=True)]
+    entering, maps = [jnp.where(ranks.is_first, state, 0) for state in initial], list[list[Any]]()
+    for stage in Stage.of(request):
+        entered = _with_states(operands, places, entering)
+        y, *others = bind(saving, entered)
+        of_final = partial(_of_initial, request, entered, (y, *others[count:]), jnp.zeros_like(y))
+        own = stage.map_of(of_final, initial)
+        maps.append(ranks.gathered(own))
+        states = stage.folded(maps[-1], ranks.gathered(others[:count]))
+        for place, state in zip(stage.places, states, strict=True):
+            entering[place] = jnp.where(ranks.is_first, initial[place], state[ranks.position - 1])
     whole = _with_states(operands, places, entering)
     y, *others = bind(saving, whole)
-    return (y, *ranks.of_last(others[:count])), (whole, (y, *others[count:]), products)
+    return (y, *ranks.of_last(others[:count])), (whole, (y, *others[count:]), maps)
 
 
-def _backward(request: Request, axis_name: str, residuals: tuple[Arrays, Arrays, list[Any]], incoming: Arrays) -> tuple[Arrays]:
-    operands, saved, products = residuals
+def _backward(
+    request: Request, axis_name: str, residuals: tuple[Arrays, Arrays, list[list[Any]]], incoming: Arrays
+) -> tuple[Arrays]:
+    operands, saved, maps = residuals
     ranks, places = Ranks.of(axis_name, request.interface.runs_reversed[0]), _state_places(request)
     operands, (dy, *dfinal) = _once(operands), _once(incoming)
     dfinal = jax.lax.psum(dfinal, axis_name)
-    _, own = _of_states(request, operands, saved, dy, [jnp.where(ranks.is_last, state, 0) for state in dfinal])
-    after = (folded(of_pieces[::-1], ends[::-1])[::-1] for of_pieces, ends in zip(products, ranks.gathered(own), strict=True))
-    arriving = [
-        jnp.where(ranks.is_last, state, pieces[(ranks.position + 1) % ranks.size])
-        for state, pieces in zip(dfinal, after, strict=True)
-    ]
+    arriving = [jnp.where(ranks.is_last, state, 0) for state in dfinal]
+    for stage, of_pieces in reversed([*zip(Stage.of(request), maps, strict=True)]):
+        own = _of_initial(request, operands, saved, dy, arriving)
+        ends = [end[::-1] for end in ranks.gathered(own)]
+        after = stage.folded([entry[::-1] for entry in of_pieces], ends, adjoint=True)
+        for place, state in zip(stage.places, after, strict=True):
+            behind = state[::-1][(ranks.position + 1) % ranks.size]
+            arriving[place] = jnp.where(ranks.is_last, dfinal[place], behind)
     gradients, own = _of_states(request, operands, saved, dy, arriving)
     by_slot = dict(zip(request.gradient_slots, gradients, strict=True))
     of_states = dict(zip(request.slots[places], own, strict=True))
@@ -164,6 +229,10 @@ def _of_states(
     gradients = bind(backward, (*operands, *saved, dy, *dfinal))
     by_slot = dict(zip(request.gradient_slots, gradients, strict=True))
     return gradients, [by_slot[slot] for slot in request.slots[_state_places(request)]]
+
+
+def _of_initial(request: Request, operands: Arrays, saved: Arrays, dy: Any, dfinal: Sequence[Any]) -> Sequence[Any]:
+    return _of_states(request, operands, saved, dy, dfinal)[1]
 
 
 def with_initial_states(flat: Sequence[Any], interface: Interface, sequences: int, dtype: Any) -> list[Any]:

@@ -25,7 +25,7 @@ DIFFERENCE_MOST = 64 * 2.0**-53
 CASES = (
     "batch",
     "heads",
-    "time, resets",
+    "time, stages",
     "time, lengths",
     "time, packed",
     "time, selective in reverse",
@@ -33,7 +33,16 @@ CASES = (
     "time, complex raw scan",
     "time, layers",
 )
-MORE_CASES = ("time, min_gru", "time, selective", "time, rg_lru", "time, raw scan", "time, layers of n values")
+MORE_CASES = (
+    "time, resets",
+    "time, biquad",
+    "time, stages of n values",
+    "time, min_gru",
+    "time, selective",
+    "time, rg_lru",
+    "time, raw scan",
+    "time, layers of n values",
+)
 
 
 def differences_of(*cases: str) -> dict[str, float]:
@@ -70,7 +79,11 @@ SPEC = {"model": "min_gru", "hidden_size": 4}
     ("spec", "keywords", "sentence"),
     [
         (SPEC, {}, "axis_name is 'time', which no jax.shard_map around this call has"),
-        ({**SPEC, "model": "lstm"}, {}, "axis_name was given, but lstm is run step after step, and its pieces are not folded"),
+        (
+            {**SPEC, "model": "lstm"},
+            {},
+            "axis_name was given, but the steps of lstm are not affine, so that its pieces are not folded",
+        ),
         ({**SPEC, "direction": "bidirectional"}, {}, "axis_name was given, but the spec is bidirectional"),
         ({**SPEC, "training": False}, {}, "axis_name was given, which needs the backward of the kernel"),
         (SPEC, {"all_states": True}, "axis_name was given with all_states"),

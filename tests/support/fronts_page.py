@@ -101,11 +101,6 @@ REASONS = (
         ("`correct`", "`summary`"),
         (_DIAGONAL, _DENSE, _ROUNDS, _NORMS, _SHAPES, _DENSE_INPUTS, _N_DIAGONAL),
     ),
-    Reason(
-        "Kernels take the steps of block-affine cells one after the other, and give no map from one state to a later one.",
-        ("`correct`", "`summary`"),
-        (_BLOCKS,),
-    ),
 )
 OF_STRATEGIES = (
     Reason(

@@ -20,7 +20,9 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import PartitionSpec  # noqa: E402
+from support.stage_cells import STAGES, STAGES_OF_VALUES  # noqa: E402
 
+import minrnn_gen  # noqa: E402
 import minrnn_gen.jax as front  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
@@ -84,19 +86,11 @@ def of_heads(model: str) -> float:
     return difference(run, split, arrays, (over(3), over(1)), over(2))
 
 
-def of_time(model: str, boundaries: str = "", **keys: Any) -> float:
+def of_time(model: Any, boundaries: str = "", **keys: Any) -> float:
     spec = {"model": model, "hidden_size": HIDDEN, "precision": "fp64", **keys}
-    x_axes = {"BTD": (BATCH, TIME), "TBD": (TIME, BATCH)}[keys.get("layout", "BTD")]
-    of_time = x_axes.index(TIME)
-    gates, vectors, shared = {
-        "min_gru": (2, {}, ()),
-        "min_lstm": (3, {}, ()),
-        "rg_lru": (3, {"decay": (HIDDEN,)}, ()),
-        "selective": (3, {"a": (HIDDEN, VALUES), "d": (HIDDEN,)}, ("b", "c")),
-    }[model]
-    of_state = (BATCH, HIDDEN, VALUES) if shared else (BATCH, HIDDEN)
-    if boundaries == "cu_seqlens":
-        x_axes = (1, TIME)
+    interface = minrnn_gen.compile(spec, gpu="h200").interface
+    of_time = interface.x_axes.index("t")
+    rows = 1 if boundaries == "cu_seqlens" else BATCH
     sequences: dict[str, Any] = {}
     if boundaries == "resets":
         sequences["resets"] = RANDOM.random((BATCH, TIME)) < 0.2
@@ -105,11 +99,11 @@ def of_time(model: str, boundaries: str = "", **keys: Any) -> float:
     if boundaries == "cu_seqlens":
         sequences["cu_seqlens"] = np.array([0, 2, 2, 7, TIME], np.int32)
     arrays = (
-        drawn(*x_axes, gates, HIDDEN),
-        {name: drawn(*x_axes, 1, VALUES) for name in shared},
-        {"h": drawn(*of_state)},
-        {name: drawn(*shape) for name, shape in vectors.items()},
-        drawn(gates, HIDDEN),
+        drawn(*interface.shape(interface.x_axes, rows, TIME)),
+        {name: drawn(*interface.shape(interface.shared_axes, rows, TIME)) for name in interface.shared},
+        {name: drawn(*interface.shape_of_state(name, BATCH)) for name in interface.states},
+        {name: drawn(*interface.shape_of_parameter(name)) for name in interface.parameters},
+        drawn(len(interface.gates), HIDDEN),
     )
 
     def run(
@@ -164,6 +158,9 @@ CASES: dict[str, Callable[[], float]] = {
     "time, lengths": lambda: of_time("min_lstm", "lengths", layout="TBD"),
     "time, packed": lambda: of_time("rg_lru", "cu_seqlens"),
     "time, rg_lru": lambda: of_time("rg_lru", direction="reverse", layout="TBD"),
+    "time, biquad": lambda: of_time("biquad", "cu_seqlens"),
+    "time, stages": lambda: of_time(STAGES, "resets", direction="reverse"),
+    "time, stages of n values": lambda: of_time(STAGES_OF_VALUES, "lengths", state_size=VALUES),
     "time, selective": lambda: of_time("selective", "resets", state_size=VALUES),
     "time, selective in reverse": lambda: of_time("selective", direction="reverse", layout="TBD", state_size=VALUES),
     "time, raw scan": lambda: of_raw_scan("float64", False, False),

@@ -393,7 +393,7 @@ def _x(*shape: int, dtype: Any = torch.float64) -> Any:
         ([{"x": _x(1, 3, 3), "cu_seqlens": [0, 4]}] * 2, None, "cu_seqlens ends with 4; 6, the time of all ranks' pieces"),
         ([{"x": _x(2, 3, 3), "hx": _x(1, 2, 5)}, {"x": _x(2, 3, 3)}], 0, "hx of state h has shape [1, 2, 5]"),
         ([{"x": _x(2, 3, 3)}, {"x": _x(2, 3, 3), "way": "pipeline"}], 1, "way pipeline"),
-        ([{"x": _x(2, 3, 3), "way": "correct", "model": "gru"}] * 2, None, "way is 'correct', but gru is run step after step"),
+        ([{"x": _x(2, 3, 3), "way": "correct", "model": "gru"}] * 2, None, "way is 'correct', but the steps of gru are not"),
     ],
 )
 def test_what_disagrees_is_refused_on_every_rank(
