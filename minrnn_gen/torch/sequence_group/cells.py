@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from minrnn_gen.build.builder import builder_of
+from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import Array, contiguous_strides
 from minrnn_gen.call.key import keyed
@@ -19,7 +21,7 @@ from minrnn_gen.call.validate import check_call
 from minrnn_gen.errors import BadInput, Infeasible
 from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
-from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction, stages_of
+from minrnn_gen.layers.kernels import kernel_by, recipe_in_direction, recipe_of_heads, stages_of
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.expected_time import expected_of
 from minrnn_gen.run.recording.replay import ByKey
@@ -99,7 +101,7 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
         _check_way(kernel, member)
         batch, time = (tensors[0].shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
         along, counts = cuts_of(kernel, batch, is_packed, member.micro_batches)
-        seconds = seconds_of(kernel, batch, time, counts, tensors[0].is_cuda)
+        seconds = seconds_of(kernel, batch, time, (along, counts), tensors[0].is_cuda)
     except BadInput as refused:
         refusal = refused
     form = {} if refusal else {**form_of(kernel, tensors), **asked}
@@ -111,32 +113,40 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
     return _Settled(agreement, choice, along)
 
 
-def seconds_of(kernel: Kernel, batch: int, time: float, counts: Sequence[int], on_gpu: bool) -> dict[int, float]:
-    """Return {groups of a piece of `time` steps: what a pass over one of them is expected to take}.
+def seconds_of(kernel: Kernel, batch: int, time: float, cuts: tuple[Along, Sequence[int]], on_gpu: bool) -> dict[int, float]:
+    """Return {groups of a piece of `time` steps: what a pass over one of them is expected to take}; `cuts` as of `cuts_of`.
 
-    A scan takes the time of its bytes. The steps of a dense cell wait for each other, so that on a GPU half of the sequences
-    take more than half of the time, and n values per channel take longer than their bytes: there it is what the kernel's own
-    plan is expected to take.
+    A scan takes the time of its bytes. The steps of a dense cell, and of coupled states, wait for each other, so that on a GPU
+    half of the sequences take more than half of the time, and n values per channel take longer than their bytes: there it is
+    what the kernel's own plan is expected to take.
     """
     interface, has_matrix = kernel.interface, kernel.builder.cell_shape.has_matrix
-    if on_gpu and (has_matrix or interface.has_vectors):
+    along, counts = cuts
+    if on_gpu and (has_matrix or interface.has_vectors or _is_coupled(kernel)):
         with contextlib.suppress(Infeasible):
-            return {count: 1e-6 * _planned_us(kernel, Sizes(-(-batch // count), max(1, round(time)))) for count in counts}
+            return {count: 1e-6 * _planned_us(kernel, along, count, batch, max(1, round(time))) for count in counts}
     if has_matrix:
         return {count: max(time * DENSE_STEP_SECONDS / count, SECONDS_LEAST) for count in counts}
     itemsize = calls.storage_dtype(kernel).itemsize
     return seconds_of_bytes(batch * time * interface.hidden_size * (len(interface.gates) + 1) * itemsize, counts)
 
 
-def _planned_us(kernel: Kernel, sizes: Sizes) -> float:
-    return expected_of(kernel.builder, "forward", sizes).us
+def _is_coupled(kernel: Kernel) -> bool:
+    """Whether pieces compose by maps of several states."""
+    return bool(stages_of(kernel.recipe)) and not kernel.builder.cell_shape.is_scan
+
+
+def _planned_us(kernel: Kernel, along: Along, count: int, batch: int, time: int) -> float:
+    if along == "sequences" or count == 1:
+        return expected_of(kernel.builder, "forward", Sizes(-(-batch // count), time)).us
+    spec = spec_from(recipe_of_heads(kernel, count))
+    return expected_of(builder_of(spec, kernel.builder.target), "forward", Sizes(batch, time)).us
 
 
 def expected_ways(kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
-    _, counts = cuts_of(kernel, batch, False, member.micro_batches)
-    mean = time / member.size
-    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, counts, on_gpu), member)
+    cuts, mean = cuts_of(kernel, batch, False, member.micro_batches), time / member.size
+    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member)
 
 
 def ways_of(
@@ -155,7 +165,7 @@ def ways_of(
     if (stages := stages_of(kernel.recipe)) and spec.training:
         steps = 0 if has_sequences else first_steps(round(time))
         # Filters and oscillators forget by their parameters, which hold for all of time: less is not counted on.
-        runs_again = not steps or not kernel.builder.cell_shape.is_scan
+        runs_again = not steps or _is_coupled(kernel)
         columns = sum(len(stage.entries) / len(stage.states) for stage in stages)
         allowed |= gathering_passes(member.size, runs_again, columns * PRODUCT_PASSES_OF_CELL)
         # With what enters and without.
