@@ -23,13 +23,12 @@ STAGES_OF_VALUES = {
     """,
     "output": "sum(S.c * u[t] + v[t])",
 }
-# Names in the order of states that lists their axes: those of products lie between them.
-NAMED = {
-    "name": "named",
-    "states": {"a": "n", "z": 1},
+VALUES = {
+    "name": "coupled_values",
+    "states": {"u": "n", "v": "n"},
     "shared": ["b"],
-    "equations": "z[t] = 0.7 * z[t-1] + W.x\na[t] = 0.5 * a[t-1] + S.b",
-    "output": "sum(a[t]) + z[t]",
+    "equations": "u[t] = 0.5 * u[t-1] - sigmoid(W.z) * v[t-1] + S.b\nv[t] = 0.3 * u[t-1] + 0.6 * v[t-1]",
+    "output": "sum(u[t] * v[t])",
 }
 # Delays of more states than one map has, before a scan that reads them through a curve.
 DELAYS = {

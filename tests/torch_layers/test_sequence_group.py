@@ -23,7 +23,7 @@ from support.drawn_vectors import vector_cells  # noqa: E402
 from support.emulated_code import HAS_COMPILER  # noqa: E402
 from support.examples import examples  # noqa: E402
 from support.input_cells import GAPS, HIGHWAY  # noqa: E402
-from support.stage_cells import DELAYS, NAMED, STAGES, STAGES_OF_VALUES  # noqa: E402
+from support.stage_cells import DELAYS, STAGES, STAGES_OF_VALUES, VALUES  # noqa: E402
 from support.vector_cells import CELLS  # noqa: E402
 
 from minrnn_gen.layers.kernels import stages_of  # noqa: E402
@@ -59,7 +59,6 @@ VECTORS: tuple[dict[str, Any], ...] = tuple(
         {"model": {"name": "mixed", **CELLS["scalar and vector states"].file}, "groups": 2},
         {"model": {"name": "chosen", **CELLS["chosen"].file}, "layout": "BDT", "direction": "bidirectional"},
         {"model": {"name": "delta", **CELLS["delta rule"].file}, "groups": 2},
-        {"model": NAMED},
     )
 )
 DRAWN = st.builds(
@@ -81,6 +80,7 @@ COUPLED: tuple[dict[str, Any], ...] = tuple(
         {"model": STAGES, "direction": "bidirectional", "layout": "BDT"},
         {"model": DELAYS, "layout": "TBD"},
         {"model": STAGES_OF_VALUES, "state_size": 3},
+        {"model": VALUES, "state_size": 2, "layout": "TBD", "direction": "reverse"},
     )
 )
 DRAWN_COUPLED = st.builds(
@@ -307,7 +307,7 @@ def test_pieces_of_many_calls_of_n_values_per_channel_are_the_whole(group: ranks
 
 
 @pytest.mark.matrix_full
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(calls(st.sampled_from(COUPLED)))
 def test_pieces_of_many_calls_of_coupled_states_are_the_whole(group: ranks.Ranks, call: dict[str, Any]) -> None:
     check_call(group, call)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.cell.affine_stages import AffineStage
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by, recipe_with_products, stages_of
 from minrnn_gen.torch.sequence_group.fold import fold
@@ -21,17 +20,19 @@ from minrnn_gen.torch.sequence_group.states import apart, apart_as, states_axis,
 class StageMaps:
     """The maps of one stage of a cell's states.
 
-    The map of a piece is one array, the stage's `entries` as the states of a cell lie.
+    `states` are the stage's. The map of a piece is one array, its `entries` by row and column as the states of a cell lie.
     """
 
     cell: Kernel
     place: int
-    stage: AffineStage
+    states: tuple[str, ...]
+    entries: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, cell: Kernel) -> tuple[StageMaps, ...]:
         """Return the stages of a cell, the first one first."""
-        return tuple(cls(cell, place, stage) for place, stage in enumerate(stages_of(cell.recipe)))
+        stages = stages_of(cell.recipe)
+        return tuple(cls(cell, place, stage.states, stage.entries) for place, stage in enumerate(stages))
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -45,15 +46,20 @@ class StageMaps:
         _, names = recipe_with_products(self.cell.recipe, self.place)
         return (*self.cell.states, *names)
 
+    @cached_property
+    def _is_in_order(self) -> bool:
+        """Whether all states of `kernel` as one array are the cell's, then the entries."""
+        return states_axis(self.cell.interface) == 0 and self.kernel.states == self._names
+
     @property
     def _rows(self) -> list[str]:
         """The states that the entries are shaped like."""
-        return [row for row, _ in self.stage.entries]
+        return [row for row, _ in self.entries]
 
     @cached_property
     def _is_diagonal(self) -> bool:
         """Whether a map has one factor for each of the cell's states, as that of a scan."""
-        return [*self.stage.entries] == [(state, state) for state in self.cell.states]
+        return [*self.entries] == [(state, state) for state in self.cell.states]
 
     def nothing(self, like: Any) -> Any:
         """Return the map of a piece after which nothing counts that entered; `like` is an array of all states."""
@@ -65,7 +71,7 @@ class StageMaps:
 
     def entering(self, states: Any) -> Any:
         """Return all states of `kernel` where these enter: its products are those of no steps."""
-        if states_axis(self.cell.interface) == 0:
+        if self._is_in_order:
             return torch.cat((states, self._alike(states, 1.0)))
         products = apart_as(self.cell.interface, self._rows, self._alike(states, 1.0))
         named = dict(zip(self._names, (*apart(self.cell.interface, states), *products), strict=True))
@@ -74,7 +80,7 @@ class StageMaps:
     def split(self, ends: Any) -> tuple[Any, Any]:
         """Return the cell's states, and the map, of all states of `kernel`."""
         interface, count = self.cell.interface, len(self.cell.states)
-        if states_axis(interface) == 0:
+        if self._is_in_order:
             return ends[:count], ends[count:]
         named = dict(zip(self.kernel.states, apart(self.kernel.interface, ends), strict=True))
         arrays = [named[name] for name in self._names]
@@ -94,7 +100,7 @@ class StageMaps:
         states = [state.double() for state in apart(interface, first)]
         for products, end in pieces[1:]:
             after = [state.double() for state in apart(interface, end)]
-            for (row, column), entry in zip(self.stage.entries, apart_as(interface, self._rows, products), strict=True):
+            for (row, column), entry in zip(self.entries, apart_as(interface, self._rows, products), strict=True):
                 into, of = (column, row) if adjoint else (row, column)
                 value = after[places[into]]
                 # Where an entry is zero, nothing before it counts, even NaN.
@@ -104,14 +110,14 @@ class StageMaps:
 
     def put(self, states: Any, right: Any) -> Any:
         """Return all states with those of the stage from `right`."""
-        if len(self.stage.states) == len(self.cell.states):
+        if len(self.states) == len(self.cell.states):
             return right
         interface = self.cell.interface
         pairs = zip(self.cell.states, apart(interface, states), apart(interface, right), strict=True)
-        return together(interface, [new if name in self.stage.states else old for name, old, new in pairs])
+        return together(interface, [new if name in self.states else old for name, old, new in pairs])
 
     def _alike(self, states: Any, unit: float) -> Any:
         """Return a map that is a multiple of the identity."""
         own = dict(zip(self.cell.states, apart(self.cell.interface, states), strict=True))
-        factors = [torch.full_like(own[row], unit if row == column else 0.0) for row, column in self.stage.entries]
+        factors = [torch.full_like(own[row], unit if row == column else 0.0) for row, column in self.entries]
         return together_as(self.cell.interface, self._rows, factors)
