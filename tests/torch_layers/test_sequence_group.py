@@ -88,7 +88,12 @@ DRAWN_COUPLED = st.builds(
     cells(("coupled",)),
     st.sampled_from(("BTD", "TBD", "BDT")),
 )
-FORGETTING = ("min_gru", "min_lstm", "qrnn", "rg_lru")
+FORGETTING: tuple[dict[str, Any], ...] = (
+    {"model": "min_gru", "hidden_size": 3},
+    {"model": "qrnn", "hidden_size": 2, "layout": "TBD", "input_size": 3},
+    {"model": "rg_lru", "hidden_size": 2},
+    {"model": "conv_min_gru", "hidden_size": 2},
+)
 LOG: dict[str, Any] = {"model": "min_gru_log", "hidden_size": 3, "precision": "fp64", "scan_arithmetic": "log"}
 
 
@@ -494,7 +499,7 @@ def long_call(spec: dict[str, Any], keep: float | None = None, steps: tuple[int,
     return {"spec": spec, "tensors": tensors, "pieces": [*steps]}
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec["model"] in FORGETTING and "direction" not in spec], ids=str)
+@pytest.mark.parametrize("spec", FORGETTING, ids=str)
 def test_what_gates_forget_is_corrected_in_part(group: ranks.Ranks, spec: dict[str, Any]) -> None:
     """Long pieces run again in their head alone, and in the backward in their tail."""
     call = long_call({**spec, "precision": "fp64"})
@@ -535,6 +540,9 @@ IN_PLACE = tuple(
         ({"direction": "reverse", "layout": "BDT"}, None, (90, 90, 100), "correct"),
         ({"model": {"name": "mixed", **CELLS["scalar and vector states"].file}}, None, (90, 100, 90), "correct"),
         ({"model": "min_gru", "state_size": None}, 0.9999, (90, 100, 90), "correct"),
+        ({"model": "conv_min_gru", "state_size": None}, None, (90, 100, 90), "correct"),
+        ({"model": STAGES, "state_size": None}, None, (90, 100, 90), "correct"),
+        ({"model": STAGES_OF_VALUES}, None, (30, 40, 20), "summary"),
     )
 )
 
