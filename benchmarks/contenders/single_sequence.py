@@ -74,7 +74,8 @@ def cpu_run(problem: Problem, x: Any, weight: Any, method: ScanMethod) -> Run:
     import numpy
 
     from minrnn_gen.cell.lowering import LoweredScan
-    from minrnn_gen.cpu import scan
+    from minrnn_gen.cpu.call import ForwardCall
+    from minrnn_gen.cpu.scan import project, run_scan
 
     spec = load_spec(problem.spec)
     lowered = Builder(spec, target_of(spec), Store(cache_folder())).lowered
@@ -82,12 +83,12 @@ def cpu_run(problem: Problem, x: Any, weight: Any, method: ScanMethod) -> Run:
     initial = {name: numpy.zeros((problem.batch, problem.channels), numpy.float32) for name in lowered.states}
 
     def run() -> Arrays:
-        gates = scan.project(x, weight, numpy.float32).reshape(*x.shape[:2], len(lowered.gates), problem.channels)
+        gates = project(x, weight, numpy.float32).reshape(*x.shape[:2], len(lowered.gates), problem.channels)
         y = numpy.empty((*x.shape[:2], problem.channels), numpy.float32)
-        scan.run_scan(
-            lowered, gates.swapaxes(0, 1), bias=None, parameters={}, initial=initial, arithmetic=numpy.float32,
-            y=y.swapaxes(0, 1), method=method,
-        )  # fmt: skip
+        call = ForwardCall(
+            gates=gates.swapaxes(0, 1), bias=None, parameters={}, initial=initial, arithmetic=numpy.float32, y=y.swapaxes(0, 1)
+        )
+        run_scan(lowered, call, method=method)
         return {"y": y}
 
     return run

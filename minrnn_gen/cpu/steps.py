@@ -12,50 +12,25 @@ from minrnn_gen.cell.levels import Level
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.projection import Projection, by_summand, by_units
+from minrnn_gen.cpu.call import BackwardCall, ForwardCall, StepMarks, narrowed, write_shared
 from minrnn_gen.cpu.matmul import StepProducts, matrices_of
 from minrnn_gen.cpu.recurrence import Values
-from minrnn_gen.cpu.scan import (
-    EVERY_STEP,
-    StepMarks,
-    gate_values,
-    history_of,
-    input_values,
-    narrowed,
-    time_blocks,
-    write_shared,
-)
 
 
 def run_steps(
-    cell: LoweredSteps,
-    gates: Values,
-    *,
-    products: StepProducts | None,
-    bias: Values | None,
-    parameters: Mapping[str, Values],
-    initial: Mapping[str, Values],
-    arithmetic: Any,
-    y: Values,
-    all_states: Mapping[str, Values] | None = None,
-    marks: StepMarks = EVERY_STEP,
-    shared: Mapping[str, Values] | None = None,
-    heads: int = 1,
-    channel_inputs: Mapping[str, Values] | None = None,
+    cell: LoweredSteps, call: ForwardCall, *, products: StepProducts | None = None, heads: int = 1
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
-    All but `products` and `heads` is as `scan.run_scan` takes it. `products`, of a dense cell, multiply the previous output, a
-    state, as it is carried in `arithmetic`, not the y that was rounded to storage, and likewise their arguments.
+    `products`, of a dense cell, multiply the previous output, a state, as it is carried in the arithmetic, not the y that was
+    rounded to storage, and likewise their arguments.
     """
-    constants = {f"parameter_{name}": value.astype(arithmetic) for name, value in parameters.items()}
-    states = {name: initial[name].astype(arithmetic) for name in cell.states}
-    zero = numpy.dtype(arithmetic).type(0)
+    constants, states = call.constants(), call.entering(cell.states)
     with numpy.errstate(all="ignore"):
-        for part in time_blocks(gates, states.values()):
-            values = gate_values(cell.gates, gates[part], bias, arithmetic)
-            values |= input_values(shared, channel_inputs, part, arithmetic)
+        for part in call.parts():
+            values = call.values(cell.gates, part)
             for step in range(part.start, part.stop):
-                marked = marks[step]
+                marked = call.marks[step]
                 inputs = constants | {name: value[step - part.start] for name, value in values.items()}
                 inputs |= {f"previous_{name}": marked.cut_off(state) for name, state in states.items()}
                 if products is not None:
@@ -70,14 +45,13 @@ def run_steps(
                             of_round.of_projected,
                         )["argument"]
                         shape = (*output.shape[:-1], products.operand_units(number + 1))
-                        inputs |= products.named(number + 1, product.of(in_shape(argument, shape, arithmetic), None))
+                        inputs |= products.named(number + 1, product.of(in_shape(argument, shape, call.arithmetic), None))
                 results = evaluated(cell.step, cell, with_means(inputs, cell.levels, heads, cell.projection))
                 for name, before in states.items():
                     after = spread(results[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
-                    if all_states is not None and name in all_states:
-                        all_states[name][step] = marked.within_or(zero, after)
-                y[step] = marked.within_or(zero, narrowed(results["y"], y[step].shape))
+                    call.keep(name, step, after)
+                call.write(step, results["y"])
     return states
 
 
@@ -134,51 +108,33 @@ class StepsGradients:
 
 def run_steps_backward(
     cell: LoweredStepsBackward,
-    gates: Values,
+    call: BackwardCall,
     *,
-    products: StepProducts | None,
-    clip: float | None,
-    bias: Values | None,
-    parameters: Mapping[str, Values],
-    initial: Mapping[str, Values],
-    states: Mapping[str, Values],
-    dy: Values,
-    dfinal: Mapping[str, Values] | None,
-    arithmetic: Any,
-    dx: Values,
-    marks: StepMarks = EVERY_STEP,
-    shared: Mapping[str, Values] | None = None,
-    dshared: Mapping[str, Values] | None = None,
+    products: StepProducts | None = None,
+    clip: float | None = None,
     heads: int = 1,
-    channel_inputs: Mapping[str, Values] | None = None,
-    dinputs: Mapping[str, Values] | None = None,
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
-    All but `products`, `clip` and `heads` is as `run_scan_backward` takes it; `states` has the state after each step for
-    each of `cell.read_states`, and, with a product, for `cell.output_state`. The products are made of them again, for a block
-    of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later ones, through R and
-    past it; a cell without a product has no such bound.
+    `states` of the call are those of `cell.read_states` and, with a product, `cell.output_state`. The products are made of
+    them again, for a block of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later
+    ones, through R and past it; a cell without a product has no such bound.
     """
+    gates, marks, arithmetic = call.gates, call.marks, call.arithmetic
     batch, hidden = gates.shape[1], gates.shape[3]
-    units = {False: hidden, True: _projected_units(cell, products, initial, parameters) or hidden}
-    arriving = {name: numpy.zeros(initial[name].shape, arithmetic) for name in cell.states}
-    arriving |= {name: value.astype(arithmetic) for name, value in (dfinal or {}).items()}
-    constants = {f"parameter_{name}": parameter.astype(arithmetic) for name, parameter in parameters.items()}
+    units = {False: hidden, True: _projected_units(cell, products, call.initial, call.parameters) or hidden}
+    arriving, constants = call.arriving(cell.states), call.constants()
     bound = None if clip is None or products is None else _Bound(clip, _precede_others(marks, len(gates), batch))
     walk = _Walk(cell, constants, products, bound, heads, units, (batch, *gates.shape[3:]))
     sums = numpy.zeros((len(walk.labels), *gates.shape[3:]))
-    vectors = {name: numpy.zeros(parameters[name].shape) for name in cell.vectors.parameters}
+    vectors = {name: numpy.zeros(call.parameters[name].shape) for name in cell.vectors.parameters}
     dR = None if products is None else numpy.zeros(products.R_shape)
     with numpy.errstate(all="ignore"):
-        for part in reversed(list(time_blocks(gates, arriving.values()))):
-            marked = marks[part]
-            values = gate_values(cell.gates, gates[part], bias, arithmetic) | {"gradient_y": dy[part].astype(arithmetic)}
-            values |= input_values(shared, channel_inputs, part, arithmetic)
+        for part in call.parts_back():
+            marked, values = marks[part], call.values(cell.gates, part)
             for name in cell.states:
                 if name in cell.read_states or (products is not None and name == cell.output_state):
-                    history = history_of(states[name], initial[name].astype(arithmetic), marks, part)
-                    values[f"previous_{name}"] = marked.cut_off(history[:-1])
+                    values[f"previous_{name}"] = call.previous(name, part)
             arguments = None if products is None else _Arguments(cell, constants, products, values, marked, heads)
             wide = {
                 f"gradient_parameter_{name}": numpy.zeros((part.stop - part.start, batch, *total.shape), arithmetic)
@@ -186,18 +142,18 @@ def run_steps_backward(
             }
             wide |= {
                 f"gradient_S_{name}": numpy.zeros((part.stop - part.start, batch, hidden, written.shape[-1]), arithmetic)
-                for name, written in (dshared or {}).items()
+                for name, written in call.dshared.items()
             }
             wide |= {
-                f"gradient_X_{name}": numpy.zeros((part.stop - part.start, batch, hidden), arithmetic) for name in dinputs or {}
+                f"gradient_X_{name}": numpy.zeros((part.stop - part.start, batch, hidden), arithmetic) for name in call.dinputs
             }
             gradients, arriving = walk.back(values, arriving, marked, part.start, wide)
-            dx[part] = numpy.moveaxis(gradients[walk.of_gates], 0, 2)
+            call.dx[part] = numpy.moveaxis(gradients[walk.of_gates], 0, 2)
             for name, total in vectors.items():
                 total += wide[f"gradient_parameter_{name}"].sum((0, 1), dtype=numpy.float64)
-            for name, written in (dshared or {}).items():
+            for name, written in call.dshared.items():
                 write_shared(written[part], wide[f"gradient_S_{name}"])
-            for name, written in (dinputs or {}).items():
+            for name, written in call.dinputs.items():
                 written[part] = wide[f"gradient_X_{name}"]
             sums += gradients.sum((1, 2), dtype=numpy.float64)
             if arguments is not None and dR is not None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 
 from minrnn_gen.call.array import Array, as_numpy, numpy_dtype
+from minrnn_gen.cpu.call import BLOCK_ELEMENTS
 from minrnn_gen.cpu.recurrence import Values, scan
-from minrnn_gen.cpu.scan import BLOCK_ELEMENTS
 from minrnn_gen.raw_scan.arguments import BackwardCall, Recurrence, ScanCall
 
 

@@ -16,7 +16,8 @@ from test_cell_lowering import SCANS, scan_cells
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering import lower_scan, lower_scan_backward
-from minrnn_gen.cpu import scan
+from minrnn_gen.cpu import call as host_call
+from minrnn_gen.cpu.call import BackwardCall, ForwardCall
 from minrnn_gen.cpu.scan import run_scan, run_scan_backward
 
 Array = Any
@@ -40,9 +41,9 @@ def forward(cell: Cell, problem: Problem, dtype: type, **how: Any) -> tuple[Arra
     """Return y, the states after each step, and the final states."""
     y = np.empty(problem["dy"].shape, dtype)
     history = {name: np.empty(problem["dy"].shape, dtype) for name in cell.states}
-    arguments = {key: problem[key] for key in ("bias", "parameters", "initial")}
+    arguments = {key: problem[key] for key in ("gates", "bias", "parameters", "initial")}
     lowered = lower_scan(cell, classify(cell))
-    final = run_scan(lowered, problem["gates"], **arguments, arithmetic=dtype, y=y, all_states=history, **how)
+    final = run_scan(lowered, ForwardCall(**arguments, arithmetic=dtype, y=y, all_states=history), **how)
     return y, history, final
 
 
@@ -51,7 +52,8 @@ def gradients_by_scan(cell: Cell, problem: Problem, dtype: type = np.float64, **
     backward = lower_scan_backward(cell, classify(cell))
     states = {name: y if name == backward.output_state else history[name] for name in backward.read_states}
     dx = np.full(problem["gates"].shape, np.nan, dtype)
-    found = run_scan_backward(backward, **problem, states=states, arithmetic=dtype, dx=dx, **how)
+    arriving = {**problem, "dfinal": problem["dfinal"] or {}}
+    found = run_scan_backward(backward, BackwardCall(**arriving, states=states, arithmetic=dtype, dx=dx), **how)
     named = {f"initial {name}": value for name, value in found.initial.items()}
     return {"x": dx, "bias": found.bias, **named, **{f"parameter {name}": value for name, value in found.parameters.items()}}
 
@@ -151,7 +153,7 @@ def test_blocks_and_methods_make_no_difference(name: str, block: int, method: st
     cell = scan_cells()[name]
     problem = drawn_problem(cell, 1, 33)
     expected = gradients_by_steps(cell, problem)
-    monkeypatch.setattr(scan, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(host_call, "BLOCK_ELEMENTS", block)
     assert_close(gradients_by_scan(cell, problem, method=method), expected, 1e-11)
 
 

@@ -25,7 +25,7 @@ from support.oracle import CELLS, Arithmetic, Tracked, assert_within, oracle
 from support.uncompiled_kernels import host_kernel
 
 from minrnn_gen.call.array import numpy_dtype
-from minrnn_gen.cpu import scan
+from minrnn_gen.cpu import call as host_call
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 seeds = st.integers(0, 2**32 - 1)
@@ -189,8 +189,8 @@ def test_the_blocks_of_the_host_target_do_not_show(cell: str, monkeypatch: pytes
     state = {name: one.astype(np.float32) for name, one in drawn_state(cell, 0, 2, 5).items()}
     expected = oracle(np, cell, gates, state, parameters, precision_of("fp32"))
     kernel = host_kernel(cell, 5, "fp32")
-    for elements in (scan.BLOCK_ELEMENTS, 1, 30, 70, 330):
-        monkeypatch.setattr(scan, "BLOCK_ELEMENTS", elements)
+    for elements in (host_call.BLOCK_ELEMENTS, 1, 30, 70, 330):
+        monkeypatch.setattr(host_call, "BLOCK_ELEMENTS", elements)
         y, final = kernel(arranged(np, gates, "BTD"), parameters=parameters, state=state)
         assert_within(expected.y, expected.y_bound, by_time(y, "BTD"))
         assert_within(*(side[CELLS[cell].state] for side in (expected.states, expected.state_bounds, final)))

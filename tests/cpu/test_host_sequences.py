@@ -28,7 +28,7 @@ from support.sequence_cases import (
     kernel_of,
 )
 
-from minrnn_gen.cpu import scan
+from minrnn_gen.cpu import call as host_call
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 ALL_MODELS = (*MODELS, *STEP_MODELS)
@@ -47,7 +47,7 @@ def test_agrees_with_plain_loops(direction: str, drawn: tuple[str, Case], block:
     if not problem.cell.parameters:
         del gradients["parameters"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BLOCK_ELEMENTS", block)
+        patch.setattr(host_call, "BLOCK_ELEMENTS", block)
         y, final, saved = kernel.forward(**case.arguments)
         assert_close(y, expected.y, "y")
         assert_close(final, expected.final, "state")

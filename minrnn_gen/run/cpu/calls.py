@@ -21,11 +21,11 @@ from minrnn_gen.call.key import KeyedArrays
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
-from minrnn_gen.cpu import scan
 from minrnn_gen.cpu.blocks import run_blocks, run_blocks_backward
+from minrnn_gen.cpu.call import BackwardCall, ForwardCall, StepMarks
 from minrnn_gen.cpu.matmul import StepProducts
 from minrnn_gen.cpu.recurrence import ScanMethod, Values
-from minrnn_gen.cpu.scan import ScanGradients, StepMarks, run_scan_backward
+from minrnn_gen.cpu.scan import ScanGradients, run_scan, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
@@ -256,24 +256,25 @@ class CpuRun:
         last = views.of_names(interface, final)
         run: Callable[..., dict[str, Values]]
         if isinstance(lowered, LoweredScan):
-            run = partial(scan.run_scan, lowered, method=method)
+            run = partial(run_scan, lowered, method=method)
         elif blocks := self.builder.programs.blocks:
             run = partial(run_blocks, blocks, method=method)
         else:
             products = _products_of(interface, lowered, call, arithmetic)
             run = partial(run_steps, lowered, products=products, heads=interface.heads)
         for stretch in stretches_of(call):
-            carried = run(
-                stretch.of(gates),
+            forward = ForwardCall(
+                gates=stretch.of(gates),
                 **vectors,
                 initial={name: state[stretch.sequences] for name, state in initial.items()},
                 arithmetic=numpy_dtype(arithmetic),
                 y=stretch.of(y),
-                all_states={name: stretch.of(state) for name, state in states.items()},
+                all_states=stretch.of_each(states),
                 marks=stretch.marks,
-                shared={name: stretch.of(values) for name, values in shared.items()},
-                channel_inputs={name: stretch.of(values) for name, values in inputs.items()},
+                shared=stretch.of_each(shared),
+                channel_inputs=stretch.of_each(inputs),
             )
+            carried = run(forward)
             for name, state in last.items():
                 state[stretch.sequences] = carried[name]
 
@@ -315,21 +316,22 @@ class CpuRun:
                 run = partial(run_blocks_backward, blocks)
         dfinal, dinitial = views.of_names(interface, incoming.dfinal), views.of_names(interface, gradients.dinitial)
         for stretch in stretches_of(call):
-            partial_gradients = run(
-                stretch.of(gates),
+            backward = BackwardCall(
+                gates=stretch.of(gates),
                 **vectors,
                 initial={name: state[stretch.sequences] for name, state in initial.items()},
-                states={name: stretch.of(state) for name, state in states.items()},
+                states=stretch.of_each(states),
                 dy=stretch.of(dy),
                 dfinal={name: gradient[stretch.sequences] for name, gradient in dfinal.items()},
                 arithmetic=numpy_dtype(carried),
                 dx=stretch.of(dx),
                 marks=stretch.marks,
-                shared={name: stretch.of(values) for name, values in shared.items()},
-                dshared={name: stretch.of(values) for name, values in dshared.items()},
-                channel_inputs={name: stretch.of(values) for name, values in inputs.items()},
-                dinputs={name: stretch.of(values) for name, values in dinputs.items()},
+                shared=stretch.of_each(shared),
+                dshared=stretch.of_each(dshared),
+                channel_inputs=stretch.of_each(inputs),
+                dinputs=stretch.of_each(dinputs),
             )
+            partial_gradients = run(backward)
             for name, gradient in dinitial.items():
                 gradient[stretch.sequences] = partial_gradients.initial[name]
             sums += partial_gradients.sums.reshape(sums.shape)
@@ -375,6 +377,10 @@ class Stretch:
         """View the part of an array [T, rows, ...] in the order in which it is run."""
         part = array[self.steps, self.rows]
         return part[::-1] if self.reverse else part
+
+    def of_each(self, arrays: Mapping[str, Values]) -> dict[str, Values]:
+        """View the part of each array."""
+        return {name: self.of(array) for name, array in arrays.items()}
 
 
 def stretches_of(call: Call) -> Iterator[Stretch]:
