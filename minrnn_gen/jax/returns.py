@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from minrnn_gen.call.sequences import are_numbers, as_marks
-from minrnn_gen.errors import BadInput, shown
+from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.arrays import as_array, check_real, check_static, is_traced
 from minrnn_gen.jax.raw_scan import scan
 from minrnn_gen.raw_scan import returns
 from minrnn_gen.raw_scan.returns import Library, Steps
 
-_JAX = Library(scan, jnp.concatenate, jnp.exp, jnp.minimum)
+
+def _checked(value: Any, name: str, *shapes: tuple[int, ...]) -> Any:
+    array = as_array(value, name)
+    check_real(array, name, *shapes)
+    return array
+
+
+def _marks(marks: Any, name: str) -> Any:
+    marks = as_array(marks, name)
+    if is_traced(marks) and are_numbers(marks):
+        raise BadInput(f"{name} has dtype {marks.dtype} and values that are not known yet; give {name}.astype(bool)")
+    return as_marks(marks, name)
+
+
+def _widest(arrays: Sequence[Any]) -> tuple[Any, Any]:
+    dtype = jnp.result_type(*arrays)
+    return dtype, jnp.promote_types(dtype, jnp.float32)
+
+
+def _in_dtype(array: Any, dtype: Any) -> Any:
+    return array.astype(dtype)
+
+
+_JAX = Library(
+    array="an array",
+    is_array=lambda value: hasattr(value, "dtype"),
+    scan=scan,
+    concatenate=jnp.concatenate,
+    exp=jnp.exp,
+    minimum=jnp.minimum,
+    ones_like=jnp.ones_like,
+    checked=_checked,
+    marks=_marks,
+    flag=jnp.bool_,
+    cast=lambda array, like: array.astype(like.dtype),
+    in_dtype=_in_dtype,
+    widest=_widest,
+    check_together=lambda _: None,
+)
+
+
+def _steps(reward: Any, alike: Mapping[str, Any], *others: Any) -> tuple[Steps, list[Any], Any]:
+    """Return what `returns.steps_of` does, whose last argument is no tracer."""
+    check_static(others[-1], "axis")
+    return returns.steps_of(_JAX, reward, alike, *others)
 
 
 def gae(
@@ -80,65 +124,6 @@ def vtrace(
     alike = {"value": value, "log_rho": log_rho}
     steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)
     bounds = returns.thresholds(rho_thresh, c_thresh, pg_rho_thresh)
-    thresholds = (_factor(bound, name, steps.reward) for name, bound in bounds.items())
+    thresholds = (returns.factor(_JAX, bound, name, steps.reward) for name, bound in bounds.items())
     advantage, target = returns.vtrace(steps, value, log_rho, *thresholds)
     return advantage.astype(dtype), target.astype(dtype)
-
-
-def _steps(
-    reward: Any,
-    alike: Mapping[str, Any],
-    next_value: Any,
-    done: Any,
-    terminated: Any,
-    gamma: Any,
-    lmbda: Any,
-    axis: Any,
-) -> tuple[Steps, list[Any], Any]:
-    """Return the steps in the dtype of the arithmetic, arrays `alike` reward in it, and the dtype of results."""
-    check_static(axis, "axis")
-    reward, next_value = as_array(reward, "reward"), as_array(next_value, "next_value")
-    shape = reward.shape
-    along = returns.axis_in(shape, axis)
-    arrays = {name: as_array(array, name) for name, array in alike.items()}
-    for name, array in {"reward": reward, **arrays}.items():
-        check_real(array, name, shape)
-    check_real(next_value, "next_value", *returns.shapes_of_next_value(shape, along, bool(alike)))
-    is_last_only = next_value.ndim < len(shape)
-    returns.check_ends(is_last_only, terminated)
-    dtype = jnp.result_type(reward, next_value, *arrays.values())
-    wide = jnp.promote_types(dtype, jnp.float32)
-    reward, next_value, *others = (array.astype(wide) for array in (reward, next_value, *arrays.values()))
-    goes_on = _unmarked(done, "done", reward)
-    bootstraps = goes_on if terminated is None else _unmarked(terminated, "terminated", reward)
-    if is_last_only:
-        next_value = returns.following(_JAX, others[0], next_value, along)
-    gamma, lmbda = _factor(gamma, "gamma", reward), _factor(lmbda, "lmbda", reward)
-    return Steps(_JAX, along, reward, next_value, goes_on, gamma * bootstraps, gamma, lmbda), others, dtype
-
-
-def _unmarked(marks: Any, name: str, like: Any) -> Any:
-    """Return 1 where a step is not marked, 0 where it is."""
-    if marks is None:
-        return jnp.ones_like(like)
-    marks = as_array(marks, name)
-    if is_traced(marks) and are_numbers(marks):
-        raise BadInput(f"{name} has dtype {marks.dtype} and values that are not known yet; give {name}.astype(bool)")
-    flags = as_marks(marks, name)
-    if flags.dtype != jnp.bool_ or flags.shape != like.shape:
-        raise BadInput(
-            f"{name} has dtype {marks.dtype} and shape {list(marks.shape)}; bool, or numbers 0 and 1, of shape "
-            f"{list(like.shape)} are expected"
-        )
-    return (~flags).astype(like.dtype)
-
-
-def _factor(value: Any, name: str, like: Any) -> Any:
-    """Return a number as it is, and an array in the dtype of the arithmetic."""
-    if returns.is_number(value):
-        return float(value)
-    if not hasattr(value, "dtype"):
-        raise BadInput(f"{name} is {shown(value)}; a number or an array is expected")
-    array = as_array(value, name)
-    check_real(array, name, (), like.shape)
-    return array.astype(like.dtype)

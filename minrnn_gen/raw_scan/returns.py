@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -13,12 +13,27 @@ from minrnn_gen.errors import BadInput, shown
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Functions that a library of arrays has in addition to operators."""
+    """Functions that a library of arrays has in addition to operators; `array` says what one is, in errors.
 
+    `checked` returns an array of real numbers, of one of the shapes where some are given, by its name; `marks` flags, whose
+    dtype is `flag`. `cast` returns an array as another one is, `widest` the dtype of results and that of the arithmetic.
+    `check_together` refuses named arrays, of which any may be None, that are in different places.
+    """
+
+    array: str
+    is_array: Callable[[Any], bool]
     scan: Callable[..., tuple[Any, Any]]
     concatenate: Callable[[Sequence[Any], int], Any]
     exp: Callable[[Any], Any]
     minimum: Callable[[Any, Any], Any]
+    ones_like: Callable[[Any], Any]
+    checked: Callable[..., Any]
+    marks: Callable[[Any, str], Any]
+    flag: Any
+    cast: Callable[[Any, Any], Any]
+    in_dtype: Callable[[Any, Any], Any]
+    widest: Callable[[Sequence[Any]], tuple[Any, Any]]
+    check_together: Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,62 @@ class Steps:
         """Return s[t] = terms[t] + decay[t] gamma[t] lmbda[t] s[t+1], within episodes."""
         sums, _ = self.library.scan(decay * (self.gamma * self.lmbda), terms, reverse=True, axis=self.axis)
         return sums
+
+
+def steps_of(
+    library: Library,
+    reward: Any,
+    alike: Mapping[str, Any],
+    next_value: Any,
+    done: Any,
+    terminated: Any,
+    gamma: Any,
+    lmbda: Any,
+    axis: Any,
+) -> tuple[Steps, list[Any], Any]:
+    """Return the steps in the dtype of the arithmetic, arrays `alike` reward in it, and the dtype of results.
+
+    Raises BadInput for arguments that do not fit.
+    """
+    reward = library.checked(reward, "reward")
+    shape = tuple(reward.shape)
+    along = axis_in(shape, axis)
+    arrays = {name: library.checked(array, name, shape) for name, array in alike.items()}
+    next_value = library.checked(next_value, "next_value", *shapes_of_next_value(shape, along, bool(alike)))
+    is_last_only = next_value.ndim < len(shape)
+    check_ends(is_last_only, terminated)
+    library.check_together({"reward": reward, **arrays, "next_value": next_value, "done": done, "terminated": terminated})
+    every = (reward, next_value, *arrays.values())
+    dtype, wide = library.widest(every)
+    reward, next_value, *others = (library.in_dtype(array, wide) for array in every)
+    goes_on = _unmarked(library, done, "done", reward)
+    bootstraps = goes_on if terminated is None else _unmarked(library, terminated, "terminated", reward)
+    if is_last_only:
+        next_value = _following(library, others[0], next_value, along)
+    gamma, lmbda = factor(library, gamma, "gamma", reward), factor(library, lmbda, "lmbda", reward)
+    return Steps(library, along, reward, next_value, goes_on, gamma * bootstraps, gamma, lmbda), others, dtype
+
+
+def _unmarked(library: Library, marks: Any, name: str, like: Any) -> Any:
+    """Return 1 where a step is not marked, 0 where it is."""
+    if marks is None:
+        return library.ones_like(like)
+    flags = library.marks(marks, name)
+    if flags.dtype != library.flag or flags.shape != like.shape:
+        raise BadInput(
+            f"{name} has dtype {marks.dtype} and shape {list(marks.shape)}; bool, or numbers 0 and 1, of shape "
+            f"{list(like.shape)} are expected"
+        )
+    return library.cast(~flags, like)
+
+
+def factor(library: Library, value: Any, name: str, like: Any) -> Any:
+    """Return a number as it is, and an array in the dtype of the arithmetic."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    if not library.is_array(value):
+        raise BadInput(f"{name} is {shown(value)}; a number or {library.array} is expected")
+    return library.cast(library.checked(value, name, (), tuple(like.shape)), like)
 
 
 def gae(steps: Steps, value: Any) -> tuple[Any, Any]:
@@ -78,7 +149,7 @@ def cut(array: Any, axis: int, start: int | None, stop: int | None) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-def following(library: Library, value: Any, last: Any, axis: int) -> Any:
+def _following(library: Library, value: Any, last: Any, axis: int) -> Any:
     """Return the value of the state after each step, that after the last step given without `axis`."""
     return library.concatenate((cut(value, axis, 1, None), last[(slice(None),) * axis + (None,)]), axis)
 
@@ -108,11 +179,6 @@ def thresholds(rho_thresh: Any, c_thresh: Any, pg_rho_thresh: Any) -> dict[str, 
     """Return the thresholds of V-trace by name, in the order in which `vtrace` takes them."""
     pg_rho_thresh = rho_thresh if pg_rho_thresh is None else pg_rho_thresh
     return {"rho_thresh": rho_thresh, "c_thresh": c_thresh, "pg_rho_thresh": pg_rho_thresh}
-
-
-def is_number(value: Any) -> bool:
-    """Say whether a value is a real number, and no flag."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_ends(has_last_value_only: bool, terminated: Any) -> None:

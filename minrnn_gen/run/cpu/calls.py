@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -22,7 +21,7 @@ from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cpu.blocks import run_blocks, run_blocks_backward
-from minrnn_gen.cpu.call import BackwardCall, ForwardCall, StepMarks
+from minrnn_gen.cpu.call import BackwardCall, ForwardCall
 from minrnn_gen.cpu.matmul import StepProducts
 from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, run_scan, run_scan_backward
@@ -33,6 +32,7 @@ from minrnn_gen.run.cpu import views
 from minrnn_gen.run.cpu.native_run import NativeRun
 from minrnn_gen.run.cpu.products import project, weight_gradient, x_gradient
 from minrnn_gen.run.cpu.slots import forward_on_pool, step_on_pool
+from minrnn_gen.run.cpu.stretches import stretches_of
 from minrnn_gen.run.cpu.trace import keyed_by_threads
 from minrnn_gen.run.saved import Forward, owner_of
 
@@ -266,7 +266,7 @@ class CpuRun:
             forward = ForwardCall(
                 gates=stretch.of(gates),
                 **vectors,
-                initial={name: state[stretch.sequences] for name, state in initial.items()},
+                initial=stretch.of_states(initial),
                 arithmetic=numpy_dtype(arithmetic),
                 y=stretch.of(y),
                 all_states=stretch.of_each(states),
@@ -319,10 +319,10 @@ class CpuRun:
             backward = BackwardCall(
                 gates=stretch.of(gates),
                 **vectors,
-                initial={name: state[stretch.sequences] for name, state in initial.items()},
+                initial=stretch.of_states(initial),
                 states=stretch.of_each(states),
                 dy=stretch.of(dy),
-                dfinal={name: gradient[stretch.sequences] for name, gradient in dfinal.items()},
+                dfinal=stretch.of_states(dfinal),
                 arithmetic=numpy_dtype(carried),
                 dx=stretch.of(dx),
                 marks=stretch.marks,
@@ -361,44 +361,3 @@ def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
     x = project(call.x.owner, call.weight.owner, call.x_axes, arithmetic, shape)
     # A single step has no axis of time.
     return replace(call, x=memory.inspect(x, "x"), x_axes=call.x_axes.replace("i", "") + interface.gate_axes, weight=None)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Sequences that are run at once: their steps and rows in x and y, and their places among the states."""
-
-    steps: slice
-    rows: slice
-    sequences: slice
-    reverse: bool
-    marks: StepMarks
-
-    def of(self, array: Values) -> Values:
-        """View the part of an array [T, rows, ...] in the order in which it is run."""
-        part = array[self.steps, self.rows]
-        return part[::-1] if self.reverse else part
-
-    def of_each(self, arrays: Mapping[str, Values]) -> dict[str, Values]:
-        """View the part of each array."""
-        return {name: self.of(array) for name, array in arrays.items()}
-
-
-def stretches_of(call: Call) -> Iterator[Stretch]:
-    """Yield all sequences of a call of one direction as one stretch, or packed ones as one each."""
-    sequences, order = call.sequences, slice(None, None, -1 if call.reverse else 1)
-    resets = None if sequences.resets is None else as_numpy(sequences.resets).T
-    if sequences.cu_seqlens is not None:
-        ends = as_numpy(sequences.cu_seqlens).tolist()
-        for index, (begin, end) in enumerate(pairwise(ends)):
-            marks = StepMarks(None if resets is None else resets[begin:end][order])
-            yield Stretch(slice(begin, end), slice(None), slice(index, index + 1), call.reverse, marks)
-        return
-    within = None if sequences.lengths is None else within_lengths(sequences.lengths, call.time)
-    marks = StepMarks(*(None if steps is None else steps[order] for steps in (resets, within)))
-    yield Stretch(slice(None), slice(None), slice(None), call.reverse, marks)
-
-
-def within_lengths(lengths: Array, time: int) -> Values:
-    """Return [T, B]: which steps lie within their sequence."""
-    within: Values = numpy.arange(time)[:, None] < as_numpy(lengths)
-    return within

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.raw_scan import returns
-from minrnn_gen.raw_scan.returns import Library, Steps
+from minrnn_gen.raw_scan.returns import Library
 from minrnn_gen.torch.operators.raw_scan import scan
 from minrnn_gen.torch.tensors import check_devices, check_real, check_shape, check_tensor, marks_in
 
 
-def _minimum(tensor: Any, bound: Any) -> Any:
-    return tensor.clamp(max=bound)
+def _checked(value: Any, name: str, *shapes: tuple[int, ...]) -> Any:
+    check_shape(value, name, *shapes) if shapes else check_real(value, name)
+    return value
 
 
-_TORCH = Library(scan, torch.cat, torch.exp, _minimum)
+def _marks(marks: Any, name: str) -> Any:
+    check_tensor(marks, name)
+    return marks_in(marks, name)
+
+
+def _widest(tensors: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
+    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    return dtype, torch.promote_types(dtype, torch.float32)
+
+
+_TORCH = Library(
+    array="a torch tensor",
+    is_array=lambda value: isinstance(value, torch.Tensor),
+    scan=scan,
+    concatenate=torch.cat,
+    exp=torch.exp,
+    minimum=lambda tensor, bound: tensor.clamp(max=bound),
+    ones_like=torch.ones_like,
+    checked=_checked,
+    marks=_marks,
+    flag=torch.bool,
+    cast=lambda tensor, like: tensor.to(like.device, like.dtype),
+    in_dtype=lambda tensor, dtype: tensor.to(dtype),
+    widest=_widest,
+    check_together=check_devices,
+)
 
 
 def gae(
@@ -44,7 +70,9 @@ def gae(
     of the shape of `reward`. Floating-point dtypes may differ; results have the widest. 16 bits are computed in float32 and
     rounded once. Raises BadInput for arguments that do not fit. Source: Schulman et al., arXiv 1506.02438.
     """
-    steps, (value,), dtype = _steps(reward, {"value": value}, next_value, done, terminated, gamma, lmbda, axis)
+    steps, (value,), dtype = returns.steps_of(
+        _TORCH, reward, {"value": value}, next_value, done, terminated, gamma, lmbda, axis
+    )
     advantage, target = returns.gae(steps, value)
     return advantage.to(dtype), target.to(dtype)
 
@@ -65,7 +93,7 @@ def lambda_returns(
     G[t] = reward[t] + gamma v[t]. Arguments are those of `gae`; next_value has the shape of `reward`.
     Raises BadInput for arguments that do not fit. Source: Sutton & Barto, Reinforcement Learning, 2nd edition, section 12.3.
     """
-    steps, _, dtype = _steps(reward, {}, next_value, done, terminated, gamma, lmbda, axis)
+    steps, _, dtype = returns.steps_of(_TORCH, reward, {}, next_value, done, terminated, gamma, lmbda, axis)
     return returns.lambda_returns(steps).to(dtype)
 
 
@@ -96,65 +124,8 @@ def vtrace(
     None. Raises BadInput for arguments that do not fit. Source: Espeholt et al., IMPALA, arXiv 1802.01561.
     """
     alike = {"value": value, "log_rho": log_rho}
-    steps, (value, log_rho), dtype = _steps(reward, alike, next_value, done, terminated, gamma, lmbda, axis)
+    steps, (value, log_rho), dtype = returns.steps_of(_TORCH, reward, alike, next_value, done, terminated, gamma, lmbda, axis)
     bounds = returns.thresholds(rho_thresh, c_thresh, pg_rho_thresh)
-    thresholds = (_factor(bound, name, steps.reward) for name, bound in bounds.items())
+    thresholds = (returns.factor(_TORCH, bound, name, steps.reward) for name, bound in bounds.items())
     advantage, target = returns.vtrace(steps, value, log_rho, *thresholds)
     return advantage.to(dtype), target.to(dtype)
-
-
-def _steps(
-    reward: Any,
-    alike: Mapping[str, Any],
-    next_value: Any,
-    done: Any,
-    terminated: Any,
-    gamma: Any,
-    lmbda: Any,
-    axis: Any,
-) -> tuple[Steps, list[Any], torch.dtype]:
-    """Return the steps in the dtype of the arithmetic, tensors `alike` reward in it, and the dtype of results."""
-    check_real(reward, "reward")
-    shape = tuple(reward.shape)
-    along = returns.axis_in(shape, axis)
-    for name, tensor in alike.items():
-        check_shape(tensor, name, shape)
-    check_shape(next_value, "next_value", *returns.shapes_of_next_value(shape, along, bool(alike)))
-    is_last_only = next_value.dim() < len(shape)
-    returns.check_ends(is_last_only, terminated)
-    check_devices({"reward": reward, **alike, "next_value": next_value, "done": done, "terminated": terminated})
-    dtype = reward.dtype
-    for tensor in (*alike.values(), next_value):
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    reward, next_value, *tensors = (tensor.to(wide) for tensor in (reward, next_value, *alike.values()))
-    goes_on = _unmarked(done, "done", reward)
-    bootstraps = goes_on if terminated is None else _unmarked(terminated, "terminated", reward)
-    if is_last_only:
-        next_value = returns.following(_TORCH, tensors[0], next_value, along)
-    gamma, lmbda = _factor(gamma, "gamma", reward), _factor(lmbda, "lmbda", reward)
-    return Steps(_TORCH, along, reward, next_value, goes_on, gamma * bootstraps, gamma, lmbda), tensors, dtype
-
-
-def _unmarked(marks: Any, name: str, like: Any) -> Any:
-    """Return 1 where a step is not marked, 0 where it is."""
-    if marks is None:
-        return torch.ones_like(like)
-    check_tensor(marks, name)
-    flags = marks_in(marks, name)
-    if flags.dtype is not torch.bool or flags.shape != like.shape:
-        raise BadInput(
-            f"{name} has dtype {marks.dtype} and shape {list(marks.shape)}; bool, or numbers 0 and 1, of shape "
-            f"{list(like.shape)} are expected"
-        )
-    return (~flags).to(like.dtype)
-
-
-def _factor(value: Any, name: str, like: Any) -> Any:
-    """Return a number as it is, and a tensor in the dtype of the arithmetic."""
-    if returns.is_number(value):
-        return float(value)
-    if not isinstance(value, torch.Tensor):
-        raise BadInput(f"{name} is {shown(value)}; a number or a torch tensor is expected")
-    check_shape(value, name, (), tuple(like.shape))
-    return value.to(like.device, like.dtype)
