@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import classify
-from minrnn_gen.cell.blocks import STATES_MOST, partition
+from minrnn_gen.cell.blocks import STATES_MOST, Expanded, partition
 from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.files import NAME_LIMIT
 from minrnn_gen.cell.language import Cell
@@ -22,11 +23,13 @@ class AffineStage:
     """States s with s[t] = A s[t-1] + b, where A and b read no previous value but those of earlier stages.
 
     `a`: the coefficients that are not zero, by (row, column). `entries`: those of a product of such maps that may not be zero,
-    in the order of rows: every diagonal one, and others where a path leads from the column to the row.
+    in the order of rows: every diagonal one, and others where a path leads from the column to the row. `is_constant`: A is made
+    of parameters and numbers, so that such products are its powers.
     """
 
     states: tuple[str, ...]
     a: Mapping[tuple[str, str], Expr]
+    is_constant: bool
 
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:
@@ -42,7 +45,7 @@ def affine_stages(cell: Cell) -> tuple[AffineStage, ...]:
     """Return the stages of a cell in their order: one of a scan, each state by itself; none where steps do not compose."""
     recurrence = classify(cell)
     if recurrence.is_scan:
-        return (AffineStage(cell.states, {(state, state): a for state, a in recurrence.a}),)
+        return (AffineStage(cell.states, {(state, state): a for state, a in recurrence.a}, False),)
     if recurrence.kind == "dense":
         return ()
     stages: list[AffineStage] = []
@@ -72,4 +75,6 @@ def _stage(cell: Cell, states: tuple[str, ...], earlier: list[AffineStage]) -> A
     except NotAffine:
         return None
     pairs = {(row, column): entry for row, line in rows.items() for column, entry in zip(states, line, strict=True)}
-    return AffineStage(states, {pair: entry for pair, entry in pairs.items() if not polynomials.is_zero(entry)})
+    a = {pair: entry for pair, entry in pairs.items() if not polynomials.is_zero(entry)}
+    parameters = {ex.named(parameter) for parameter in cell.parameters}
+    return AffineStage(states, a, {*Expanded(polynomials.lets).symbols(a.values())} <= parameters)

@@ -86,7 +86,7 @@ def _proved(cell: Cell, states: tuple[str, ...], earlier: list[Block]) -> Block:
     rows = [polynomials.affine(state, states) for state in states]
     a = tuple(tuple(ex.ZERO if polynomials.is_zero(entry) else entry for entry in row) for row, _ in rows)
     states, a, b, form = _in_form(states, a, tuple(b for _, b in rows), polynomials.is_zero)
-    expanded = _Expanded(polynomials.lets)
+    expanded = Expanded(polynomials.lets)
     of_a, of_b = (expanded.symbols(values) for values in ([entry for row in a for entry in row], b))
     known = {symbol: block.level for block in earlier for state in block.states for symbol in _values_of(state)}
     reads = tuple(symbol for symbol in of_a if symbol in known), tuple(symbol for symbol in of_b if symbol in known)
@@ -128,7 +128,7 @@ def _reached_by(cell: Cell, sources: Mapping[Symbol, set[str]]) -> dict[Symbol, 
     return reached
 
 
-class _Expanded:
+class Expanded:
     """The symbols that values are made of, named values followed to theirs."""
 
     def __init__(self, lets: Mapping[Symbol, Expr]) -> None:

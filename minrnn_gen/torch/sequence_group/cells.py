@@ -166,8 +166,11 @@ def ways_of(
         steps = 0 if has_sequences else first_steps(round(time))
         # Filters and oscillators forget by their parameters, which hold for all of time: less is not counted on.
         runs_again = not steps or _is_coupled(kernel)
-        columns = sum(len(stage.entries) / len(stage.states) for stage in stages)
-        allowed |= gathering_passes(member.size, runs_again, columns * PRODUCT_PASSES_OF_CELL)
+        # Of a constant map a power, and of a later stage its end states alone.
+        columns = [
+            (place > 0) if stage.is_constant else len(stage.entries) / len(stage.states) for place, stage in enumerate(stages)
+        ]
+        allowed |= gathering_passes(member.size, runs_again, sum(columns) * PRODUCT_PASSES_OF_CELL)
         # With what enters and without.
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)

@@ -12,7 +12,7 @@ pieces between two others run once for each stage. Gradients go through the stag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -156,6 +156,10 @@ class Gathered:
         own = stage.nothing(states) if known is None else known
         if not piece.position or piece.is_end:
             return own, None
+        if stage.is_constant:
+            power = stage.power(piece, call, states)
+            own = power if counts is None else torch.where(counts, power, own)
+            return own, self._ends(call, states, counts, y) if stage.place and known is None else None
         of_products, entering = stage.of_piece(piece), stage.entering(states)
         if counts is None:
             ends, own = stage.split(of_products.all_states_of(of_products.forward(call, entering)))
@@ -163,6 +167,13 @@ class Gathered:
         asked = counts & own.eq(0).all()
         ends, products = stage.split(of_products.forward_again(call, entering, [torch.empty_like(y)], asked))
         return torch.where(asked, products, own), ends
+
+    def _ends(self, call: Sequence[Any], states: Any, counts: Any, y: Any) -> Any:
+        """Return the end states of this piece, which `states` enter, where it `counts`."""
+        piece = replace(self.piece, all_states=False, saves=False)
+        if counts is None:
+            return piece.all_states_of(piece.forward(call, states))
+        return piece.forward_again(call, states, [torch.empty_like(y)], counts)
 
     def _through_stages(self, call: Sequence[Any], ends: list[Any], counts: Any, y: Any) -> tuple[Any, list[list[Any]]]:
         """Return the states that enter this piece, where others are before it, and the maps of all pieces for each stage.

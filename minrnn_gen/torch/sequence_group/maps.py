@@ -21,18 +21,20 @@ class StageMaps:
     """The maps of one stage of a cell's states.
 
     `states` are the stage's. The map of a piece is one array, its `entries` by row and column as the states of a cell lie.
+    `is_constant`: each step has the same map, of which that of a piece is a power. Such maps are in float64.
     """
 
     cell: Kernel
     place: int
     states: tuple[str, ...]
     entries: tuple[tuple[str, str], ...]
+    is_constant: bool
 
     @classmethod
     def of(cls, cell: Kernel) -> tuple[StageMaps, ...]:
         """Return the stages of a cell, the first one first."""
         stages = stages_of(cell.recipe)
-        return tuple(cls(cell, place, stage.states, stage.entries) for place, stage in enumerate(stages))
+        return tuple(cls(cell, place, stage.states, stage.entries, stage.is_constant) for place, stage in enumerate(stages))
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -63,7 +65,8 @@ class StageMaps:
 
     def nothing(self, like: Any) -> Any:
         """Return the map of a piece after which nothing counts that entered; `like` is an array of all states."""
-        return self._alike(like, 0.0)
+        nothing = self._alike(like, 0.0)
+        return nothing.double() if self.is_constant else nothing
 
     def of_piece(self, piece: Piece) -> Piece:
         """Return the same piece of a call of the cell with this stage's products."""
@@ -85,6 +88,24 @@ class StageMaps:
         named = dict(zip(self.kernel.states, apart(self.kernel.interface, ends), strict=True))
         arrays = [named[name] for name in self._names]
         return together(interface, arrays[:count]), together_as(interface, self._rows, arrays[count:])
+
+    def power(self, piece: Piece, call: Sequence[Any], like: Any) -> Any:
+        """Return the map of a piece whose steps have the same one: of each sequence the power of its steps, 0 after a reset."""
+        if not like.numel() or not call[0].shape[piece.time_axis]:
+            return self._alike(like, 1.0).double()
+        begin = self.entering(torch.zeros_like(like.narrow(1, 0, 1)))
+        of_step = self.of_piece(piece)
+        _, entries = self.split(of_step.all_states_of(of_step.forward(piece.one_step_of(call), begin)))
+        named = dict(zip(self.entries, apart_as(self.cell.interface, self._rows, entries.double()), strict=True))
+        zero = torch.zeros_like(next(iter(named.values())))
+        rows = [torch.stack([named.get((row, column), zero) for column in self.states], -1) for row in self.states]
+        powers = _powers(torch.stack(rows, -2), piece.steps_within(call), call[0].shape[piece.time_axis])
+        shape = (like.shape[1], *zero.shape[1:])
+        places = {name: place for place, name in enumerate(self.states)}
+        own = [powers[..., places[row], places[column]].expand(shape) for row, column in self.entries]
+        power = together_as(self.cell.interface, self._rows, own)
+        is_cut = piece.is_cut(call)
+        return power if is_cut is None else power.masked_fill(is_cut.view(1, -1, *(1,) * (power.dim() - 2)), 0.0)
 
     def folded(self, pieces: Sequence[tuple[Any, Any]], adjoint: bool = False) -> Any:
         """Return the states after pieces, each a pair (map, end state), from the first on; right are those of the stage.
@@ -121,3 +142,15 @@ class StageMaps:
         own = dict(zip(self.cell.states, apart(self.cell.interface, states), strict=True))
         factors = [torch.full_like(own[row], unit if row == column else 0.0) for row, column in self.entries]
         return together_as(self.cell.interface, self._rows, factors)
+
+
+def _powers(maps: Any, counts: Any, most: int) -> Any:
+    """Return powers of matrices [1, ..., m, m], of each of `counts` [sequences], at most `most`; without them `most`."""
+    if counts is None:
+        return torch.linalg.matrix_power(maps, most)
+    result = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device).expand(len(counts), *maps.shape[1:])
+    counts = counts.view(-1, *(1,) * (maps.dim() - 1))
+    for bit in range(most.bit_length()):
+        result = torch.where((counts >> bit) % 2 == 1, maps @ result, result)
+        maps = maps @ maps
+    return result

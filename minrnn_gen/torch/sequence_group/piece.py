@@ -218,6 +218,30 @@ class Piece:
             part[slot] = None if part[slot] is None else part[slot].narrow(axis, begin, count)
         return part
 
+    def one_step_of(self, call: Sequence[Any]) -> list[Any]:
+        """Return a call on one step of one of its rows, without resets and ends of sequences."""
+        step = self.steps_of(call, 0, 1)
+        for slot, axis in self.axes_of_inputs(call, "b").items():
+            step[slot] = None if step[slot] is None else step[slot].narrow(axis, 0, 1)
+        step[RESETS] = step[LENGTHS] = step[CU_SEQLENS] = None
+        return step
+
+    @staticmethod
+    def steps_within(call: Sequence[Any]) -> Any:
+        """Return how many steps each sequence has in the piece; None where all have all of them."""
+        return call[CU_SEQLENS].diff() if call[CU_SEQLENS] is not None else call[LENGTHS]
+
+    @staticmethod
+    def is_cut(call: Sequence[Any]) -> Any:
+        """Say of each sequence whether a reset is in its steps; None without resets."""
+        resets, lengths, ends = call[RESETS], call[LENGTHS], call[CU_SEQLENS]
+        if resets is None:
+            return None
+        counts = torch.nn.functional.pad((resets != 0).cumsum(1), (1, 0))
+        if ends is not None:
+            return counts[0, ends.long()].diff() > 0
+        return (counts[:, -1] if lengths is None else counts.gather(1, lengths.long()[:, None])[:, 0]) > 0
+
     def last_steps(self, time: int, steps: int) -> int:
         """Return where the last `steps` of `time` steps begin, in the order of the recurrence."""
         return 0 if self.reverse else time - steps
