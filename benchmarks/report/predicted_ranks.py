@@ -102,7 +102,7 @@ def constants_text() -> str:
         (
             f"{cost.PRODUCT_PASSES_OF_CELL:g}",
             "passes for the products of coefficients, with more than two ranks, of a summary and where no gate forgets",
-            "counted: a forward with as many states again; of m coupled states m of them for each stage",
+            "counted: a forward with as many states again; of m coupled states m for each stage, none for a power",
         ),
         (
             f"{1e6 * cost.CORRECTION_SECONDS:g} us",
