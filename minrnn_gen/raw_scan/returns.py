@@ -78,7 +78,7 @@ def steps_of(
     shape = tuple(reward.shape)
     along = axis_in(shape, axis)
     arrays = {name: library.checked(array, name, shape) for name, array in alike.items()}
-    next_value = library.checked(next_value, "next_value", *shapes_of_next_value(shape, along, bool(alike)))
+    next_value = library.checked(next_value, "next_value", *shapes_of_next_value(shape, along, len(alike) > 0))
     is_last_only = next_value.ndim < len(shape)
     check_ends(is_last_only, terminated)
     library.check_together({"reward": reward, **arrays, "next_value": next_value, "done": done, "terminated": terminated})
