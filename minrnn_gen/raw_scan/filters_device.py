@@ -17,11 +17,12 @@ from minrnn_gen.raw_scan.filter_kernels import filter_kernels
 from minrnn_gen.raw_scan.filter_results import RESULTS, FilterPass, shape_of
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.cuda import CudaRecorder
-from minrnn_gen.run.launch import Launch
+from minrnn_gen.run.launch import Launch, alignment_of_call
 
 _NAMES = ArrayNames((), ())
 # The results of a pass, by their names in its signature.
 _NAMED: Mapping[FilterPass, tuple[str, ...]] = {"filter": ("y", "zf"), "filter_backward": ("dx", "db", "da", "dzi")}
+_SIGNALS = ("x", "y", "dy")
 _CARRIED_BYTES = 8
 
 
@@ -40,14 +41,19 @@ def run(kernel_pass: FilterPass, arrays: Mapping[str, Array | None], recorder: R
     assert x is not None and b is not None
     (count, channels, time), order = x.shape, b.shape[1] - 1
     rows = count * channels
-    kernel = recorder.load(recorder.choose(kernel_pass, Specialization(x.itemsize), Sizes(rows, time)))
+    passed = {name: None if array is None else recorder.contiguous(array) for name, array in arrays.items()}
+    signals = [passed[name] for name in _SIGNALS if passed.get(name) is not None]
+    # Results begin at multiples of any copy.
+    specialization = Specialization(alignment_of_call(*signals))
+    kernel = recorder.load(recorder.choose(kernel_pass, specialization, Sizes(rows, time)))
     plan = kernel.plan
     tiles = -(-time // plan.launch.tile_steps)
     written = RESULTS[kernel_pass].mapped(lambda kind: recorder.new_array(*shape_of(kind, x, order, tiles)))
-    # A state after each tile.
-    workspace = recorder.workspace(plan.workspace_head_bytes + rows * tiles * order * _CARRIED_BYTES)
+    # A state for each tile, and one for each group of tiles.
+    states = rows * (tiles + tiles // plan.launch.group_tiles)
+    workspace = recorder.workspace(plan.workspace_head_bytes + states * order * _CARRIED_BYTES)
     assert workspace is not None
-    values = {name: 0 if array is None else recorder.contiguous(array).address for name, array in arrays.items()}
+    values = {name: 0 if array is None else array.address for name, array in passed.items()}
     values |= {name: array.address for name, array in zip(_NAMED[kernel_pass], written, strict=True)}
     values |= {"workspace_bytes": workspace.address, "rows": rows, "time": time, "channels": channels}
     blocks = min(kernel.resident_blocks(), rows * tiles)

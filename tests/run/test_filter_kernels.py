@@ -33,6 +33,8 @@ CASES = [
     (4, "float64", 2, 2, 2 * TILE, True),
     (3, "float32", 3, 1, 2, True),
     (4, "float32", 1, 1, 1, False),
+    # A group of tiles and the begin of the next one: the state after the group is published too.
+    (2, "float32", 1, 1, 33 * TILE + 4, True),
 ]
 
 

@@ -14,21 +14,25 @@ from minrnn_gen.plan.many_sizes import Amount, ceil, minimum
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-DOUBLE_BYTES = 8
+DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
 # Addresses, sizes and loop state; and numbers in double precision, two registers each: coefficients, states and earlier inputs,
 # a power's line and sums. Read off compiled kernels.
 REGISTERS_FIXED = {"filter": 46, "filter_backward": 40}
 REGISTERS_PER_ORDER = {"filter": 14, "filter_backward": 18}
-# A block stores the state after its tile, and the next one reads it, over and over, while all else moves through L2; assumed.
-L2_TRIPS_PER_TILE = 4.0
+# A tile publishes its end, and the next ones read it while others load or store; assumed.
+L2_TRIPS_PER_TILE = 2.0
 # Of a result in double precision that the next instruction waits for; assumed.
 CYCLES_PER_OPERATION = 8.0
-# Of a step in both passes over it: those of any order, and for each earlier result; of products in double precision two, since
-# these are issued at half the rate. Counted in the source.
+# Of a step in both passes over it: those of any order, and for each state; of products in double precision two, since these are
+# issued at half the rate. Counted in the source.
 INSTRUCTIONS_PER_STEP = 14.0
 INSTRUCTIONS_PER_ORDER = {"filter": 12.0, "filter_backward": 16.0}
-LOADS_AT_ONCE = 8  # as in the template
 ARRAYS = {"filter": 2, "filter_backward": 4}
+READ = {"filter": 1, "filter_backward": 3}
+# Of powers of the recursion, a matrix for each lane: of the steps of a lane, of a warp and of a tile.
+TABLES = 3
+# One for each lane of the warp that reads what they publish.
+GROUP_TILES = limits.WARP_LANES
 # Beyond it powers and states would fill the registers.
 ORDER_MOST = 4
 
@@ -41,31 +45,32 @@ def _registers(problem: Problem) -> int:
     return REGISTERS_FIXED[problem.kernel_pass] + REGISTERS_PER_ORDER[problem.kernel_pass] * _order(problem)
 
 
-def _shared_map(problem: Problem, threads: int, steps_per_thread: int) -> Mapping[str, int]:
+def _shared_map(problem: Problem, threads: int, steps_per_thread: int, stages: int) -> Mapping[str, int]:
     order, warps = _order(problem), threads // limits.WARP_LANES
-    levels = threads.bit_length() - 1
-    doubles = (levels + 1) * order**2 + (warps + 1) * order + 1
-    tiles = threads * (steps_per_thread + 1) * problem.precision.storage_bytes
-    if problem.kernel_pass == "filter":
-        return {"exchange": doubles * DOUBLE_BYTES, "steps": tiles}
-    sums = warps * (2 * order + 1)
-    return {"exchange": doubles * DOUBLE_BYTES, "sums": sums * DOUBLE_BYTES, "steps": 3 * tiles}
+    doubles = TABLES * limits.WARP_LANES * order**2 + (warps + 1) * order
+    numbers = stages + 1
+    exchange = doubles * DOUBLE_BYTES + (numbers + numbers % 2) * COUNTER_BYTES
+    tile = threads * (steps_per_thread * problem.precision.storage_bytes + VECTOR_BYTES)
+    sums = warps * (2 * order + 2) * DOUBLE_BYTES if problem.kernel_pass == "filter_backward" else 0
+    begin = -(-(exchange + sums) // VECTOR_BYTES) * VECTOR_BYTES
+    parts = {"exchange": begin - sums, "steps": READ[problem.kernel_pass] * stages * tile}
+    return parts | ({"sums": sums} if sums else {})
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    tile = ("threads", "steps_per_thread")
+    tile = ("threads", "steps_per_thread", "stages")
     return limits.hardware_constraints(
         problem.gpu,
         Quantity(("threads",), lambda threads: threads),
         Quantity(("threads",), lambda _: _registers(problem)),
-        Quantity(tile, lambda threads, steps: sum(_shared_map(problem, threads, steps).values())),
+        Quantity(tile, lambda *tile: sum(_shared_map(problem, *tile).values())),
     )
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, steps = candidate["threads"], candidate["steps_per_thread"]
-    shared_map = _shared_map(problem, threads, steps)
-    return limits.resident(problem, threads, 1, _registers(problem), shared_map, tile_steps=threads * steps)
+    shared_map = _shared_map(problem, threads, steps, candidate["stages"])
+    return limits.resident(problem, threads, 1, _registers(problem), shared_map, threads * steps, GROUP_TILES)
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
@@ -78,7 +83,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     rows = problem.batch * problem.hidden_size
     tiles = ceil(problem.time / block.tile_steps)
     itemsize, arrays = problem.precision.storage_bytes, ARRAYS[problem.kernel_pass]
-    in_flight_bytes = block.blocks_per_sm * block.threads * min(steps, LOADS_AT_ONCE) * itemsize
+    in_flight_bytes = block.blocks_per_sm * block.tile_steps * itemsize * READ[problem.kernel_pass] * candidate["stages"] / 2
     starved = max(1.0, gpu.bytes_in_flight_per_sm / in_flight_bytes)
     memory_us = rows * problem.time * itemsize * arrays / gpu.bandwidth_bytes_per_s * 1e6 * starved
     warps = block.blocks_per_sm * block.threads / limits.WARP_LANES
@@ -89,8 +94,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     return {
         "memory": memory_us,
         "issue": issue_us,
-        "chain": tiles * L2_TRIPS_PER_TILE * CYCLES_PER_L2_TRIP * cycle_us,
-        "prefetch": minimum(memory_us, issue_us) / block.blocks_per_sm,
+        "chain": ceil(tiles / GROUP_TILES) * L2_TRIPS_PER_TILE * CYCLES_PER_L2_TRIP * cycle_us,
+        "prefetch": minimum(memory_us, issue_us) / (block.blocks_per_sm * candidate["stages"]),
         "launch": launch_us(gpu),
     }
 
@@ -100,8 +105,8 @@ def _family(name: str) -> Family:
         name=name,
         entry=name,
         strategy="chained",
-        copies=False,
-        variables=lambda _: {"threads": (64, 128, 256, 512), "steps_per_thread": (8, 16, 32)},
+        copies=True,
+        variables=lambda _: {"threads": (64, 128, 256, 512), "steps_per_thread": (8, 16, 32), "stages": (1, 2)},
         constraints=constraints,
         resources=resources,
         predicted_us=predicted_us,
