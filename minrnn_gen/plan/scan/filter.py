@@ -15,10 +15,9 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
-# Addresses, sizes and loop state; and numbers in double precision, two registers each: coefficients, states and earlier inputs,
-# a power's line and sums. Read off compiled kernels.
-REGISTERS_FIXED = {"filter": 46, "filter_backward": 40}
-REGISTERS_PER_ORDER = {"filter": 14, "filter_backward": 18}
+# Addresses, sizes and loop state; and numbers in double precision, two registers each: coefficients, states, a power's line and
+# sums. By orders from 1 on, read off compiled kernels.
+REGISTERS = {"filter": (48, 64, 96, 112), "filter_backward": (80, 96, 112, 128)}
 # A tile publishes its end, and the next ones read it while others load or store; assumed.
 L2_TRIPS_PER_TILE = 2.0
 # Of a result in double precision that the next instruction waits for; assumed.
@@ -42,14 +41,14 @@ def _order(problem: Problem) -> int:
 
 
 def _registers(problem: Problem) -> int:
-    return REGISTERS_FIXED[problem.kernel_pass] + REGISTERS_PER_ORDER[problem.kernel_pass] * _order(problem)
+    return REGISTERS[problem.kernel_pass][_order(problem) - 1]
 
 
 def _shared_map(problem: Problem, threads: int, steps_per_thread: int, stages: int) -> Mapping[str, int]:
     order, warps = _order(problem), threads // limits.WARP_LANES
-    doubles = TABLES * limits.WARP_LANES * order**2 + (warps + 1) * order
-    numbers = stages + 1
-    exchange = doubles * DOUBLE_BYTES + (numbers + numbers % 2) * COUNTER_BYTES
+    doubles = TABLES * limits.WARP_LANES * order**2 + 2 * warps * order
+    numbers, flags = stages + 1, TABLES
+    exchange = doubles * DOUBLE_BYTES + (numbers + numbers % 2 + flags + flags % 2) * COUNTER_BYTES
     tile = threads * (steps_per_thread * problem.precision.storage_bytes + VECTOR_BYTES)
     sums = warps * (2 * order + 2) * DOUBLE_BYTES if problem.kernel_pass == "filter_backward" else 0
     begin = -(-(exchange + sums) // VECTOR_BYTES) * VECTOR_BYTES
@@ -106,7 +105,7 @@ def _family(name: str) -> Family:
         entry=name,
         strategy="chained",
         copies=True,
-        variables=lambda _: {"threads": (64, 128, 256, 512), "steps_per_thread": (8, 16, 32), "stages": (1, 2)},
+        variables=lambda _: {"threads": (64, 128, 256, 512), "steps_per_thread": (8, 16, 32, 64), "stages": (1, 2)},
         constraints=constraints,
         resources=resources,
         predicted_us=predicted_us,
