@@ -1,0 +1,105 @@
+"""Linear filters on the GPU, in microseconds by events with a cold L2: `python -m benchmarks.filters`, from the checkout.
+
+A row has, for a number of signals, their steps and the filter's order, a copy of the signals, `minrnn_gen.torch.lfilter` and
+what is installed of philtorch, torchlpc and torchaudio, all in turn; then the gradients of signals and coefficients by ours and by
+the others' autograd. In brackets: the error of the first signal against scipy's filter in float64, over its norm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+from scipy import signal  # type: ignore[import-untyped]
+
+import minrnn_gen.torch
+
+PROBLEMS = ((64, 1 << 19, 2), (64, 1 << 19, 1), (64, 1 << 19, 4), (16, 1 << 16, 2), (256, 1 << 14, 2), (1, 1 << 20, 2))
+POLES = (0.99 * numpy.exp(0.3j), 0.99 * numpy.exp(-0.3j), 0.9, 0.8)
+ROUNDS, SLOW_ROUNDS = 11, 3
+# Slower ones are timed in few rounds, far slower ones not at all once they have shown it.
+SLOW_MS = 50.0
+FLUSHED_BYTES = 1 << 28
+
+Filter = Callable[[Any, Any, Any], Any]
+
+
+def _philtorch(x: Any, a: Any, b: Any) -> Any:
+    return importlib.import_module("philtorch.lti").lfilter(b, a[1:], x)
+
+
+def _torchlpc(x: Any, a: Any, b: Any) -> Any:
+    """The feedback by torchlpc, the rest by torch's convolution."""
+    order = len(a) - 1
+    padded = torch.nn.functional.pad(x[:, None], (order, 0))
+    direct = torch.nn.functional.conv1d(padded, b.flip(0)[None, None])[:, 0]
+    coefficients = a[1:].expand(*x.shape, order).contiguous()
+    return importlib.import_module("torchlpc").sample_wise_lpc(direct, coefficients)
+
+
+def _torchaudio(x: Any, a: Any, b: Any) -> Any:
+    return importlib.import_module("torchaudio.functional").lfilter(x, a, b, clamp=False)
+
+
+PEERS: Mapping[str, Filter] = {"philtorch": _philtorch, "torchlpc": _torchlpc, "torchaudio": _torchaudio}
+
+
+def microseconds(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the medians of runs, in turn, each with a cold L2."""
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS):
+        for name, run in runs.items():
+            if turn >= SLOW_ROUNDS and statistics.median(times[name]) > SLOW_MS * 1e3:
+                continue
+            flushed.fill_(turn)
+            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            before.record()
+            run()
+            after.record()
+            torch.cuda.synchronize()
+            times[name].append(before.elapsed_time(after) * 1e3)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def measure(rows: int, steps: int, order: int, peers: Mapping[str, Filter]) -> None:
+    """Print the row of a problem."""
+    a = numpy.poly(POLES[:order] if order > 1 else (0.99,)).real
+    b = numpy.full(order + 1, 0.1)
+    x, dy = (torch.randn(rows, steps, device="cuda") for _ in range(2))
+    expected = signal.lfilter(b, a, x[0].double().cpu().numpy())
+    copied = torch.empty_like(x)
+    runs: dict[str, Callable[[], Any]] = {"copy": lambda: copied.copy_(x)}
+    backwards: dict[str, Callable[[], Any]] = {}
+    errors = {}
+    for name, run in {"minrnn_gen": minrnn_gen.torch.lfilter, **peers}.items():
+        dtype = torch.float64 if name == "minrnn_gen" else x.dtype
+        coefficients = [torch.tensor(values, device="cuda", dtype=dtype, requires_grad=True) for values in (a, b)]
+        leaves = [x.clone().requires_grad_(), *coefficients]
+        try:
+            with torch.no_grad():
+                found = run(*leaves)[0].double().cpu().numpy()
+            errors[name] = float(numpy.linalg.norm(found - expected) / numpy.linalg.norm(expected))
+            runs[name] = partial(torch.no_grad()(run), *leaves)
+            y = run(*leaves)
+            torch.autograd.grad(y, leaves, dy, retain_graph=True)
+            backwards[name] = partial(torch.autograd.grad, y, leaves, dy, retain_graph=True)
+        except Exception as error:  # of a library that is absent, or that does not take the problem
+            print(f"{name}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
+    print(f"{rows} x {steps:,}, order {order}", end="", flush=True)
+    for title, measured in (("forward", microseconds(runs)), ("backward", microseconds(backwards))):
+        noted = errors if title == "forward" else {}
+        cells = (f"{name} {us:.1f}" + (f" ({noted[name]:.0e})" if name in noted else "") for name, us in measured.items())
+        print(f"; {title}: {', '.join(cells)}", end="", flush=True)
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    for problem in PROBLEMS:
+        measure(*problem, PEERS)
