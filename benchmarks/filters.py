@@ -1,8 +1,8 @@
 """Linear filters on the GPU, in microseconds by events with a cold L2: `python -m benchmarks.filters`, from the checkout.
 
 A row has, for a number of signals, their steps and the filter's order, a copy of the signals, `minrnn_gen.torch.lfilter` and
-what is installed of philtorch, torchlpc and torchaudio, all in turn; then the gradients of signals and coefficients by ours and by
-the others' autograd. In brackets: the error of the first signal against scipy's filter in float64, over its norm.
+what is installed of philtorch, torchlpc and torchaudio, all in turn; then the gradients of signals and coefficients by ours and
+by the others' autograd. In brackets: the error of the first signal against scipy's filter in float64, over its norm.
 """
 
 from __future__ import annotations
