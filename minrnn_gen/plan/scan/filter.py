@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import limits
 from minrnn_gen.plan.gpu_rates import CYCLES_PER_L2_TRIP, launch_us
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.many_sizes import Amount, ceil, minimum
+from minrnn_gen.plan.many_sizes import Amount, ceil
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -18,14 +18,11 @@ DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
 # Addresses, sizes and loop state; and numbers in double precision, two registers each: coefficients, states, a power's line and
 # sums. By orders from 1 on, read off compiled kernels.
 REGISTERS = {"filter": (48, 64, 96, 112), "filter_backward": (80, 96, 112, 128)}
-# A tile publishes its end, and the next ones read it while others load or store; assumed.
-L2_TRIPS_PER_TILE = 2.0
-# Of a result in double precision that the next instruction waits for; assumed.
-CYCLES_PER_OPERATION = 8.0
-# Of a step in both passes over it: those of any order, and for each state; of products in double precision two, since these are
-# issued at half the rate. Counted in the source.
-INSTRUCTIONS_PER_STEP = 14.0
-INSTRUCTIONS_PER_ORDER = {"filter": 12.0, "filter_backward": 16.0}
+# Of a group of tiles, whose last one publishes the state after it, and the next one's first reads it.
+L2_TRIPS_PER_GROUP = 2.0
+# Of a tile from its first load to its last store: any, for each entry of a power, for each step of a thread, and for each block of
+# the SM. All blocks wait for each other's ends, and memory for them. Fitted to 22 measurements on an H200.
+CYCLES_PER_TILE, CYCLES_PER_ENTRY, CYCLES_PER_STEP, CYCLES_PER_BLOCK = 5200.0, 700.0, 40.0, 300.0
 ARRAYS = {"filter": 2, "filter_backward": 4}
 READ = {"filter": 1, "filter_backward": 3}
 # Of powers of the recursion, a matrix for each lane: of the steps of a lane, of a warp and of a tile.
@@ -73,28 +70,19 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """The longest of memory, instructions and a row's tiles, each of which waits for the state before it.
-
-    A block loads, computes and stores by turns: what memory and instructions do meanwhile is up to the other blocks of an SM.
-    """
-    gpu, block, order = problem.gpu, resources(problem, candidate), _order(problem)
-    steps, cycle_us = candidate["steps_per_thread"], 1e6 / gpu.sm_clock_hz
+    """Memory, and then the latency of a tile as often as a block has one; and a row's groups of tiles, one after the other."""
+    gpu, block = problem.gpu, resources(problem, candidate)
+    cycle_us = 1e6 / gpu.sm_clock_hz
     rows = problem.batch * problem.hidden_size
     tiles = ceil(problem.time / block.tile_steps)
-    itemsize, arrays = problem.precision.storage_bytes, ARRAYS[problem.kernel_pass]
-    in_flight_bytes = block.blocks_per_sm * block.tile_steps * itemsize * READ[problem.kernel_pass] * candidate["stages"] / 2
-    starved = max(1.0, gpu.bytes_in_flight_per_sm / in_flight_bytes)
-    memory_us = rows * problem.time * itemsize * arrays / gpu.bandwidth_bytes_per_s * 1e6 * starved
-    warps = block.blocks_per_sm * block.threads / limits.WARP_LANES
-    instructions = steps * (INSTRUCTIONS_PER_STEP + INSTRUCTIONS_PER_ORDER[problem.kernel_pass] * order)
-    latency_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz + 2 * steps * order * CYCLES_PER_OPERATION
+    signal_bytes = rows * problem.time * problem.precision.storage_bytes
+    cycles = CYCLES_PER_TILE + CYCLES_PER_ENTRY * _order(problem) ** 2
+    cycles += CYCLES_PER_STEP * candidate["steps_per_thread"] + CYCLES_PER_BLOCK * block.blocks_per_sm
     rounds = ceil(rows * tiles / (gpu.sm_count * block.blocks_per_sm))
-    issue_us = rounds * max(warps * instructions / gpu.partitions_per_sm, latency_cycles) * cycle_us
     return {
-        "memory": memory_us,
-        "issue": issue_us,
-        "chain": ceil(tiles / GROUP_TILES) * L2_TRIPS_PER_TILE * CYCLES_PER_L2_TRIP * cycle_us,
-        "prefetch": minimum(memory_us, issue_us) / (block.blocks_per_sm * candidate["stages"]),
+        "memory": signal_bytes * ARRAYS[problem.kernel_pass] / gpu.bandwidth_bytes_per_s * 1e6,
+        "exchange": rounds * cycles * cycle_us,
+        "chain": ceil(tiles / GROUP_TILES) * L2_TRIPS_PER_GROUP * CYCLES_PER_L2_TRIP * cycle_us,
         "launch": launch_us(gpu),
     }
 
