@@ -30,25 +30,24 @@ def run_filter(x: Any, b: Any, a: Any, zi: Any) -> tuple[Any, Any]:
     Arrays are of any library. Raises BadInput on a GPU for orders that it has no kernels of, and elsewhere where a[0] is 0; on
     a GPU, whose numbers nobody waits for, results are NaN then.
     """
-    first = a[:, :1]
-    if _device_of(x, b) is None and not bool((first != 0).all()):
+    on_host = _device_of(x, b) is None
+    if on_host and not bool((a[:, :1] != 0).all()):
         raise BadInput(ZERO_FIRST)
     if 0 in x.shape:
         y, zf = _without_elements("filter", x, b)
         return y, zf if zi is None else zf + zi
-    y, zf = _run("filter", (x, b / first, a / first, zi))
+    y, zf = _run("filter", (x, *_divided(b, a, on_host), zi))
     return y, zf
 
 
 def run_filter_backward(x: Any, y: Any, b: Any, a: Any, dy: Any, dzf: Any) -> tuple[Any, Any, Any, Any]:
     """Return (dx, db, da, dzi), gradients of sum(dy y) + sum(dzf zf), given the y of `run_filter`; dzf None is zeros."""
-    _device_of(x, b)
-    first = a[:, :1]
+    on_host = _device_of(x, b) is None
     if 0 in x.shape:
         dx, by_b, by_a, dzi = _without_elements("filter_backward", x, b)
         dzi = dzi if dzf is None else dzi + dzf
     else:
-        dx, by_b, by_a, dzi = _run("filter_backward", (x, b / first, a / first, y, dy, dzf))
+        dx, by_b, by_a, dzi = _run("filter_backward", (x, *_divided(b, a, on_host), y, dy, dzf))
     db, da, by_first = gradients_of_coefficients(by_b, by_a, b, a)
     da[:, 0] = by_first
     return dx, db, da, dzi
@@ -64,8 +63,13 @@ def gradients_of_coefficients(by_b: Any, by_a: Any, b: Any, a: Any) -> tuple[Any
     return db, da, -((db * b).sum(1) + (da * a).sum(1)) / a[:, 0]
 
 
+def _divided(b: Any, a: Any, on_host: bool) -> tuple[Any, Any]:
+    """Return the coefficients as a pass takes them: kernels of a GPU divide by a[0] themselves."""
+    return (b / a[:, :1], a / a[:, :1]) if on_host else (b, a)
+
+
 def recorded(kernel_pass: FilterPass, passed: Sequence[Any]) -> Trace[Any, None] | None:
-    """Return what a pass launches on arrays of a GPU, those of a filter whose a[0] is 1; None where it cannot be replayed.
+    """Return what a pass launches on arrays of a GPU; None where it cannot be replayed.
 
     `passed` are those of `PASSED`, in their slots. Raises BadInput for orders of which the GPU has no kernels.
     """

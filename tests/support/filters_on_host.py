@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from support.fake_device import GivenKernels, contiguous
 from support.fake_plan import plan_with
 
@@ -49,6 +50,9 @@ class FilterOnHost:
         for name in PASSED[self.kernel_pass]:
             values = (channels, self.order + 1) if name in "ba" else (*row, time if name in _SIGNALS else self.order)
             arrays[name] = wrap_numpy(view(name, *values), name)
+        first = arrays["a"].owner[:, :1].copy()
+        with np.errstate(all="ignore"):  # a recording's coefficients are any
+            arrays |= {name: wrap_numpy(arrays[name].owner / first, name) for name in "ba"}
         written = []
         for name in _WRITTEN[self.kernel_pass]:
             if name in ("db", "da"):
@@ -70,6 +74,7 @@ def filter_kernels_on_host(precision: str, order: int, _device: int) -> GivenKer
             entry={"filter": "filter_forward"}.get(key.kernel_pass, key.kernel_pass),
             specialization=key.specialization,
             tile_steps=TILE_STEPS,
+            group_tiles=32,
             threads=32,
             workspace_head_bytes=16,
             variables={},
