@@ -51,25 +51,35 @@ def test_five_hundred_filters_are_scipys(drawn: dict[str, Any]) -> None:
         check_against_scipy(drawn)
 
 
+SECTIONS = st.tuples(st.integers(1, 8), st.sampled_from(("low", "high", "band")), st.booleans(), st.integers(0, 2**32 - 1))
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 @settings(max_examples=examples(20), deadline=None)
-@given(
-    order=st.integers(1, 8),
-    kind=st.sampled_from(("low", "high", "band")),
-    has_state=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_sections_are_scipys(runner: str, order: int, kind: str, has_state: bool, seed: int) -> None:
+@given(drawn=SECTIONS)
+def test_sections_are_scipys(runner: str, drawn: tuple[int, str, bool, int]) -> None:
+    with BY[runner]():
+        check_sections_against_scipy(*drawn)
+
+
+@pytest.mark.matrix_full
+@settings(max_examples=500, deadline=None)
+@given(drawn=SECTIONS)
+def test_five_hundred_filters_of_sections_are_scipys(drawn: tuple[int, str, bool, int]) -> None:
+    with natively():
+        check_sections_against_scipy(*drawn)
+
+
+def check_sections_against_scipy(order: int, kind: str, has_state: bool, seed: int) -> None:
     random = np.random.default_rng(seed)
     edges = np.sort(random.uniform(0.05, 0.9, 2)) + np.array([0, 0.05])
     sos = signal.butter(order, edges if kind == "band" else edges[0], kind, output="sos")
     x = random.normal(size=(2, 3, 300))
     zi = random.normal(size=(len(sos), 2, 3, 2)) if has_state else np.zeros((len(sos), 2, 3, 2))
     expected, last = signal.sosfilt(sos, x, zi=zi)
-    with BY[runner]():
-        found = wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x), torch.from_numpy(zi) if has_state else None)
-        each = torch.from_numpy(np.repeat(sos[None], 3, axis=0))
-        assert torch.equal(wing.sosfilt(each, torch.from_numpy(x)), wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x)))
+    found = wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x), torch.from_numpy(zi) if has_state else None)
+    each = torch.from_numpy(np.repeat(sos[None], 3, axis=0))
+    assert torch.equal(wing.sosfilt(each, torch.from_numpy(x)), wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x)))
     y, zf = found if has_state else (found, None)
     allowed = 1e-11 * max(np.abs(expected).max(), np.abs(last).max(), np.abs(zi).max())
     np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=allowed)
