@@ -36,7 +36,7 @@ def run_filter(x: Any, b: Any, a: Any, zi: Any) -> tuple[Any, Any]:
     if 0 in x.shape:
         y, zf = _without_elements("filter", x, b)
         return y, zf if zi is None else zf + zi
-    y, zf = _run("filter", (x, *_divided(b, a, on_host), zi))
+    y, zf = _run("filter", (x, *_divided(b, a, on_host), zi), on_host)
     return y, zf
 
 
@@ -47,7 +47,7 @@ def run_filter_backward(x: Any, y: Any, b: Any, a: Any, dy: Any, dzf: Any) -> tu
         dx, by_b, by_a, dzi = _without_elements("filter_backward", x, b)
         dzi = dzi if dzf is None else dzi + dzf
     else:
-        dx, by_b, by_a, dzi = _run("filter_backward", (x, *_divided(b, a, on_host), y, dy, dzf))
+        dx, by_b, by_a, dzi = _run("filter_backward", (x, *_divided(b, a, on_host), y, dy, dzf), on_host)
     db, da, by_first = gradients_of_coefficients(by_b, by_a, b, a)
     da[:, 0] = by_first
     return dx, db, da, dzi
@@ -74,15 +74,13 @@ def recorded(kernel_pass: FilterPass, passed: Sequence[Any]) -> Trace[Any, None]
     `passed` are those of `PASSED`, in their slots. Raises BadInput for orders of which the GPU has no kernels.
     """
     x, b, *_ = passed
-    _device_of(x, b)
-    _run(kernel_pass, passed)
+    _run(kernel_pass, passed, on_host=_device_of(x, b) is None)
     return _CALLS[kernel_pass].find(keyed(kernel_pass, [*passed]))
 
 
-def _run(kernel_pass: FilterPass, passed: Sequence[Any]) -> Any:
+def _run(kernel_pass: FilterPass, passed: Sequence[Any], on_host: bool) -> Any:
     """Return the results of a pass of which there are elements."""
     calls, x = _CALLS[kernel_pass], passed[0]
-    on_host = inspected(x, "x").device is None
     own = None if on_host and not is_on_cpu(x) else keyed(kernel_pass, [*passed])
     if again := calls.replay(kept(own) if on_host else own):
         return again.result

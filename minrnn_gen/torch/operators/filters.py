@@ -64,8 +64,9 @@ def sosfilt(sos: Any, x: Any, zi: Any = None) -> Any:
 def _wide(tensor: Any, channels: int, order: int) -> Any:
     """Return coefficients as [channels, order + 1] in float64, of at least the first order, padded with zeros."""
     tensor = tensor.to(_CARRIED)
-    padded = torch.nn.functional.pad(tensor, (0, max(order, 1) + 1 - tensor.shape[-1]))
-    return padded.expand(channels, -1)
+    if missing := max(order, 1) + 1 - tensor.shape[-1]:
+        tensor = torch.nn.functional.pad(tensor, (0, missing))
+    return tensor.expand(channels, -1)
 
 
 def _filtered(x: Any, b: Any, a: Any, zi: Any) -> Any:
