@@ -42,7 +42,7 @@ def run(kernel_pass: FilterPass, arrays: Mapping[str, Array | None], recorder: R
     (count, channels, time), order = x.shape, b.shape[1] - 1
     rows = count * channels
     passed = {name: None if array is None else recorder.contiguous(array) for name, array in arrays.items()}
-    signals = [passed[name] for name in _SIGNALS if passed.get(name) is not None]
+    signals = (array for name, array in passed.items() if array is not None and name in _SIGNALS)
     # Results begin at multiples of any copy.
     specialization = Specialization(alignment_of_call(*signals))
     kernel = recorder.load(recorder.choose(kernel_pass, specialization, Sizes(rows, time)))

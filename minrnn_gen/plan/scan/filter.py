@@ -20,8 +20,8 @@ DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
 REGISTERS = {"filter": (48, 64, 96, 112), "filter_backward": (80, 96, 112, 128)}
 # Of a group of tiles, whose last one publishes the state after it, and the next one's first reads it.
 L2_TRIPS_PER_GROUP = 2.0
-# Of a tile from its first load to its last store: any, for each entry of a power, for each step of a thread, and for each block of
-# the SM. All blocks wait for each other's ends, and memory for them. Fitted to 22 measurements on an H200.
+# Of a tile from its first load to its last store: any, for each entry of a power, for each step of a thread, and for each block
+# of the SM. All blocks wait for each other's ends, and memory for them. Fitted to 22 measurements on an H200.
 CYCLES_PER_TILE, CYCLES_PER_ENTRY, CYCLES_PER_STEP, CYCLES_PER_BLOCK = 5200.0, 700.0, 40.0, 300.0
 ARRAYS = {"filter": 2, "filter_backward": 4}
 READ = {"filter": 1, "filter_backward": 3}
