@@ -2,7 +2,9 @@
 
 `python -m benchmarks.filter_accuracy [cpu]`. A row has, for a map and a number of steps, the largest error over the largest
 value, against extended precision, on the GPU and on the CPU. Inputs are float32. `limit`: twice the error of a prototype after
-32,768 steps. `worst`: the larger of the GPU's shares of the limit and of twice the CPU's error.
+32,768 steps. `worst`: the larger of the GPU's shares of the limit and of twice the CPU's error. Filters
+run the same arithmetic on both; numbers, rotations and dual numbers run step by step on the CPU, so that their shares say what
+composing powers in float32 costs.
 """
 
 from __future__ import annotations
