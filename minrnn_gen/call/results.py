@@ -51,6 +51,17 @@ class StepResult(NamedTuple):
         return StepResult(change(y), tuple(map(change, final)))
 
 
+class Places(NamedTuple):
+    """Places of a pool that each drafted step of a sequence reads and writes, [time, batch], -1 for none."""
+
+    reads: Any
+    writes: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> Places:
+        """Return the places with both changed."""
+        return Places(change(self.reads), change(self.writes))
+
+
 class NoResult(NamedTuple):
     """Nothing: a run changes arrays of its call alone."""
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projected import Projects, projected_at
-from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs, with_slots
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import outputs_of_run, runs_of
 from minrnn_gen.call.gradients import AnyGradients, RawGradients
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.results import BackwardResult, ForwardResult, NoResult, SlotGradients, StepResult
+from minrnn_gen.call.results import BackwardResult, ForwardResult, NoResult, Places, SlotGradients, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
@@ -23,6 +23,7 @@ from minrnn_gen.run.backend import Backend, Recorder
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.cells import run_of
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice
+from minrnn_gen.run.drafts import Draft
 from minrnn_gen.run.ending import in_slots, of_layers
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
@@ -51,6 +52,7 @@ class GpuRun:
         self._interface, self._builder, self._backend, self._projects = interface, builder, backend, projects
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
+        self.drafts = TraceCache[Places, None]()
         self.backwards = TraceCache[Result, Call]()
         self.restored = ByKey[RestoredBackward]()
 
@@ -148,6 +150,15 @@ class GpuRun:
             recorder = self._backend.begin(call.x, None, call.flat())
             self._cells.move_slots(recorder, call, clears)
             recorder.finish(NoResult(), None)
+
+    def places(self, draft: Draft, keyed: KeyedArrays | None) -> Places:
+        """Return the places of the steps of a draft, and note it, as `CellRun.places` does."""
+        if keyed is not None:
+            draft = draft.placed(with_slots(draft.flat()))
+        recorder = self._backend.begin(draft.drafts, keyed, draft.flat())
+        finished = recorder.finish(self._cells.places(recorder, draft), None)
+        self.drafts.keep(finished.replay)
+        return finished.result
 
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.

@@ -9,6 +9,7 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
+from minrnn_gen.call.pool import PoolRows
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames, named_arrays
@@ -40,15 +41,22 @@ def step_states(names: ArrayNames, call: Call, final: Sequence[Array | None]) ->
 
 def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
     """Return what a kernel takes of a pool and of the slots of a call."""
-    import numpy
-
-    pool, states = call.pool, [state for state in call.initial if state is not None]
-    assert pool is not None
-    reads, writes = pool.slots, pool.written
+    states = [state for state in call.initial if state is not None]
+    assert call.pool is not None
     strides = [state.strides[0] for state in states]
     return {
         **named("pool", names.states, states),
         **dict(zip(named_arrays("slot_stride", names.states), strides, strict=True)),
+        **slot_values(call.pool),
+    }
+
+
+def slot_values(pool: PoolRows) -> dict[str, Any]:
+    """Return what a kernel takes of which slots are read and written."""
+    import numpy
+
+    reads, writes = pool.slots, pool.written
+    return {
         "slots": reads.address,
         "into_slots": writes.address,
         "wide_slots": numpy.uint32((reads.dtype == "int64") | (writes.dtype == "int64") << 1),

@@ -17,7 +17,7 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES
 
 ATTEMPTS = 3
-PASSES: tuple[KernelPass, ...] = ("step", "slots")
+PASSES: tuple[KernelPass, ...] = ("step", "slots", "drafts")
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
 SPECS: tuple[dict[str, Any], ...] = (

@@ -126,7 +126,7 @@ def test_slots_that_a_cache_lacks_are_refused(wrong: str) -> None:
     ("options", "sentence"),
     [
         ({"slots": 0}, "slots is 0; a positive integer is expected"),
-        ({"slots": 2, "draft": 3}, "draft is 3, but no cache takes back drafted steps yet"),
+        ({"slots": 2, "draft": True}, "draft is true; the steps of the longest draft, 0 for none, are expected"),
         ({"slots": 2, "dtype": "bfloat16"}, "dtype is 'bfloat16'; float32 is expected"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,10 +106,9 @@ def test_kernels_copy_and_clear_slots(name: str) -> None:
     cache = kernel.cache(4)
     for states in cache.states.values():
         states[...] = (np.arange(4) + 1).reshape(-1, *[1] * (states.ndim - 1))
-    call = cache._call([0, 1, 2], "source", [1, 0, 3], "target")
-    assert call.pool is not None
     beyond = wrap_numpy(np.array([1, 0, 99]), "target")
-    kernel.executor.gpu.move_slots(replace(call, pool=replace(call.pool, into=beyond)), clears=False)
+    call = cache._call(wrap_numpy(np.array([0, 1, 2]), "source"), beyond, cache._pool)
+    kernel.executor.gpu.move_slots(call, clears=False)
     assert all((states.reshape(4, -1) == [[2], [1], [3], [4]]).all() for states in cache.states.values())
-    kernel.executor.gpu.move_slots(replace(call, pool=replace(call.pool, into=beyond)), clears=True)
+    kernel.executor.gpu.move_slots(call, clears=True)
     assert all((states.reshape(4, -1) == [[0], [0], [3], [4]]).all() for states in cache.states.values())
