@@ -53,7 +53,7 @@ class Problem:
     @property
     def row_bytes(self) -> int:
         """Bytes of the states of a sequence."""
-        return self.heads * self.width * self.n * self.dtype.itemsize
+        return self.heads * self.width * self.n * int(self.dtype.itemsize)
 
 
 def problems(batches: tuple[int, ...]) -> Iterator[Problem]:
