@@ -19,6 +19,7 @@ import torch
 
 import minrnn_gen
 from minrnn_gen.compat.mamba_ssm import selective_state_update
+from minrnn_gen.run.cache import Cache, new_states
 
 # Launches of a graph, bytes of states that they touch at least, and bytes of a pool at most.
 LAUNCHES, COLD_BYTES, POOL_BYTES = 8, 200 << 20, 3 << 30
@@ -115,7 +116,9 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
     carried = torch.float32
     rows = {"h": states["h"][:batch].to(carried)}
     others = [torch.empty_like(arrays.pool[:batch]) for _ in range(2)]
-    draft = kernel.cache(min(2 * batch, len(arrays.pool)), DRAFT, arrays.pool.dtype, like=arrays.pool)
+    made = (min(2 * batch, len(arrays.pool)), DRAFT, arrays.pool.dtype)
+    draft = kernel.cache(*made, like=arrays.pool)
+    kept_states = Cache(kernel.executor, *new_states(kernel.executor, (), *made, arrays.pool))
     over_time = {
         "x": step["x_t"][:, None].expand(-1, DRAFT, -1, -1).contiguous(),
         "shared": {name: array[:, None].expand(-1, DRAFT, -1, -1).contiguous() for name, array in step["shared"].items()},
@@ -132,8 +135,11 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
         given = (arrays.x, arrays.dt, arrays.a, arrays.b, arrays.c, arrays.d)
         return update(arrays.pool, *given, dt_softplus=True, state_batch_indices=slots[number]).flatten(1)
 
-    def drafts(_: int) -> None:
-        kernel.verify_draft(**over_time, parameters=step["parameters"], cache=draft, slots=drafted, accepted=accepted)
+    def drafted_in(cache: Cache) -> Callable[[int], None]:
+        def drafts(_: int) -> None:
+            kernel.verify_draft(**over_time, parameters=step["parameters"], cache=cache, slots=drafted, accepted=accepted)
+
+        return drafts
 
     def rows_alone(_: int) -> None:
         kernel.step(**step, state=rows)
@@ -152,7 +158,8 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
         "gathered": gathered,
         "compat": lambda number: by_arguments(selective_state_update, number),
         **{name: lambda number, of=update: by_arguments(of, number) for name, update in peers.items()},  # type: ignore[misc]
-        "draft": drafts,
+        "draft": drafted_in(draft),
+        "draft, states kept": drafted_in(kept_states),
     }
 
 

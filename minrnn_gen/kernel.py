@@ -158,14 +158,15 @@ class Kernel(Derivatives, Steps):
         """Every kernel built so far, the hinted forward first."""
         return tuple(self.executor.backend.built.values())
 
-    def explain(self) -> str:
+    def explain(self, draft: int = 0) -> str:
         """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected.
 
-        Where both directions run concurrently, a line says so.
+        Lines say how both directions run, where that is concurrently, and how a cache with a `draft` takes steps back.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
-        return f"{beside.in_words}\n\n{text}" if beside else text
+        of_drafts = self.executor.draft_plan(draft).in_words if draft else ""
+        return "\n\n".join(filter(None, (of_drafts, beside.in_words if beside else "", text)))
 
     def prepare(
         self,

@@ -85,6 +85,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     variant = Variant(
         plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,
+        plan.problem.specialization.replays,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
 

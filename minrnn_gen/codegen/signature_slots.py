@@ -42,6 +42,8 @@ def draft_places(_: Variant, __: ArrayNames) -> Parameters:
     for name in ("reads", "writes"):
         comment = f"[time, batch]: the place that each step {name}, -1 for none; or null"
         yield output_array(name, "int64", comment, f"launch.{name}")
+    comment = "[3, batch]: slot or -1, first place of the steps, and what is kept before them; or null"
+    yield output_array("starts", "int64", comment, "launch.starts")
     yield Parameter("places", "int64", "of each slot", "draft.places")
     yield Parameter("folds", "int64", "1: what is kept goes to place 0, and the draft is over", "draft.folds")
     yield Parameter("keeps", "int64", "1: the draft is noted in drafts", "launch.keeps")

@@ -52,6 +52,10 @@ class CellRun(ABC):
         """Return the places of the steps of a draft, and note it."""
         return launch_places(recorder, self.builder, self.names, draft)
 
+    def run_draft(self, _recorder: Recorder, _call: Call, _outputs: Outputs, _draft: Draft, /) -> None:
+        """Run a draft after what is kept of the last one; raises where steps of a draft are not run again."""
+        raise NotImplementedError
+
     def states_from_pool(self, recorder: Recorder, call: Call) -> Call:
         """Return a call on the states of its sequences, read from the pool where it has one."""
         hinted = self.builder.hinted_specialization

@@ -31,7 +31,7 @@ class Draft:
     `drafts` [slots, 2] are the first place of each slot's last draft, which is the state before it, and its steps; the state
     after step t is t places further, of the `places` of a slot in turn. Of that draft `accepted` steps are kept, none without,
     and the next one begins where they end. Where it `folds`, what is kept goes to place 0 of the slot that is written, and
-    there is no next one.
+    there is no next one. Where the steps are run again, their `inputs` are in the places, not their states.
     """
 
     rows: PoolRows
@@ -41,17 +41,23 @@ class Draft:
     accepted: Array | None = None
     lengths: Array | None = None
     folds: bool = False
+    inputs: tuple[Array, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are."""
+        return int(self.rows.slots.shape[0])
 
     def flat(self) -> list[Array | None]:
         """Return the arrays in the order of their slots."""
-        return [self.rows.slots, self.rows.into, self.accepted, self.lengths, self.drafts]
+        return [self.rows.slots, self.rows.into, self.accepted, self.lengths, self.drafts, *self.inputs]
 
     def placed(self, arrays: Sequence[Array | None]) -> Draft:
         """Return the same draft by arrays as `flat` has them."""
-        slots, into, accepted, lengths, drafts = arrays
+        slots, into, accepted, lengths, drafts, *inputs = arrays
         assert slots is not None and drafts is not None
         rows = PoolRows(slots, into, self.rows.pad_slot, self.rows.count)
-        return replace(self, rows=rows, drafts=drafts, accepted=accepted, lengths=lengths)
+        return replace(self, rows=rows, drafts=drafts, accepted=accepted, lengths=lengths, inputs=tuple(filter(None, inputs)))
 
 
 def places_on_host(draft: Draft) -> Places:
@@ -79,31 +85,45 @@ def places_on_host(draft: Draft) -> Places:
 
 def launch_places(recorder: Recorder, builder: Builder, names: ArrayNames, draft: Draft) -> Places:
     """Have a kernel write the places of each step, [time, batch], and note the draft, after all where slots are copied."""
+    reads, writes = (recorder.new_array((draft.time, draft.batch), "int64") for _ in range(2))
+    # A copy notes its targets once all sources are read.
+    at_once: dict[str, Any] = {"reads": reads.address, "writes": writes.address}
+    phases = (at_once,) if draft.rows.into is None else ({**at_once, "keeps": 0}, {})
+    for phase in phases:
+        _launch(recorder, builder, names, draft, phase)
+    return Places(reads, writes)
+
+
+def launch_starts(recorder: Recorder, builder: Builder, names: ArrayNames, draft: Draft) -> Array:
+    """Have a kernel write the slot of each sequence, -1 for none, where its steps begin and what is kept before them.
+
+    That is [3, batch]; the draft is noted.
+    """
+    starts = recorder.new_array((3, draft.batch), "int64")
+    _launch(recorder, builder, names, draft, {"starts": starts.address})
+    return starts
+
+
+def _launch(recorder: Recorder, builder: Builder, names: ArrayNames, draft: Draft, phase: dict[str, Any]) -> None:
     import numpy
 
-    rows, accepted = draft.rows, draft.accepted
-    batch = rows.slots.shape[0]
-    reads, writes = (recorder.new_array((draft.time, batch), "int64") for _ in range(2))
+    accepted = draft.accepted
     on_pool = replace(builder.hinted_specialization, pool="arithmetic")
-    kernel = recorder.load(recorder.choose("drafts", on_pool, Sizes(batch, 1)))
-    values = slot_values(rows) | {
+    kernel = recorder.load(recorder.choose("drafts", on_pool, Sizes(draft.batch, 1)))
+    values = slot_values(draft.rows) | {
         "accepted": address_or_null(accepted),
         "accepted_stride": 0 if accepted is None else accepted.strides[0],
         "lengths": address_or_null(draft.lengths),
         "drafts": draft.drafts.address,
-        "reads": reads.address,
-        "writes": writes.address,
+        **dict.fromkeys(("reads", "writes", "starts"), 0),
         "places": draft.places,
         "folds": int(draft.folds),
         "keeps": 1,
-        "batch": batch,
+        "batch": draft.batch,
         "time": draft.time,
     }
     is_wide = accepted is not None and accepted.dtype == "int64"
     values["wide_slots"] = numpy.uint32(values["wide_slots"] | (_WIDE_ACCEPTED if is_wide else 0))
-    # A copy notes its targets once all sources are read.
-    phases: tuple[dict[str, Any], ...] = ({},) if rows.into is None else ({"keeps": 0}, {"reads": 0, "writes": 0})
-    for phase in phases if batch else ():
+    if draft.batch:
         arguments = pack(signature(kernel.plan, names), values | phase)
-        kernel.launch(launch_in_grid(divided_up(batch, kernel.plan.launch.threads), arguments))
-    return Places(reads, writes)
+        kernel.launch(launch_in_grid(divided_up(draft.batch, kernel.plan.launch.threads), arguments))

@@ -22,6 +22,7 @@ from minrnn_gen.call.validate import check_call, check_gradient, check_place, ch
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.ranges import mark_ranges
+from minrnn_gen.plan.drafts import DraftPlan, draft_plan
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
@@ -271,6 +272,11 @@ class Executor:
     def recorded(self) -> GpuRun:
         """Records whole runs, for callers who replay traces in memory of their own, such as a program of XLA."""
         return GpuRun(self.interface, self._builder, self.backend.without_graphs())
+
+    def draft_plan(self, steps: int) -> DraftPlan:
+        """Return how drafts of so many steps are taken back on a GPU."""
+        builder = self._builder
+        return draft_plan(builder.problem_of(builder.cell_shape, builder.key_of("step", builder.hinted_specialization)), steps)
 
     def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:
         """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed.

@@ -160,6 +160,21 @@ class GpuRun:
         self.drafts.keep(finished.replay)
         return finished.result
 
+    def run_draft(self, call: Call, draft: Draft, keyed: KeyedArrays | None) -> StepResult:
+        """Run a draft, its inputs and states in a cache, after what is kept of the last one; the states are in the cache."""
+        interface = self._interface
+        if keyed is not None:
+            call, inputs = call.with_slots(keyed), len(call.flat())
+            draft = draft.placed(with_slots(draft.flat(), inputs))
+        recorder = self._backend.begin(call.x, keyed, (*call.flat(), *draft.flat()))
+        y = recorder.new_array(interface.y_shape(call.rows, call.time), interface.precision.storage_dtype)
+        if draft.batch:
+            projected = self._projected(recorder, call, interface.preactivation_axes)
+            self._cells.run_draft(recorder, projected, Outputs(y, (), ()), draft)
+        finished = recorder.finish(StepResult(y, ()), None)
+        self.steps.keep(finished.replay)
+        return finished.result
+
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.
 
