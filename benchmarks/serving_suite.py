@@ -19,6 +19,7 @@ import torch
 
 import minrnn_gen
 from minrnn_gen.compat.mamba_ssm import selective_state_update
+from minrnn_gen.errors import BadInput
 from minrnn_gen.run.cache import Cache, new_states
 
 # Launches of a graph, bytes of states that they touch at least, and bytes of a pool at most.
@@ -26,13 +27,20 @@ LAUNCHES, COLD_BYTES, POOL_BYTES = 8, 200 << 20, 3 << 30
 ROUNDS, WARM_ROUNDS, DRAFT, GROUPS = 7, 2, 4, 1
 CELL = {
     "name": "selective_scan",
-    "gates": ["dt", "x"],
+    "gates": ["dt", "x", "z"],
     "states": {"h": "n"},
     "parameters": {"a": "n", "d": 1},
     "shared": ["b", "c"],
     "equations": "dt = softplus(W.dt)\nh[t] = exp(dt * a) * h[t-1] + dt * W.x * S.b",
-    "output": "sum(S.c * h[t]) + d * W.x",
+    "output": "(sum(S.c * h[t]) + d * W.x) * silu(W.z)",
 }
+
+
+def heading() -> str:
+    """Return the GPU and what runs on it; raises BadInput without a GPU."""
+    if not torch.cuda.is_available():
+        raise BadInput("serve was asked for without a GPU; run it on a machine with one")
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
 @dataclass(frozen=True)
@@ -83,18 +91,22 @@ class Arrays:
         def drawn(*shape: int) -> Any:
             return torch.randn(*shape, device="cuda", generator=generator).to(dtype)
 
-        self.x, self.b, self.c = drawn(batch, heads, width), drawn(batch, GROUPS, n), drawn(batch, GROUPS, n)
+        self.x, self.z = drawn(batch, heads, width), drawn(batch, heads, width)
+        self.b, self.c = drawn(batch, GROUPS, n), drawn(batch, GROUPS, n)
         of_heads = (batch, heads, 1) if heads > 1 else (batch, 1, width)
         self.dt = drawn(*of_heads).expand(batch, heads, width)
         a = -torch.rand(heads, 1, 1, device="cuda", generator=generator) if heads > 1 else None
         self.a = (-torch.rand(1, width, n, device="cuda", generator=generator) if a is None else a).expand(heads, width, n)
         self.d = torch.randn(heads, 1, device="cuda", generator=generator).expand(heads, width)
+        bias = torch.randn(*((heads, 1) if heads > 1 else (1, width)), device="cuda", generator=generator)
+        self.bias = bias.expand(heads, width)
         self.kernel = minrnn_gen.compile({
             "model": CELL, "hidden_size": channels, "state_size": n, "groups": GROUPS, "training": False,
             "precision": "bf16" if dtype is torch.bfloat16 else "fp32",
         })  # fmt: skip
         self.step: dict[str, Any] = {
-            "x_t": torch.stack([self.dt.reshape(batch, -1), self.x.reshape(batch, -1)], 1),
+            "x_t": torch.stack([array.reshape(batch, -1) for array in (self.dt, self.x, self.z)], 1),
+            "bias": torch.stack([self.bias.reshape(-1), *torch.zeros(2, channels, device="cuda")]),
             "parameters": {"a": self.a.reshape(channels, n).contiguous(), "d": self.d.reshape(-1).contiguous()},
             "shared": {"b": self.b, "c": self.c},
         }
@@ -102,10 +114,11 @@ class Arrays:
 
     def expected(self, slots: Any) -> Any:
         """Return y of a step from slots in float64."""
-        x, dt, a, b, c, d = (array.double() for array in (self.x, self.dt, self.a, self.b, self.c, self.d))
-        dt = torch.nn.functional.softplus(dt)[..., None]
+        given = (self.x, self.dt, self.a, self.b, self.c, self.d, self.z, self.bias)
+        x, dt, a, b, c, d, z, bias = (array.double() for array in given)
+        dt = torch.nn.functional.softplus(dt + bias)[..., None]
         h = torch.exp(dt * a) * self.pool[slots].double() + dt * x[..., None] * b[:, :, None]
-        return ((h * c[:, :, None]).sum(-1) + d * x).flatten(1)
+        return (((h * c[:, :, None]).sum(-1) + d * x) * torch.nn.functional.silu(z)).flatten(1)
 
 
 def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str, Callable[[int], Any]]:
@@ -123,6 +136,7 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
         "x": step["x_t"][:, None].expand(-1, DRAFT, -1, -1).contiguous(),
         "shared": {name: array[:, None].expand(-1, DRAFT, -1, -1).contiguous() for name, array in step["shared"].items()},
     }
+    constants = {"parameters": step["parameters"], "bias": step["bias"]}
     accepted, drafted = torch.full((batch,), 2, device="cuda"), torch.arange(batch, device="cuda")
 
     def gathered(number: int) -> Any:
@@ -132,12 +146,12 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
 
     def by_arguments(update: Callable[..., Any], number: int) -> Any:
         """Return what a function with the signature of mamba_ssm's gives."""
-        given = (arrays.x, arrays.dt, arrays.a, arrays.b, arrays.c, arrays.d)
+        given = (arrays.x, arrays.dt, arrays.a, arrays.b, arrays.c, arrays.d, arrays.z, arrays.bias)
         return update(arrays.pool, *given, dt_softplus=True, state_batch_indices=slots[number]).flatten(1)
 
     def drafted_in(cache: Cache) -> Callable[[int], None]:
         def drafts(_: int) -> None:
-            kernel.verify_draft(**over_time, parameters=step["parameters"], cache=cache, slots=drafted, accepted=accepted)
+            kernel.verify_draft(**over_time, **constants, cache=cache, slots=drafted, accepted=accepted)
 
         return drafts
 

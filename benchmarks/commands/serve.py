@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minrnn_gen.errors import BadInput, needing
+from minrnn_gen.errors import needing
 
 Source = Annotated[
     Path | None,
@@ -22,15 +22,12 @@ Seconds = Annotated[float, typer.Option("--seconds", help="No problem is begun l
 def serve(mamba: Source = None, flashinfer: Source = None, batches: Batches = "1,16,64,256", seconds: Seconds = 600) -> None:
     """Measure steps on slots and drafts on a GPU, in CUDA graphs; microseconds of a launch, and errors of y."""
     with needing("torch", "the benchmark of serving", "pip install torch"):
-        import torch
-
         from benchmarks import serving_suite as suite
-    if not torch.cuda.is_available():
-        raise BadInput("serve was asked for without a GPU; run it on a machine with one")
+    heading = suite.heading()
     peers = {} if mamba is None else {"mamba_ssm": suite.peer(mamba, "selective_state_update")}
     if flashinfer is not None:
         peers["flashinfer"] = suite.peer(flashinfer, "selective_state_update_triton")
-    typer.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+    typer.echo(heading)
     begin, rows = time.monotonic(), list[dict[str, Any]]()
     for problem in suite.problems(tuple(map(int, batches.split(",")))):
         if time.monotonic() - begin < seconds:
