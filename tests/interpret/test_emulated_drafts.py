@@ -73,3 +73,12 @@ def test_places_by_a_kernel_are_those_by_numpy() -> None:
         for one, other in zip(expected, found, strict=True):
             np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(*noted)
+
+
+@pytest.mark.parametrize("name", [name if name == "vectors" else pytest.param(name, marks=FULL) for name in SPECS])
+def test_steps_on_slots_and_drafts_are_built_ahead(name: str) -> None:
+    kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **SPECS[name]}, gpu="h200", device="interpret")
+    kernel.prepare([(5, 1)], slots=True)
+    built = set(kernel.plans)
+    check_drafts(kernel, rounds=1)
+    assert {key for key in set(kernel.plans) - built if key.kernel_pass != "forward"} == set()

@@ -59,9 +59,10 @@ def _advance(kernel: Kernel, pool: Any, arrays: Any, counts: Any) -> Any:
     from minrnn_gen.call.arguments import CallArguments
 
     at = steps_of(kernel.interface, CallArguments(**arrays))
-    ys = []
-    for t in range(STEPS):
+    is_reverse, ys = kernel.spec.direction == "reverse", []
+    for number in range(STEPS):
+        t = STEPS - 1 - number if is_reverse else number
         step = {name: array for name, array in at(t)._asdict().items() if name in arrays and name != "x"}
-        slots = numpy.where(LIVE & (t < counts), READ, -1)
+        slots = numpy.where(LIVE & (number < counts), READ, -1)
         ys.append(kernel.step(at(t).x, **step, state=pool, slots=slots)[0])
-    return numpy.stack(ys)
+    return numpy.stack(ys[::-1] if is_reverse else ys)
