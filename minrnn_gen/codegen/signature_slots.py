@@ -24,7 +24,7 @@ def move_slots(_: Variant, names: ArrayNames) -> Parameters:
         yield output_array(f"rows_{name}", "compute_t", comment, "launch.rows", is_of_cell=True)
         yield Parameter(f"width_{name}", "int64", "", "launch.rows", is_of_cell=True)
     yield input_array("has_state", "bool", "[batch]: false for zeros, or null", "call.pool")
-    yield output_array("y", "storage_t", "[rows, HIDDEN_SIZE] or null, places below", "outputs.y")
+    yield output_array("y", "storage_t", "[rows, units of y] or null, places below", "outputs.y")
     yield input_array("begins", "int64", "[batch + 1], the first row of each sequence, or null", "call.sequences.cu_seqlens")
     for name in ("y_values", "y_inner", "y_outer_stride", "y_row_stride"):
         yield Parameter(name, "int64", "", "outputs.y")

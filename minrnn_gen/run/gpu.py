@@ -151,6 +151,19 @@ class GpuRun:
             self._cells.move_slots(recorder, call, clears)
             recorder.finish(NoResult(), None)
 
+    def rows_of(self, call: Call) -> StepResult:
+        """Return the states of the sequences of a call on a pool, zeros for padding, and no y."""
+        recorder = self._backend.begin(call.x, None, call.flat())
+        rows = self._cells.states_from_pool(recorder, call).initial
+        return recorder.finish(StepResult(None, tuple(row for row in rows if row is not None)), None).result
+
+    def write_rows(self, call: Call, result: StepResult) -> None:
+        """Write final states into the pool of a call, and zeros into y of padding."""
+        y, *final = (memory.inspect(array, "result") for array in (result.y, *result.final))
+        recorder = self._backend.begin(call.x, None, (*call.flat(), y, *final))
+        self._cells.states_into_pool(recorder, self.with_sequences_beside_x(call), Outputs(y, (), tuple(final)))
+        recorder.finish(NoResult(), None)
+
     def places(self, draft: Draft, keyed: KeyedArrays | None) -> Places:
         """Return the places of the steps of a draft, and note it, as `CellRun.places` does."""
         if keyed is not None:

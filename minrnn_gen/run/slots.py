@@ -116,7 +116,7 @@ def _launch(
         "has_state": address_or_null(call.pool.has_state if call.pool else None),
         "y": address_or_null(y),
         "begins": address_or_null(call.sequences.cu_seqlens),
-        **_places(y, plan.problem.layout),
+        **_places(y, plan.problem.layout, call.sequences.cu_seqlens is not None),
         "writes": int(writes),
         "batch": call.batch,
     }
@@ -130,8 +130,11 @@ def _arithmetic(state: Array) -> str:
     return state.dtype if precision is None else precision.arithmetic_dtype
 
 
-def _places(y: Array | None, layout: str) -> dict[str, int]:
-    """Return how y of a sequence lies: so many values, of which some are side by side, and the strides to the others."""
+def _places(y: Array | None, layout: str, is_packed: bool) -> dict[str, int]:
+    """Return how y of a sequence lies: so many values, of which some are side by side, and the strides to the others.
+
+    Those of packed sequences follow from where they begin, in rows.
+    """
     if y is None:
         return dict.fromkeys(("y_values", "y_inner", "y_outer_stride", "y_row_stride"), 0)
     batch_axis = int(layout == "TBD" and len(y.shape) == TIME_AXES)
@@ -141,5 +144,5 @@ def _places(y: Array | None, layout: str) -> dict[str, int]:
         "y_values": outer * inner,
         "y_inner": most(inner, 1),
         "y_outer_stride": y.strides[0] if batch_axis else 0,
-        "y_row_stride": y.strides[batch_axis],
+        "y_row_stride": y.shape[-1] if is_packed else y.strides[batch_axis],
     }

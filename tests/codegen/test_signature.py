@@ -77,6 +77,8 @@ def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
     hinted = builder.hinted_specialization
     if kernel_pass in ("step", "slots", "drafts"):
         yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic"))).plan(0)
+    if kernel_pass == "step" and builder.cell_source.has_vectors:
+        yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic", replays=True))).plan(0)
     if kernel_pass in ("slots", "drafts"):
         return
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
@@ -169,7 +171,7 @@ LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
     "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "reads", "writes",
-    "keeps", "next_output",
+    "keeps", "starts", "next_output",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 8},
     {"model": "lstm", "hidden_size": 8, "heads": 2, "precision": "fp64"},
     {"model": "selective", "hidden_size": 4, "state_size": 3, "precision": "bf16"},
+    {"model": "lstm_projected", "hidden_size": 8, "projection_size": 4},
 )
 
 
@@ -83,15 +84,6 @@ def test_slots_and_pools_that_do_not_fit_are_refused_in_a_sentence(wrong: str) -
         kernel.step(np.zeros((5, 2, 8), np.float32), **arrays)
     assert "\n" not in str(refused.value) and not re.search(r"\.\s", str(refused.value))
     assert not pool.any()
-
-
-def test_cells_with_units_of_several_sizes_have_no_pool_yet() -> None:
-    kernel = kernel_of({"model": "lstm_projected", "hidden_size": 8, "projection_size": 4})
-    interface = kernel.interface
-    state = {name: np.zeros(interface.shape_of_state(name, 3), np.float32) for name in kernel.states}
-    x_t, R = np.zeros((1, 4, 8), np.float32), np.zeros(interface.R_shape, np.float32)
-    with pytest.raises(BadInput, match="whose states are in no pool yet"):
-        kernel.step(x_t, R, state=state, slots=np.array([1]))
 
 
 def test_a_cache_begins_with_zeros_and_copies_and_clears_slots() -> None:

@@ -27,6 +27,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "dense": {"model": "lstm", "hidden_size": 12, "layout": "TBD"},
     "dense, heads": {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16"},
     "projected": {"model": "min_lstm", "hidden_size": 4, "input_size": 3},
+    "projected units": {"model": "lstm_projected", "hidden_size": 8, "projection_size": 4},
     "rounds": {"model": "gru_reset_before", "hidden_size": 12},
     "norms": {"model": "layer_norm_lstm", "hidden_size": 8},
 }

@@ -17,7 +17,7 @@ from minrnn_gen.interpret.toolchain import has_compiler
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
 FULL = pytest.mark.matrix_full
-# Of each kind of kernel that takes steps a spec; the last three run a forward of one step on rows of the pool.
+# Of each kind of kernel that takes steps a spec; the last four run a forward of one step on rows of the pool.
 SPECS: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 5},
     "diagonal": {"model": "ind_rnn", "hidden_size": 5, "precision": "bf16"},
@@ -27,6 +27,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "dense, heads": {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16"},
     "dense, fp64": {"model": "gru", "hidden_size": 10, "precision": "fp64"},
     "projected": {"model": "min_lstm", "hidden_size": 4, "input_size": 3},
+    "projected units": {"model": "lstm_projected", "hidden_size": 8, "projection_size": 4},
     "rounds": {"model": "gru_reset_before", "hidden_size": 12},
     "norms": {"model": "layer_norm_lstm", "hidden_size": 8},
     "norms of products": {"model": GATES_TOGETHER, "hidden_size": 8},
@@ -69,6 +70,7 @@ OVER_TIME: dict[str, dict[str, Any]] = {
     "vectors, BDT": {**SPECS["vectors"], "layout": "BDT"},
     "dense": SPECS["dense"],
     "projected": SPECS["projected"],
+    "projected units": SPECS["projected units"],
     "rounds, reverse": {**SPECS["rounds"], "direction": "reverse"},
 }
 

@@ -127,7 +127,8 @@ class DecodingStack(LayerStack):
                     step_on_pool(recipe, count, len(pool), tensors, places[0][t], places[1][t], PAD_SLOT)
                     for t, (count, tensors) in enumerate(calls)
                 ]
-        return torch.stack(steps, axis), cache
+        embedding = embedding_of(self._made)
+        return torch.stack([*steps] if embedding is None else [embedding.y_of_step(y) for y in steps], axis), cache
 
     def cache(
         self, slots: int, draft: int = 0, *, dtype: torch.dtype | None = None, state_dtype: torch.dtype | None = None
@@ -136,7 +137,8 @@ class DecodingStack(LayerStack):
 
         dtype: that of the inputs of steps, by default that of the weights. state_dtype: that of the states in slots, float32
         (float64 for float64) by default, or `dtype`. draft: the steps of the longest draft that `verify_draft` will run, whose
-        states the cache keeps. Raises BadInput for anything else, and for layers in both directions or with projected units.
+        states the cache keeps. A state of projected units has zeros beyond its own. Raises BadInput for
+        anything else, and for layers in both directions.
         """
         self._check_cache()
         precision, first = self._precision_of(dtype), next(iter(self._parameters.values()))
@@ -176,8 +178,6 @@ class DecodingStack(LayerStack):
     def _check_cache(self) -> None:
         if self.bidirectional:
             raise BadInput("a cache is of one direction, but the layer is bidirectional; call the layer on whole sequences")
-        if embedding_of(self._made) is not None:
-            raise BadInput(f"{self._made.name} has projected units, whose states are in no cache yet; pass `state` to step")
 
     def _check_cached(self, cache: Any, slots: Any) -> None:
         self._check_cache()
@@ -208,7 +208,8 @@ class DecodingStack(LayerStack):
             for layer, recipe in enumerate(self._recipes(precision)):
                 own, tensors = self._call_of_step(x, layer, casts, [state[layer] for state in states], of_layers[layer])
                 x = step_on_pool(recipe, own, len(states), tensors, *rows)
-        return x, cache
+        embedding = embedding_of(self._made)
+        return x if embedding is None else embedding.y_of_step(x), cache
 
     def _check_steps(self) -> None:
         if self.bidirectional:
