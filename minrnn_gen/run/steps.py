@@ -76,8 +76,8 @@ class Steps:
 
         cache: of this kernel, with a draft of so many steps at least. slots: as of `step`. accepted: int32 or int64 [B], of any
         stride: how many steps of the last draft of the slot are kept, none without; the steps of x come after them. Which of
-        these are kept says the next call, or `cache.commit`, which comes before any other use of the slot. y and the states are
-        bit by bit those of single steps. lengths: int32 or int64 [B], the steps of each sequence; y is 0 beyond.
+        these are kept says the next call, or `cache.commit`, which comes before any other use of the slot. States are bit by
+        bit those of single steps. lengths: int32 or int64 [B], the steps of each sequence; y is 0 beyond.
 
         On a GPU a sequence with a slot that the pool lacks, or with more accepted steps than the draft has, counts as padding.
         Raises what a step does, and BadInput for a cache of another kernel or a shorter draft.

@@ -21,7 +21,7 @@ STEPS, LENGTHS = 3, numpy.array((3, 2, 0, 3, 1))
 def check_drafts(kernel: Kernel, rounds: int = STEPS + 1, has_lengths: bool = False, dtype: Any = None) -> None:
     """Verify drafts round after round, each with other counts accepted of the one before, and commit the last.
 
-    Bit by bit y and states are those of single steps on a pool without drafts, and slots that no row has stay NaN.
+    Bit by bit states are those of single steps on a pool without drafts, and y is but for sums over n; other slots stay NaN.
     """
     cache, steps = kernel.cache(SLOTS, STEPS, dtype), kernel.cache(SLOTS, 0, dtype)
     for arrays in (cache.places, steps.states):
@@ -42,7 +42,10 @@ def check_drafts(kernel: Kernel, rounds: int = STEPS + 1, has_lengths: bool = Fa
         given = {"lengths": lengths} if has_lengths else {}
         y, same = kernel.verify_draft(**arrays, **given, cache=cache, slots=READ, accepted=kept)
         assert same is cache
-        numpy.testing.assert_array_equal(numpy.moveaxis(y, (axes.index("t"), axes.index("b")), (0, 1)), expected)
+        found = numpy.moveaxis(y, (axes.index("t"), axes.index("b")), (0, 1)).astype(float)
+        # A kernel that runs steps again may sum over n in another order than that of single steps.
+        roundoff = kernel.interface.precision.storage_roundoff if cache.inputs else 0
+        numpy.testing.assert_allclose(found, expected.astype(float), 4 * roundoff, 4 * roundoff)
         kept = ((number + numpy.arange(BATCH)) % (STEPS + 1)).astype(kept.dtype)
         earlier, kept = arrays, numpy.minimum(kept, lengths)
     _advance(kernel, steps.states, earlier, kept)
