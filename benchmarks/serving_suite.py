@@ -150,6 +150,9 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
         return update(arrays.pool, *given, dt_softplus=True, state_batch_indices=slots[number]).flatten(1)
 
     def drafted_in(cache: Cache) -> Callable[[int], None]:
+        # A first draft, of which steps are then kept.
+        kernel.verify_draft(**over_time, **constants, cache=cache, slots=drafted)
+
         def drafts(_: int) -> None:
             kernel.verify_draft(**over_time, **constants, cache=cache, slots=drafted, accepted=accepted)
 

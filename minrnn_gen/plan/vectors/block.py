@@ -176,7 +176,9 @@ class Block:
             narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
             under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
-        under_way += REGISTERS_OF_REPLAY if problem.specialization.replays else 0
+        if problem.specialization.replays:
+            under_way += REGISTERS_OF_REPLAY
+            of_value, narrow = of_value + 2 * len(cell.shared), narrow + len(cell.gates)
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 

@@ -126,7 +126,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     rounds = ceil(of_busiest_sm / held.blocks_per_sm)
     wide_parameters = len(cell.vector_parameters)
     instructions = step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
-    # Those of a draft, and what is kept of the last one, each with inputs to wait for.
+    # Those of a draft, and what is kept of the last one, whose inputs are read a step ahead.
     steps = STEPS_OF_DRAFT if problem.specialization.replays else 1
     instructions += (steps - 1) * step.instructions
     special = warps * steps * step.functions * limits.WARP_LANES
@@ -140,7 +140,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     through_l2 = (traffic + parameters) / gpu_rates.L2_BANDWIDTH_FACTOR
     resident = minimum(held.blocks_per_sm, of_busiest_sm) * (block.threads * max(1, state_bytes))
     starved = maximum(1.0, gpu.bytes_in_flight_per_sm / resident)
-    waiting = (STEP_LATENCIES + steps - 1) * gpu.memory_latency_ns * 1e-3
+    waiting = STEP_LATENCIES * gpu.memory_latency_ns * 1e-3
     starts = minimum(held.blocks_per_sm, of_busiest_sm) * CYCLES_PER_BLOCK / cycles_per_us
     text_us = step.instructions * INSTRUCTION_NS * 1e-3
     return {
