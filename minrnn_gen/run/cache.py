@@ -78,7 +78,7 @@ class Cache:
         writes = self._indices(slots, "slots")
         if self.draft:
             _places(self.executor, self._over(PoolRows(writes, None, PAD_SLOT, self.slots)))
-        call = _call(writes, writes, self._pool)
+        call = call_on_slots(writes, writes, self._pool)
         if self.executor.backend.takes(call):
             self.executor.gpu.move_slots(call, clears=True)
             return
@@ -160,7 +160,7 @@ class Cache:
 
     def _move(self, reads: Array, writes: Array, pool: tuple[Array, ...]) -> None:
         """Copy states between slots of a pool, all of which are read before any is written; -1 is none."""
-        call = _call(reads, writes, pool)
+        call = call_on_slots(reads, writes, pool)
         if self.executor.backend.takes(call):
             self.executor.gpu.move_slots(call, clears=False)
             return
@@ -230,12 +230,12 @@ def _check_accepted(draft: Draft) -> None:
 
 def _places(executor: Executor, draft: Draft, call_key: KeyedArrays | None = None) -> Places:
     _check_accepted(draft)
-    if executor.backend.takes(_call(draft.rows.slots, draft.rows.written, ())):
+    if executor.backend.takes(call_on_slots(draft.rows.slots, draft.rows.written, ())):
         return executor.gpu.places(draft, call_key)
     return places_on_host(draft)
 
 
-def _call(reads: Array, writes: Array, pool: tuple[Array, ...]) -> Call:
+def call_on_slots(reads: Array, writes: Array, pool: tuple[Array, ...]) -> Call:
     """Return a call without any array but a pool, whose sequences read and write these slots."""
     return Call(
         x=reads,
@@ -277,7 +277,7 @@ def inputs_of_drafts(executor: Executor, whole: Mapping[str, Any], draft: int) -
     """Return zeros for x and inputs S.* of drafts of each slot of a pool, nothing where their steps are not run again."""
     interface, like = executor.interface, memory.inspect(next(iter(whole.values())), "state")
     is_forward = not interface.runs_reversed[0]
-    if not is_forward or not executor.backend.takes(_call(like, like, ())) or not executor.draft_plan(draft).replays:
+    if not is_forward or not executor.backend.takes(call_on_slots(like, like, ())) or not executor.draft_plan(draft).replays:
         return ()
     shapes = [interface.shape(axes, 1, 1)[1:] for axes in ("bgh", *["bkn"] * len(interface.shared))]
     storage, lead = interface.precision.storage_dtype, (like.shape[0], 2 * draft)

@@ -13,6 +13,7 @@ import minrnn_gen
 from minrnn_gen.call import pool_checks
 from minrnn_gen.call.array import wrap_numpy
 from minrnn_gen.interpret.toolchain import has_compiler
+from minrnn_gen.run.cache import call_on_slots
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
@@ -109,7 +110,7 @@ def test_kernels_copy_and_clear_slots(name: str) -> None:
     for states in cache.states.values():
         states[...] = (np.arange(4) + 1).reshape(-1, *[1] * (states.ndim - 1))
     beyond = wrap_numpy(np.array([1, 0, 99]), "target")
-    call = cache._call(wrap_numpy(np.array([0, 1, 2]), "source"), beyond, cache._pool)
+    call = call_on_slots(wrap_numpy(np.array([0, 1, 2]), "source"), beyond, cache._pool)
     kernel.executor.gpu.move_slots(call, clears=False)
     assert all((states.reshape(4, -1) == [[2], [1], [3], [4]]).all() for states in cache.states.values())
     kernel.executor.gpu.move_slots(call, clears=True)
