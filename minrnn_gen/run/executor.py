@@ -308,10 +308,10 @@ class Executor:
         self.cpu.forward(call, self._states_out(all_states, saves=False), False)
         return self.cpu.native.forwards.take(kept)
 
-    def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
+    def record_step(self, arguments: CallArguments, pool: PoolArguments | None = None) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""
-        call_key = self._keyed(("step", None), arguments)
-        self.recorded.step(self.checked(arguments, single_step=True).with_slots(call_key))
+        call_key = self._keyed(("step", None if pool is None else pool.pad_slot), arguments, pool)
+        self.recorded.step(self.checked(arguments, single_step=True, pool=pool).with_slots(call_key))
         return self.recorded.steps.find(call_key)
 
     def record_backward(
