@@ -68,8 +68,8 @@ def selective_state_update(
     which are not there, and for tensors that do not fit.
     """
     refuse_transforms()
-    for name, given in (("state_scale", state_scale), ("intermediate_state_scales", intermediate_state_scales)):
-        if given is not None:
+    for name, scale in (("state_scale", state_scale), ("intermediate_state_scales", intermediate_state_scales)):
+        if scale is not None:
             raise BadInput(
                 f"{name} was given, but states of integers are not there; give states in a floating dtype, and no scale"
             )
@@ -107,8 +107,8 @@ def _one_token(
     sizes = Sizes.of(joined["x"], "x", joined["A"], has_time=False)
     check_shape(state, "state", ("slots", *tensors["x"].shape[1:], sizes.n))
     reads, writes, _ = indices
-    given = torch.arange(sizes.batch, device=state.device) if reads is None else reads.reshape(-1)
-    slots = slots_of_rows(sizes.batch, state, given, pad_slot, are_written=writes is None and not leaves_state)
+    indices_of_rows = torch.arange(sizes.batch, device=state.device) if reads is None else reads.reshape(-1)
+    slots = slots_of_rows(sizes.batch, state, indices_of_rows, pad_slot, are_written=writes is None and not leaves_state)
     into = None
     if writes is not None:
         into = slots_of_rows(sizes.batch, state, writes.reshape(-1), pad_slot, "dst_state_batch_indices")

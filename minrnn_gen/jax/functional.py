@@ -121,8 +121,8 @@ def step(
         named: Any = {name: getattr(inner, name) for name in StepArrays.__annotations__}
         y, state = step(kernel.embedded, inner.x, inner.R, **named)
         return embedding.y_of_step(y), embedding.by_name(state)
-    given = arguments if pool is None else arguments._replace(state=None)
-    recipe, interface, flat, (rows, _, count) = _operands(spec, given, single_step=True)
+    plain = arguments if pool is None else arguments._replace(state=None)
+    recipe, interface, flat, (rows, _, count) = _operands(spec, plain, single_step=True)
     if interface.directions:
         raise BadInput("step needs one direction, but the spec is bidirectional; call recurrence on whole sequences")
     if not rows:

@@ -117,8 +117,8 @@ class Cache:
             raise BadInput(f"x has {time} steps, but a draft of the cache has {self.draft} at most; make it with more")
         self._arguments = arguments._replace(x=None, shared=None, lengths=None, state=self.states)
         rows, places = (slots, accepted, lengths), 2 * self.draft
-        given = arguments._replace(lengths=None, state=self.states).flat(self.executor.interface)
-        arrays = None if given is None else [*given, slots, None, accepted, lengths, self.drafts, *self.inputs]
+        on_pool = arguments._replace(lengths=None, state=self.states).flat(self.executor.interface)
+        arrays = None if on_pool is None else [*on_pool, slots, None, accepted, lengths, self.drafts, *self.inputs]
         call_key = None if is_on_cpu(slots) else keyed(("run a draft", pad_slot, time), arrays)
         if replay := self.executor.gpu.steps.replay(call_key):
             return replay.result.y
@@ -139,9 +139,9 @@ class Cache:
             return memory.new_array(self._pool[0], interface.shape(axes, batch, 0), interface.precision.storage_dtype).owner
 
         shared = {name: no_steps(interface.shared_axes) for name in interface.shared}
-        given = arguments._replace(x=no_steps(interface.x_axes), shared=shared or None)
+        on_pool = arguments._replace(x=no_steps(interface.x_axes), shared=shared or None)
         inputs = tuple(memory.inspect(array, "cache") for array in self.inputs)
-        self._perform(given, Draft(rows, self._noted, 2 * self.draft, 0, accepted, None, True, inputs), None)
+        self._perform(on_pool, Draft(rows, self._noted, 2 * self.draft, 0, accepted, None, True, inputs), None)
 
     @property
     def _noted(self) -> Array:
