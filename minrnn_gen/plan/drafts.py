@@ -38,11 +38,12 @@ class DraftPlan:
         return f"{text}, steps that run again {self.replay_bytes:,}: {times}"
 
 
-def draft_plan(problem: Problem, steps: int) -> DraftPlan:
+def draft_plan(problem: Problem, steps: int, predicted_us: tuple[float, float] | None = None) -> DraftPlan:
     """Return how drafts of so many steps are taken back, for the problem of a single step.
 
-    With states in places every step is a launch that reads a state and writes one. A kernel that runs steps again reads and
-    writes one state in all, and the inputs of a draft three times: new ones once, which are kept, and kept ones once more.
+    `predicted_us`: the times of a single step on slots, and of a kernel that runs steps again, where there is one. With states
+    in places every step is a launch that reads a state and writes one. A kernel that runs steps again reads and writes one
+    state in all, and the inputs of a draft three times: new ones once, which are kept, and kept ones once more.
     """
     cell, precision, channels = problem.cell, problem.precision, problem.hidden_size
     wide = len(cell.vector_states)
@@ -50,16 +51,8 @@ def draft_plan(problem: Problem, steps: int) -> DraftPlan:
     state, y = values * precision.arithmetic_bytes, channels * precision.storage_bytes
     shared = len(cell.shared) * problem.groups * problem.state_size
     inputs = (len(cell.gates) * channels + shared) * precision.storage_bytes
-    snapshots = steps * (2 * state + inputs + y)
-    replay = 2 * state + steps * (3 * inputs + y)
-    per_byte = problem.batch / problem.gpu.bandwidth_bytes_per_s * 1e6
-    launch = launch_us(problem.gpu)
+    moved = (steps * (2 * state + inputs + y), 2 * state + steps * (3 * inputs + y))
+    launch, (step_us, again_us) = launch_us(problem.gpu), predicted_us or (0.0, 0.0)
     return DraftPlan(
-        steps,
-        problem.batch,
-        snapshots,
-        replay,
-        float((1 + steps) * launch + snapshots * per_byte),
-        float(2 * launch + replay * per_byte),
-        problem.state_size > 0,
+        steps, problem.batch, *moved, launch + steps * step_us, launch + again_us, has_kernel=predicted_us is not None
     )

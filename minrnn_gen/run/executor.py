@@ -275,8 +275,13 @@ class Executor:
 
     def draft_plan(self, steps: int) -> DraftPlan:
         """Return how drafts of so many steps are taken back on a GPU."""
-        builder = self._builder
-        return draft_plan(builder.problem_of(builder.cell_shape, builder.key_of("step", builder.hinted_specialization)), steps)
+        builder, hinted = self._builder, self._builder.hinted_specialization
+        problem, predicted = builder.problem_of(builder.cell_shape, builder.key_of("step", hinted)), None
+        if self.interface.has_vectors:
+            on_pool = (replace(hinted, pool="arithmetic", replays=replays) for replays in (False, True))
+            single, again = (builder.solve(builder.key_of("step", kind)).plan() for kind in on_pool)
+            predicted = single.predicted_total_us, again.predicted_total_us
+        return draft_plan(problem, steps, predicted)
 
     def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:
         """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed.

@@ -48,8 +48,9 @@ STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
 # Between decode steps the text of their kernel leaves the caches. What each of its instructions takes to come, as kernels with
 # one, two and four sequences for each lane showed on an H200.
 INSTRUCTION_NS = 1.6
-# Steps that a draft takes: its own, and some of the last one again.
-STEPS_OF_DRAFT = 6
+# Steps that a draft takes, its own and some of the last one again, each as long as so many single ones: drafts of four steps of
+# selective scans, with two to run again, on an H200.
+STEPS_OF_DRAFT, SINGLE_STEPS_OF_ONE = 6, 2
 # Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
 # Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
@@ -127,7 +128,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     wide_parameters = len(cell.vector_parameters)
     instructions = step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
     # Those of a draft, and what is kept of the last one, whose inputs are read a step ahead.
-    steps = STEPS_OF_DRAFT if problem.specialization.replays else 1
+    steps = STEPS_OF_DRAFT * SINGLE_STEPS_OF_ONE if problem.specialization.replays else 1
     instructions += (steps - 1) * step.instructions
     special = warps * steps * step.functions * limits.WARP_LANES
     state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
