@@ -158,14 +158,15 @@ class Kernel(Derivatives, Steps):
         """Every kernel built so far, the hinted forward first."""
         return tuple(self.executor.backend.built.values())
 
-    def explain(self) -> str:
+    def explain(self, draft: int = 0) -> str:
         """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected.
 
-        Where both directions run concurrently, a line says so.
+        Lines say how both directions run, where that is concurrently, and how a cache with a `draft` takes steps back.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
-        return f"{beside.in_words}\n\n{text}" if beside else text
+        of_drafts = self.executor.draft_plan(draft).in_words if draft else ""
+        return "\n\n".join(filter(None, (of_drafts, beside.in_words if beside else "", text)))
 
     def prepare(
         self,
@@ -175,19 +176,21 @@ class Kernel(Derivatives, Steps):
         resets: bool = False,
         reset_states: bool = False,
         holds: bool = False,
+        slots: bool = False,
     ) -> None:
         """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
 
         That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
-        with `resets`, `reset_states` or `holds`, those of calls that have them. Calls with all states compile theirs when they
-        come. `watch(done, of)` is called as kernels are ready. Raises BadInput for other sizes, and what `compile` raises.
+        with `resets`, `reset_states` or `holds`, those of calls that have them; with `slots`, steps and drafts on slots too.
+        Calls with all states compile theirs when they come. `watch(done, of)` is called as kernels are ready. Raises BadInput
+        for other sizes, and what `compile` raises.
         """
         if reset_states or holds:
             self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
         elif self.embedded is not None:
             self.embedded.prepare(sizes, watch, resets=resets)
         else:
-            prepare(self._builder, self.executor.backend, self.executor.gpu, sizes_from(sizes), watch, resets)
+            prepare(self._builder, self.executor.backend, self.executor.gpu, sizes_from(sizes), watch, resets, slots)
 
     def export(
         self,
@@ -364,10 +367,8 @@ class Kernel(Derivatives, Steps):
 
     def of_recipe(self, recipe: str) -> Kernel:
         """Return the kernel of another recipe, which runs where this one does; the same one every time."""
-        return self._others.get(recipe) or self._others.setdefault(recipe, self._like(spec_from(recipe)))
-
-    def _like(self, spec: Spec) -> Kernel:
-        return Kernel(builder_of(spec, self._builder.target, self._builder.preferred))
+        made = self._others.get(recipe) or Kernel(builder_of(spec_from(recipe), self._builder.target, self._builder.preferred))
+        return self._others.setdefault(recipe, made)
 
     def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
         """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""

@@ -95,9 +95,10 @@ OWNERS = {
         "torch.* benchmarks.harness.gpu benchmarks.distributed_suite "
         "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.cpu_scans "
         "benchmarks.contenders.layers benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans "
-        "benchmarks.contenders.selective_scans "
+        "benchmarks.contenders.selective_scans benchmarks.serving_suite "
         "benchmarks.filter_accuracy benchmarks.filters benchmarks.first_calls benchmarks.replaced_models benchmarks.sizes "
-        "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.mamba_ssm compat.mingru_pytorch "
+        "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.flashinfer "
+        "compat.mamba_ssm compat.selective_kernels compat.mingru_pytorch "
         "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.torchrl "
         "compat.transformers_mamba compat.xlstm"
     ),

@@ -136,6 +136,7 @@ def _kinds_of_calls(plan: KernelPlan) -> list[str]:
         f"states out in {specialization.states_out} dtype": specialization.states_out != "none",
         "packed sequences": specialization.packed,
         f"states in slots, in {specialization.pool} dtype": specialization.pool != "none",
+        "drafts that are run again": specialization.replays,
     }
     return [word for word, holds in words.items() if holds]
 

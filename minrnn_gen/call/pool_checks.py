@@ -108,6 +108,19 @@ def check_values(rows: PoolRows) -> None:
             )
 
 
+def check_accepted(rows: PoolRows, accepted: Array, drafts: Array) -> None:
+    """Refuse counts of accepted steps beyond the last draft of a slot, all in host memory; `drafts` has its steps second."""
+    slots, counts = as_numpy(rows.slots), as_numpy(accepted)
+    steps = as_numpy(drafts)[:, 1][slots]
+    wrong = (slots != rows.pad_slot) & ((counts < 0) | (counts > steps))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise BadInput(
+            f"accepted[{row}] is {counts[row]}, but the last draft of slot {slots[row]} has {steps[row]} steps; "
+            f"0 to {steps[row]} is expected"
+        )
+
+
 def check_range(slots: Any, name: str, count: int, pad_slot: int | None = None) -> None:
     """Refuse slots beyond a pool of so many, but for `pad_slot`."""
     wrong = (slots < 0) | (slots >= count)

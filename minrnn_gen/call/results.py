@@ -40,7 +40,7 @@ class ForwardResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Results of a single step: y and the states."""
+    """Results of a single step: y, None of what has states alone, and the states."""
 
     y: Any
     final: tuple[Any, ...]
@@ -48,7 +48,18 @@ class StepResult(NamedTuple):
     def mapped(self, change: Callable[[Any], Any]) -> StepResult:
         """Return the results with every entry changed."""
         y, final = self
-        return StepResult(change(y), tuple(map(change, final)))
+        return StepResult(None if y is None else change(y), tuple(map(change, final)))
+
+
+class Places(NamedTuple):
+    """Places of a pool that each drafted step of a sequence reads and writes, [time, batch], -1 for none."""
+
+    reads: Any
+    writes: Any
+
+    def mapped(self, change: Callable[[Any], Any]) -> Places:
+        """Return the places with both changed."""
+        return Places(change(self.reads), change(self.writes))
 
 
 class NoResult(NamedTuple):

@@ -19,7 +19,6 @@ from minrnn_gen.codegen.signature_groups import (
     ArrayNames,
     Parameters,
     Variant,
-    channel_axes,
     dinputs_in,
     input_array,
     inputs_in,
@@ -29,7 +28,6 @@ from minrnn_gen.codegen.signature_groups import (
     rows_of,
     scan_inputs,
     sizes_of,
-    slots_of,
     states_after_step,
     states_before_step,
     states_of,
@@ -40,6 +38,7 @@ from minrnn_gen.codegen.signature_groups import (
     workspace_of,
     x_of_step,
 )
+from minrnn_gen.codegen.signature_slots import draft_places, move_slots
 from minrnn_gen.codegen.signature_vectors import vector_backward, vector_forward, vector_step
 
 if TYPE_CHECKING:
@@ -86,6 +85,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     variant = Variant(
         plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,
+        plan.problem.specialization.replays,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
 
@@ -325,21 +325,6 @@ def _dropout(_: Variant, __: ArrayNames) -> Parameters:
     yield Parameter("scale", "compute_t", "of what is kept", "launch.scale")
 
 
-def _slots(_: Variant, names: ArrayNames) -> Parameters:
-    yield from slots_of(names)
-    for name in names.states:
-        comment = f"[batch, {channel_axes(name in names.vector_states)}], or null: not moved"
-        yield output_array(f"rows_{name}", "compute_t", comment, "launch.rows", is_of_cell=True)
-        yield Parameter(f"width_{name}", "int64", "", "launch.rows", is_of_cell=True)
-    yield input_array("has_state", "bool", "[batch]: false for zeros, or null", "call.pool")
-    yield output_array("y", "storage_t", "[rows, HIDDEN_SIZE] or null, places below", "outputs.y")
-    yield input_array("begins", "int64", "[batch + 1], the first row of each sequence, or null", "call.sequences.cu_seqlens")
-    for name in ("y_values", "y_inner", "y_outer_stride", "y_row_stride"):
-        yield Parameter(name, "int64", "", "outputs.y")
-    yield Parameter("writes", "int64", "0: from the pool into rows; 1: back, and y of padded rows is 0", "launch.writes")
-    yield from sizes_of("batch")
-
-
 def _filter(reads: tuple[str, ...], writes: tuple[str, ...]) -> Parameters:
     """Yield the parameters of a filter: rows, coefficients of each channel, and states, which may be null if they are read."""
     shapes = {
@@ -379,7 +364,8 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("backward_arguments", ""): _backward_arguments,
     ("normed_arguments", ""): _backward_arguments,
     ("dropout", ""): _dropout,
-    ("slots", ""): _slots,
+    ("slots", ""): move_slots,
+    ("drafts", ""): draft_places,
     ("filter_forward", ""): lambda *_: _filter(("x", "b", "a", "zi"), ("y", "zf")),
     ("filter_backward", ""): lambda *_: _filter(("x", "y", "dy", "b", "a", "dzf"), ("dx", "db", "da", "dzi")),
     ("vector_forward", ""): vector_forward,

@@ -67,6 +67,7 @@ class Variant(NamedTuple):
     in_clusters: bool
     in_grid: bool
     pool: str = "none"
+    replays: bool = False
 
     @property
     def kept_type(self) -> str:
@@ -157,10 +158,20 @@ def states_out_of(prefix: str, names: ArrayNames, source: str) -> Parameters:
 
 def slots_of(names: ArrayNames) -> Parameters:
     """Yield a pool of states, written in place, and which slots of it each sequence reads and writes."""
+    yield from pools_of(names)
+    yield from slot_numbers()
+
+
+def pools_of(names: ArrayNames) -> Parameters:
+    """Yield a pool of states, written in place."""
     for name in names.states:
         comment = f"[slot_count, {channel_axes(name in names.vector_states)}], each slot without gaps"
         yield Parameter(f"pool_{name}", "pool_t*", comment, "call.initial", is_of_cell=True)
         yield Parameter(f"slot_stride_{name}", "int64", "", "call.initial", is_of_cell=True)
+
+
+def slot_numbers() -> Parameters:
+    """Yield which slots of a pool each sequence reads and writes."""
     yield input_array("slots", "void", "[batch], int32 or int64: what each sequence reads", "call.pool")
     yield input_array("into_slots", "void", "[batch], int32 or int64: what it writes", "call.pool")
     yield Parameter("wide_slots", "unsigned", "bit 0: slots are int64; bit 1: into_slots are", "call.pool")

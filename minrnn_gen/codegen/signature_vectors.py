@@ -11,6 +11,7 @@ from minrnn_gen.codegen.signature_groups import (
     Variant,
     input_array,
     output_array,
+    pools_of,
     rows_of,
     scan_inputs,
     sizes_of,
@@ -27,6 +28,8 @@ from minrnn_gen.codegen.signature_groups import (
 # Axes whose strides kernels for n values per channel take: of inputs S.*, of partial sums of their gradients, and of states
 # after every step.
 SHARED_AXES, STEP_SHARED_AXES, DSHARED_AXES, KEPT_AXES = "btkn", "bkn", "pbtkn", "bthn"
+# Axes of x and y of drafts.
+DRAFT_X_AXES, DRAFT_Y_AXES = "btgh", "bth"
 
 
 def _shared_inputs(names: ArrayNames, axes: str) -> Parameters:
@@ -84,7 +87,10 @@ def vector_backward(variant: Variant, names: ArrayNames) -> Parameters:
 
 
 def vector_step(variant: Variant, names: ArrayNames) -> Parameters:
-    """Yield the parameters of a single step."""
+    """Yield the parameters of a single step, or of one that runs a draft."""
+    if variant.replays:
+        yield from _vector_draft(names)
+        return
     yield from x_of_step()
     yield from vectors_of(names, recurrent=False)
     yield from states_before_step(variant, names)
@@ -92,3 +98,21 @@ def vector_step(variant: Variant, names: ArrayNames) -> Parameters:
     yield output_array("y", "storage_t", "[batch, HIDDEN_SIZE], contiguous", "outputs.y")
     yield from states_after_step(variant, names)
     yield from sizes_of("batch")
+
+
+def _vector_draft(names: ArrayNames) -> Parameters:
+    yield input_array("x", "storage_t", "[batch, time, GATES, HIDDEN_SIZE], strides below", "call.x")
+    yield from strides_of("x", DRAFT_X_AXES, "call.x")
+    yield from vectors_of(names, recurrent=False)
+    yield from pools_of(names)
+    yield input_array("starts", "int64", "[3, batch]: slot or -1, first place of inputs, steps to run again", "launch.starts")
+    yield input_array("lengths", "int64", "[batch]: steps of each sequence, or null for time", "draft.lengths")
+    yield from _shared_inputs(names, SHARED_AXES)
+    yield output_array("kept_x", "storage_t", "[slot_count, places, GATES, HIDDEN_SIZE]: x of drafts", "draft.inputs")
+    for name in names.shared:
+        comment = "[slot_count, places, GROUPS, STATE_SIZE], of drafts"
+        yield output_array(f"kept_{name}", "storage_t", comment, "draft.inputs", is_of_cell=True)
+    yield output_array("y", "storage_t", "[batch, time, HIDDEN_SIZE], strides below", "outputs.y")
+    yield from strides_of("y", DRAFT_Y_AXES, "outputs.y")
+    yield Parameter("places", "int64", "of the inputs of a slot", "draft.places")
+    yield from sizes_of("batch", "time")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -223,6 +223,12 @@ def int64_beside(like: Array, array: Array) -> Array:
         return inspect(torch.as_tensor(values, device=like.owner.device).to(torch.int64), array.name)
     with gpu_device.on_device(like.device):
         return inspect(cast(_numpy_or_cupy(like).asarray(values), "int64"), array.name)
+
+
+def stacked(arrays: Sequence[Any], axis: int) -> Any:
+    """Return arrays of one library as one, along a new axis."""
+    like = inspect(arrays[0], "array")
+    return (sys.modules["torch"] if like.library == "torch" else _numpy_or_cupy(like)).stack([*arrays], axis)
 
 
 def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.key import ALIGNMENT_BYTES, KeyedArrays
+from minrnn_gen.call.pool import PoolArguments
 from minrnn_gen.call.results import BackwardResult
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS
 from minrnn_gen.errors import BadInput, ToolchainMissing
@@ -120,7 +121,7 @@ def device_call(site: CallSite, device: int) -> DeviceCall:
 class Recording(NamedTuple):
     """A recorded call: its trace, how many slots are before what it allocated, the slots of operands and of results.
 
-    `backward` has the indices of its results among `result_slots`.
+    `backward` has the indices of its results among `result_slots`. `aliased`: operands that are results, by slot.
     """
 
     trace: Trace[Any, Any]
@@ -128,6 +129,7 @@ class Recording(NamedTuple):
     operand_slots: tuple[int, ...]
     result_slots: tuple[int, ...]
     backward: BackwardResult | None = None
+    aliased: tuple[tuple[int, Shaped], ...] = ()
 
 
 def _on_device(site: CallSite) -> tuple[Shaped, ...]:
@@ -148,6 +150,13 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
         return _recorded_filter(request.kind, request, operands)
     kernel = kernel_by(request.recipe)
     executor, slots, count = kernel.executor, request.slots, len(request.present)
+    if request.kind == "step_on_pool":
+        *flat, reads, writes, _ = by_slot(request, operands)
+        pool = PoolArguments(reads, writes, request.pad_slot)
+        on_pool = executor.record_step(CallArguments.from_flat(kernel.interface, flat), pool)
+        written = tuple((slots[operand], site.operands[operand]) for operand in request.aliases)
+        results = () if on_pool is None else (on_pool.slots.y, *(slot for slot, _ in written))
+        return None if on_pool is None else Recording(on_pool, count, slots, results, aliased=written)
     arguments = CallArguments.from_flat(kernel.interface, by_slot(request, operands[: len(slots)]))
     if request.kind == "step":
         step = executor.record_step(arguments)
@@ -207,7 +216,9 @@ def _laid_out(device: int, recording: Recording) -> DeviceCall:
         if slot not in recording.result_slots and slot not in cast_slots:
             scratch.append((slot, end))
             end += padded(math.prod(allocation.shape) * allocation.dtype.itemsize)
-    results = tuple(Shaped(tuple(held[slot].shape), held[slot].dtype.name) for slot in recording.result_slots)
+    shapes = {slot: Shaped(tuple(allocation.shape), allocation.dtype.name) for slot, allocation in held.items()}
+    shapes |= dict(recording.aliased)
+    results = tuple(shapes[slot] for slot in recording.result_slots)
     casts = tuple(OperandCast(recording.operand_slots.index(cast.source), cast.dtype) for cast in trace.casts)
     return DeviceCall(
         device=device,

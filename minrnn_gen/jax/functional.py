@@ -17,8 +17,10 @@ from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
+from minrnn_gen.call.pool import PAD_SLOT
+from minrnn_gen.call.pool_checks import check_pool, pool_arguments
 from minrnn_gen.call.sequences import as_marks
-from minrnn_gen.call.validate import check_call
+from minrnn_gen.call.validate import INTEGER_DTYPES, check_call, check_dtype, check_exact_shape
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.jax.altered import altered_call
@@ -26,6 +28,7 @@ from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described
 from minrnn_gen.jax.differentiable import run
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
+from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import has_recurrent_product, kernel_by, known
@@ -98,24 +101,49 @@ def step(
     spec: SpecLike,
     x_t: Any,
     R: Any = None,
+    *,
+    slots: Any = None,
+    into_slots: Any = None,
+    pad_slot: int = PAD_SLOT,
     **arrays: Unpack[StepArrays],
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (y_t, state) of one step, with gradients; x_t is x without its axis of time. Raises what `recurrence` does."""
+    """Return (y_t, state) of one step, with gradients; x_t is x without its axis of time. Raises what `recurrence` does.
+
+    slots, into_slots int32 or int64 [B], and pad_slot: as of a kernel's `step`, on a pool of states {name: [slots, H]}, which
+    is returned, without gradients. Under `jax.jit` with the pool among `donate_argnums` it is updated in place, else copied.
+    """
     arguments = step_arguments(x_t, R, arrays)
+    pool = pool_arguments(slots, into_slots, pad_slot)
     if (kernel := kernel_by(_recipe(spec))).embedded is not None:
+        if pool is not None:
+            raise BadInput("slots were given, but the cell has units of several sizes, which JAX has no pool of; pass states")
         embedding, inner = _of_embedded(kernel, arguments)
         named: Any = {name: getattr(inner, name) for name in StepArrays.__annotations__}
         y, state = step(kernel.embedded, inner.x, inner.R, **named)
         return embedding.y_of_step(y), embedding.by_name(state)
-    recipe, interface, flat, (rows, _, count) = _operands(spec, arguments, single_step=True)
+    plain = arguments if pool is None else arguments._replace(state=None)
+    recipe, interface, flat, (rows, _, count) = _operands(spec, plain, single_step=True)
     if interface.directions:
         raise BadInput("step needs one direction, but the spec is bidirectional; call recurrence on whole sequences")
     if not rows:
         y, state_after = _of_nothing(interface, flat, rows, 0, count, False)
-        return y.reshape(interface.step_shape(0)), state_after
-    request = Request("step", tuple(array is not None for array in flat), recipe)
-    y, *states = run(request, tuple(array for array in flat if array is not None))
-    return y, dict(zip(interface.states, states, strict=True))
+        return y.reshape(interface.step_shape(0)), state_after if pool is None else {**(arguments.state or {})}
+    if pool is not None:
+        states = _named(arguments.state, "state") or {}
+        check_pool(interface, described, states)
+        flat[interface.slots.states] = [states[name] for name in interface.states]
+        for name, array in (("slots", slots), ("into_slots", into_slots)):
+            flat.append(None if array is None else as_array(array, name))
+            if array is not None:
+                check_dtype(described(flat[-1], name), INTEGER_DTYPES)
+                check_exact_shape(described(flat[-1], name), (rows,))
+        flat.append(None)
+    present, operands = tuple(array is not None for array in flat), tuple(array for array in flat if array is not None)
+    if pool is None:
+        y, *results = run(Request("step", present, recipe), operands)
+    else:
+        y, *results = bind(Request("step_on_pool", present, recipe, pad_slot=pad_slot), operands)
+    return y, dict(zip(interface.states, results, strict=True))
 
 
 def _embedded(

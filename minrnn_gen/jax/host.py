@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.pool import PoolArguments
 from minrnn_gen.call.slots import CU_SEQLENS, FIXED, LENGTHS
 from minrnn_gen.jax.c_handler import Layout
 from minrnn_gen.jax.request import Request
@@ -29,6 +30,11 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
     kernel = kernel_by(request.recipe)
     interface, executor = kernel.interface, kernel.executor
     count = len(request.slots)
+    if request.kind == "step_on_pool":
+        *call, reads, writes, _ = by_slot(request, operands)
+        states = call[interface.slots.states]
+        pool = PoolArguments(reads, writes, request.pad_slot)
+        return (executor.step(CallArguments.from_flat(interface, call), pool).y, *states)
     arguments = CallArguments.from_flat(interface, by_slot(request, operands[:count]))
     if request.kind == "step":
         step = executor.step(arguments)

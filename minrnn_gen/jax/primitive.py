@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from minrnn_gen.call.slots import BIAS, CU_SEQLENS, LENGTHS, RECURRENT_BIAS, R, X
+from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import target
 from minrnn_gen.jax.batched import batched
 from minrnn_gen.jax.device import DeviceCall
@@ -90,7 +91,9 @@ def _call(site: CallSite, results: Sequence[Shaped], operands: Sequence[Any]) ->
     text = site.text()
     attributes = {target.DIGEST_ATTRIBUTE: numpy.int64(digest_of(text)), target.TEXT_ATTRIBUTE: text}
     like = [jax.ShapeDtypeStruct(result.shape, jnp.dtype(result.dtype)) for result in results]
-    written: Sequence[Any] = jax.ffi.ffi_call(target.TARGET, like)(*operands, **attributes)
+    written: Sequence[Any] = jax.ffi.ffi_call(target.TARGET, like, input_output_aliases=site.request.aliases)(
+        *operands, **attributes
+    )
     return written
 
 
@@ -130,7 +133,20 @@ def _slots_in(run: slice) -> range:
     return range(run.start, run.stop)
 
 
+def _refuse_on_pool(request: Request, what: str) -> None:
+    if request.kind == "step_on_pool":
+        raise BadInput(
+            f"a step on slots was asked for under {what}, which it lacks; call it outside, its batch is x_t's first axis"
+        )
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, request: Request) -> Any:
+    _refuse_on_pool(request, "a gradient")
+    return _DERIVATIVES.jvp(primals, tangents, request=request)
+
+
 def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, request: Request) -> tuple[list[Any], list[int]]:
+    _refuse_on_pool(request, "vmap")
     results = batched(bind, request, operands, axes)
     return results, [0] * len(results)
 
@@ -140,4 +156,5 @@ _PRIMITIVE.def_abstract_eval(_abstract)
 mlir.register_lowering(_PRIMITIVE, mlir.lower_fun(_lower_on_host), platform="cpu")
 mlir.register_lowering(_PRIMITIVE, mlir.lower_fun(_lower_on_device), platform="cuda")
 batching.primitive_batchers[_PRIMITIVE] = _batch
-ad.primitive_jvps[_PRIMITIVE] = SecondDerivatives(bind).jvp
+_DERIVATIVES = SecondDerivatives(bind)
+ad.primitive_jvps[_PRIMITIVE] = _jvp

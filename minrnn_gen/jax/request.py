@@ -15,7 +15,7 @@ from minrnn_gen.precision import precision_storing
 from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
 from minrnn_gen.raw_scan.map_arguments import Form
 
-Kind = Literal["forward", "backward", "step", "scan", "scan_backward", "filter", "filter_backward"]
+Kind = Literal["forward", "backward", "step", "step_on_pool", "scan", "scan_backward", "filter", "filter_backward"]
 
 
 class Shaped(NamedTuple):
@@ -37,7 +37,8 @@ class Request:
     Of a filter these are x, b, a, zi, and of its backward x, b, a, y, dy, dzf; x is [N, C, T]. `recipe` is of the kernel, empty
     of a raw scan, which has the other keywords, and of a filter. A scan of form "full" has an h0, and a map for each step.
     `keeps`: the states after every step are written by a forward, and read by a backward. `trains`: a backward follows this
-    forward.
+    forward. A step on a pool has the slots that it reads, those that it writes and None after those of its call, and writes the
+    pool, its states, in place.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Request:
     reverse: bool = False
     axis: int = 0
     form: Form = "scalar"
+    pad_slot: int = -1
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -64,6 +66,15 @@ class Request:
     def gradient_slots(self) -> tuple[int, ...]:
         """The slots whose gradients a backward of a kernel returns, in their order."""
         return tuple(filter(has_gradient, self.slots))
+
+    @property
+    def aliases(self) -> dict[int, int]:
+        """Operands that are written, and the result that each is."""
+        if self.kind != "step_on_pool":
+            return {}
+        states = self.interface.slots.states
+        written = (self.slots.index(slot) for slot in range(states.start, states.stop))
+        return {operand: result for result, operand in enumerate(written, start=1)}
 
     def results(self, operands: Sequence[Shaped]) -> tuple[Shaped, ...]:
         """Return the form of the results."""
@@ -83,6 +94,8 @@ class Request:
             return tuple(operands[self.slots.index(slot)] for slot in self.gradient_slots)
         interface = self.interface
         storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
+        if self.kind == "step_on_pool":
+            return (Shaped(interface.step_shape(x.shape[0]), storage), *(operands[index] for index in self.aliases))
         if self.kind == "step":
             of_step = (Shaped(interface.shape_of_state(name, x.shape[0]), carried) for name in interface.states)
             return (Shaped(interface.step_shape(x.shape[0]), storage), *of_step)
@@ -96,7 +109,7 @@ class Request:
         """Return how many sequences a call of a kernel is of."""
         if self.present[CU_SEQLENS]:
             return operands[self.slots.index(CU_SEQLENS)].shape[0] - 1
-        return operands[0].shape[0 if self.kind == "step" else self.interface.x_axes.index("b")]
+        return operands[0].shape[0 if self.kind in ("step", "step_on_pool") else self.interface.x_axes.index("b")]
 
 
 class CallSite(NamedTuple):

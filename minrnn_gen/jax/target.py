@@ -81,8 +81,15 @@ class HostCall(NamedTuple):
     def run(self, frame: CallFrame) -> None:
         """Read the operands where they are, and copy the results to where they belong."""
         operands = [_view(frame.arguments, index, shaped) for index, shaped in enumerate(self.site.operands)]
-        for index, (shaped, result) in enumerate(zip(self.results, run_on_host(self.site.request, operands), strict=True)):
-            _view(frame.results, index, shaped)[...] = result
+        results = [_view(frame.results, index, shaped) for index, shaped in enumerate(self.results)]
+        for operand, result in self.site.request.aliases.items():
+            # XLA gives both the same memory, but where it had to copy.
+            if operands[operand].ctypes.data != results[result].ctypes.data:
+                results[result][...] = operands[operand]
+            operands[operand] = results[result]
+        for result, computed in zip(results, run_on_host(self.site.request, operands), strict=True):
+            if result is not computed:
+                result[...] = computed
 
     def publish(self, digest: int, frame: CallFrame) -> None:
         """Have C run the call from now on, where all of it is native code."""

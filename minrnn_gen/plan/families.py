@@ -44,8 +44,8 @@ FAMILIES: tuple[Family, ...] = (
     vectors.STEP,
 )
 
-# What moves states between a pool and the kernels of other families, and serves no pass of a cell itself.
-MOVING: tuple[Family, ...] = (pointwise.SLOTS,)
+# Kernels around pools of states, which serve no pass of a cell themselves.
+MOVING: tuple[Family, ...] = (pointwise.SLOTS, pointwise.DRAFTS)
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:
@@ -99,8 +99,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     if problem.kernel_pass == "dropout":
         return (pointwise.DROPOUT,)
-    if problem.kernel_pass == "slots":
-        return (pointwise.SLOTS,)
+    if problem.kernel_pass in ("slots", "drafts"):
+        return (pointwise.SLOTS if problem.kernel_pass == "slots" else pointwise.DRAFTS,)
     if problem.kernel_pass == "arguments":
         return (normed.ARGUMENTS if problem.cell.has_means else stepwise.ARGUMENTS,)
     if problem.kernel_pass in ("filter", "filter_backward"):

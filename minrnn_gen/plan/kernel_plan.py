@@ -33,6 +33,7 @@ class Specialization:
     runs from the last step to the first. `states_out`: the dtype of the states after every step, if they are written. `packed`:
     sequences lie one after the other, their tiles not known before the launch. `input_size`: of x where the kernel projects it.
     `pool`: the dtype of the states of a pool, whose slots a step reads and writes in place, if it does.
+    `replays`: what a draft kept is run again before its steps.
     """
 
     alignment_bytes: int
@@ -42,6 +43,7 @@ class Specialization:
     packed: bool = False
     input_size: int = 0
     pool: StatesOut = "none"
+    replays: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kernels of which only the threads of a block are chosen: single steps, a thread for each channel, dropout, and slots."""
+"""Kernels of which only the threads of a block are chosen: single steps by channels, dropout, slots and drafts."""
 
 from __future__ import annotations
 
@@ -81,6 +81,11 @@ def slots_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
     return {"memory": moved_bytes / problem.gpu.bandwidth_bytes_per_s * 1e6, "launch": launch_us(problem.gpu)}
 
 
+def drafts_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
+    """Where drafts are is a few integers for each sequence: the launch alone takes time."""
+    return {"launch": launch_us(problem.gpu)}
+
+
 def _dropout_registers(_problem: Problem) -> int:
     return DROPOUT_REGISTERS
 
@@ -98,3 +103,4 @@ SCAN = elementwise_family("scan_step", "elementwise", _registers, predicted_us)
 DIAGONAL = elementwise_family("diagonal_step", "elementwise", _registers, predicted_us)
 DROPOUT = elementwise_family("dropout", "elementwise", _dropout_registers, dropout_us)
 SLOTS = elementwise_family("slots", "elementwise", _slots_registers, slots_us)
+DRAFTS = elementwise_family("drafts", "elementwise", _slots_registers, drafts_us)

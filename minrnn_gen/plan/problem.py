@@ -13,9 +13,9 @@ from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.precision import Fp32Product, Precision
 
 # "arguments" are what products of a dense cell multiply instead of its output, made again for a backward; "dropout" is between
-# layers, whatever their cell, and "slots" moves states between a pool and rows. "filter" is a linear filter, whose recursion is
-# the cell, "filter_backward" its gradients.
-KernelPass = Literal["forward", "backward", "step", "arguments", "dropout", "slots", "filter", "filter_backward"]
+# layers, whatever their cell, "slots" moves states between a pool and rows, and "drafts" says where drafted steps have theirs.
+# "filter" is a linear filter, whose recursion is the cell, "filter_backward" its gradients.
+KernelPass = Literal["forward", "backward", "step", "arguments", "dropout", "slots", "drafts", "filter", "filter_backward"]
 Layout = Literal["BTD", "TBD", "BDT"]
 # How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, one of them, or fused multiply-adds.
 MatrixProduct = Literal["mma_16bit", "tf32x3", "tf32", "fma"]

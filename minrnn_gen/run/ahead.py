@@ -101,14 +101,20 @@ def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tup
 
 
 def prepare(
-    builder: Builder, backend: Backend, run: GpuRun, wanted: Iterable[Sizes], watch: Watch, resets: bool = False
+    builder: Builder,
+    backend: Backend,
+    run: GpuRun,
+    wanted: Iterable[Sizes],
+    watch: Watch,
+    resets: bool = False,
+    slots: bool = False,
 ) -> None:
     """Plan and compile what calls of the sizes `wanted` run on a GPU, in parallel, with `resets` if they have them.
 
-    Raises what building a kernel does.
+    `slots`: single steps on slots, and drafts, too. Raises what building a kernel does.
     """
     wanted = tuple(wanted)
-    _prepare(builder, backend.plan, wanted, watch, resets)
+    _prepare(builder, backend.plan, wanted, watch, resets, slots)
     if builder.spec.training:
         backend.prepare_gradients()
     passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if builder.spec.training else ("forward",)
@@ -118,7 +124,12 @@ def prepare(
 
 
 def _prepare(
-    builder: Builder, plan: Callable[[KernelKey], KernelPlan], wanted: tuple[Sizes, ...], watch: Watch, resets: bool
+    builder: Builder,
+    plan: Callable[[KernelKey], KernelPlan],
+    wanted: tuple[Sizes, ...],
+    watch: Watch,
+    resets: bool,
+    slots: bool = False,
 ) -> None:
     """Build the kernels of one builder; `plan` builds one and returns its plan.
 
@@ -131,7 +142,7 @@ def _prepare(
             asked = builder.hinted_specialization if builder.cell_shape.has_matrix else specialization
             first[kernel_pass, asked, sizes] = None
             others[kernel_pass, specialization, sizes] = kernel_pass, asked, sizes
-        for kernel_pass, specialization in _steps_of(builder, sizes):
+        for kernel_pass, specialization in (*_steps_of(builder, sizes), *(_on_slots(builder, sizes) if slots else ())):
             first[kernel_pass, specialization, Sizes(sizes.batch, 1)] = None
     keys = dict[_Request, KernelKey]()
 
@@ -163,6 +174,20 @@ def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Spec
         matrix_elements = math.prod((len(builder.cell.recurrent_gates), spec.hidden_size, spec.head_dim))
         if sizes.batch <= step_sequences_max(builder.target.profile, matrix_elements):
             yield "step", step_specialization(builder)
+
+
+def _on_slots(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Specialization]]:
+    """The kernels of single steps on slots, whose states are in any dtype that they may have, of drafts, and of copies."""
+    precision, hinted = precision_of(builder.spec.precision), builder.hinted_specialization
+    narrow: tuple[StatesOut, ...] = ("storage",) if precision.storage_dtype != precision.arithmetic_dtype else ()
+    steps = [spec for _, spec in _steps_of(builder, sizes)] if builder.cell_shape.has_matrix else [hinted]
+    for pool in ("arithmetic", *narrow):
+        yield "slots", replace(hinted, pool=pool)
+        for step in steps:
+            yield "step", replace(step, pool=pool)
+        if builder.cell_source.has_vectors:
+            yield "step", replace(hinted, pool=pool, replays=True)
+    yield "drafts", replace(hinted, pool="arithmetic")
 
 
 def _has_others(plan: KernelPlan) -> bool:

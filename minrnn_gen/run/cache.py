@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from minrnn_gen.call.arguments import Call
+from minrnn_gen.call.arguments import Call, CallArguments
 from minrnn_gen.call.array import Array, as_numpy, new_numpy, wrap_numpy
+from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
 from minrnn_gen.call.pool import PAD_SLOT, PoolRows
-from minrnn_gen.call.pool_checks import check_pool, check_range, check_writes
+from minrnn_gen.call.pool_checks import check_accepted, check_pool, check_range, check_values, check_writes
+from minrnn_gen.call.results import Places
 from minrnn_gen.call.sequences import Sequences
-from minrnn_gen.call.validate import INTEGER_DTYPES, check_dtype, check_exact_shape, check_place
+from minrnn_gen.call.validate import INTEGER_DTYPES, check_call, check_dtype, check_exact_shape, check_place
 from minrnn_gen.errors import BadInput, kind_of, shown
 from minrnn_gen.gpu import memory
+from minrnn_gen.run.drafts import Draft, places_on_host
 from minrnn_gen.run.executor import Executor
 
 
@@ -20,29 +24,32 @@ class Cache:
     """The states of `slots` requests, zeros to begin with.
 
     `states` {name: [slots, H]} is the pool that steps take as `state`; its arrays stay the same, so that CUDA graphs may have
-    them.
+    them. With a `draft` of so many steps at most, a slot keeps the state before its last draft and after each step of it.
     """
 
-    def __init__(self, executor: Executor, states: Mapping[str, Any]) -> None:
-        """Take arrays of one pool; raises BadInput for what is none."""
-        self._executor, self.states = executor, dict(states)
-        self._pool = check_pool(executor.interface, memory.inspect, states)
+    def __init__(self, executor: Executor, whole: Mapping[str, Any], drafts: Any = None, inputs: tuple[Any, ...] = ()) -> None:
+        """Take arrays {name: [slots, 1 + draft, H]}, and with a draft `drafts`, int64 zeros [slots, 2].
+
+        With `inputs`, x and inputs S.* of drafts [slots, 2 * draft, ...], kept steps are run again: `whole` is [slots, 1, H].
+        """
+        self.executor, self.states = executor, {name: array[:, 0] for name, array in whole.items()}
+        self._pool = check_pool(executor.interface, memory.inspect, self.states)
+        first = next(iter(whole.values()))
+        self.draft = int(inputs[0].shape[1]) // 2 if inputs else int(first.shape[1]) - 1
+        self.places = {name: array.reshape(-1, *array.shape[2:]) for name, array in whole.items()}
+        """The pool of all places of all slots, those of a slot one after the other."""
+        self.drafts, self.inputs = drafts, inputs
+        """The first place of the last draft of each slot and its steps, [slots, 2], or None; and inputs of its steps."""
+        self._arguments: CallArguments | None = None
 
     @classmethod
     def of(cls, executor: Executor, slots: Any, draft: Any, dtype: Any, like: Any) -> Cache:
         """Return a pool of zeros beside the array `like`, of NumPy without; raises BadInput for other sizes and dtypes."""
-        interface, carried = executor.interface, executor.interface.precision.arithmetic_dtype
-        if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-            raise BadInput(f"slots is {shown(slots)}; a positive integer is expected")
-        if draft != 0 or isinstance(draft, bool):
-            raise BadInput(f"draft is {shown(draft)}, but no cache takes back drafted steps yet; 0 is expected")
-        dtypes = dict.fromkeys((carried, interface.precision.storage_dtype))
-        named = carried if dtype is None else str(dtype).removeprefix("torch.")
-        if named not in dtypes:
-            raise BadInput(f"dtype is {shown(dtype)}; {' or '.join(dtypes)} is expected")
-        beside = new_numpy((0,), named, None) if like is None else memory.inspect(like, "like")
-        shapes = {name: interface.shape_of_state(name, slots) for name in interface.states}
-        return cls(executor, {name: memory.new_array(beside, shape, named, fill=0).owner for name, shape in shapes.items()})
+        whole, drafts = new_states(executor, (), slots, draft, dtype, like)
+        inputs = () if drafts is None else inputs_of_drafts(executor, whole, draft)
+        if inputs:
+            whole = new_states(executor, (), slots, 0, dtype, like)[0]
+        return cls(executor, whole, drafts, inputs)
 
     @property
     def slots(self) -> int:
@@ -52,49 +59,119 @@ class Cache:
     def copy(self, source: Any, target: Any) -> None:
         """Copy all states of slots `source` to slots `target`: a number each, or as many int32 or int64 [B] of each.
 
-        All are read before any is written. Raises BadInput for slots in host memory that do not exist, and for a target that
-        stands twice; on a GPU a pair with a slot that does not exist is left out.
+        All are read before any is written. Of a draft that was not committed the state before it is copied. Raises BadInput for
+        slots in host memory that do not exist, and for a target that stands twice; on a GPU a pair with a slot that does not
+        exist is left out.
         """
-        call = self._call(source, "source", target, "target")
-        if call.x.device is not None:
-            self._executor.gpu.move_slots(call, clears=False)
+        reads, writes = self._indices(source, "source"), self._indices(target, "target")
+        check_exact_shape(writes, reads.shape)
+        rows = PoolRows(reads, writes, PAD_SLOT, self.slots)
+        if self.draft and not self.inputs:
+            self._fold(rows, None)
             return
-        assert call.pool is not None
-        reads, writes = as_numpy(call.pool.slots), as_numpy(call.pool.written)
-        for array in self._pool:
-            values = as_numpy(array)
-            values[writes] = values[reads]
+        if self.draft:
+            _places(self.executor, self._over(rows))
+        self._move(reads, writes, self._pool)
 
     def clear(self, slots: Any) -> None:
         """Set all states of slots to zeros: a number, or int32 or int64 [B]; raises BadInput as `copy` does."""
-        call = self._call(slots, "slots", slots, "slots")
-        if call.x.device is not None:
-            self._executor.gpu.move_slots(call, clears=True)
+        writes = self._indices(slots, "slots")
+        if self.draft:
+            _places(self.executor, self._over(PoolRows(writes, None, PAD_SLOT, self.slots)))
+        call = call_on_slots(writes, writes, self._pool)
+        if self.executor.backend.takes(call):
+            self.executor.gpu.move_slots(call, clears=True)
             return
-        assert call.pool is not None
         for array in self._pool:
-            as_numpy(array)[as_numpy(call.pool.written)] = 0
+            as_numpy(array)[as_numpy(writes)] = 0
 
-    def _call(self, source: Any, source_name: str, target: Any, target_name: str) -> Call:
-        """Return a call without any array but the pool, whose sequences read and write these slots."""
-        reads, writes = self._indices(source, source_name), self._indices(target, target_name)
-        check_exact_shape(writes, reads.shape)
-        rows = PoolRows(reads, writes, PAD_SLOT, self.slots)
-        return Call(
-            x=reads,
-            x_axes="b",
-            rows=reads.shape[0],
-            time=1,
-            weight=None,
-            bias=None,
-            parameters=(),
-            initial=self._pool,
-            sequences=Sequences(reads.shape[0]),
-            pool=rows,
-        )
+    def commit(self, slots: Any, accepted: Any = None) -> None:
+        """End the last draft of slots, of which `accepted` steps are kept, none without: `states` are those after them.
 
-    def _indices(self, slots: Any, name: str) -> Array:
-        """Return slots as an array beside the pool, checked where they are in host memory."""
+        Both are a number, or int32 or int64 [B]. Every use of a slot but `verify_draft` wants its draft committed. Raises
+        BadInput as `copy` does, and for more steps than the draft has; on a GPU such a slot is left as it is.
+        """
+        if not self.draft:
+            raise BadInput("commit ends a draft, but the cache has none; make it with draft, the steps of the longest one")
+        rows = PoolRows(self._indices(slots, "slots"), None, PAD_SLOT, self.slots)
+        kept = None if accepted is None else self._indices(accepted, "accepted", rows.slots.shape)
+        if not self.inputs:
+            self._fold(rows, kept)
+        elif self._arguments is None:
+            _places(self.executor, self._over(rows, kept))
+        else:
+            self._run_again(rows, kept, self._arguments)
+
+    def next_draft(self, slots: Any, accepted: Any, lengths: Any, pad_slot: int, time: int) -> Places:
+        """Return the places of `time` steps of each slot, and note them as its draft; raises BadInput as `verify_draft` does.
+
+        `lengths` int64 [B], of steps, or None.
+        """
+        if time > self.draft:
+            raise BadInput(f"x has {time} steps, but a draft of the cache has {self.draft} at most; make it with more")
+        return next_places(self.executor, self.draft + 1, self.drafts, (slots, accepted, lengths), pad_slot, time)
+
+    def run_draft(self, arguments: CallArguments, slots: Any, accepted: Any, lengths: Any, pad_slot: int, time: int) -> Any:
+        """Run a draft after what is kept of the last one, where kept steps are run again, and return y."""
+        if time > self.draft:
+            raise BadInput(f"x has {time} steps, but a draft of the cache has {self.draft} at most; make it with more")
+        self._arguments = arguments._replace(x=None, shared=None, lengths=None, state=self.states)
+        rows, places = (slots, accepted, lengths), 2 * self.draft
+        on_pool = arguments._replace(lengths=None, state=self.states).flat(self.executor.interface)
+        arrays = None if on_pool is None else [*on_pool, slots, None, accepted, lengths, self.drafts, *self.inputs]
+        call_key = None if is_on_cpu(slots) else keyed(("run a draft", pad_slot, time), arrays)
+        if replay := self.executor.gpu.steps.replay(call_key):
+            return replay.result.y
+        draft = checked_draft(places, self.drafts, rows, pad_slot, time, self.inputs)
+        return self._perform(arguments, draft, call_key)
+
+    def _perform(self, arguments: CallArguments, draft: Draft, call_key: KeyedArrays | None) -> Any:
+        _check_accepted(draft)
+        plain = arguments._replace(lengths=None, state=None)
+        call = check_call(self.executor.interface, memory.inspect, lambda _: None, plain)
+        return self.executor.gpu.run_draft(replace(call, initial=self._pool, keyed=None), draft, call_key).y
+
+    def _run_again(self, rows: PoolRows, accepted: Array | None, arguments: CallArguments) -> None:
+        """Run the kept steps of drafts again, which are over then."""
+        interface, batch = self.executor.interface, rows.slots.shape[0]
+
+        def no_steps(axes: str) -> Any:
+            return memory.new_array(self._pool[0], interface.shape(axes, batch, 0), interface.precision.storage_dtype).owner
+
+        shared = {name: no_steps(interface.shared_axes) for name in interface.shared}
+        on_pool = arguments._replace(x=no_steps(interface.x_axes), shared=shared or None)
+        inputs = tuple(memory.inspect(array, "cache") for array in self.inputs)
+        self._perform(on_pool, Draft(rows, self._noted, 2 * self.draft, 0, accepted, None, True, inputs), None)
+
+    @property
+    def _noted(self) -> Array:
+        return memory.inspect(self.drafts, "drafts")
+
+    def _over(self, rows: PoolRows, accepted: Array | None = None) -> Draft:
+        """Return the end of drafts."""
+        return Draft(rows, self._noted, self.draft + 1, 1, accepted, folds=True)
+
+    def _fold(self, rows: PoolRows, accepted: Array | None) -> None:
+        """Move the state after the `accepted` steps of drafts to the first places of the slots that are written."""
+        places = _places(self.executor, self._over(rows, accepted))
+        pool = check_pool(self.executor.interface, memory.inspect, self.places)
+        reads, writes = (memory.inspect(place, "places").selected(0, 0) for place in places)
+        self._move(reads, writes, pool)
+
+    def _move(self, reads: Array, writes: Array, pool: tuple[Array, ...]) -> None:
+        """Copy states between slots of a pool, all of which are read before any is written; -1 is none."""
+        call = call_on_slots(reads, writes, pool)
+        if self.executor.backend.takes(call):
+            self.executor.gpu.move_slots(call, clears=False)
+            return
+        source, target = as_numpy(reads), as_numpy(writes)
+        is_moved = (source != PAD_SLOT) & (target != PAD_SLOT)
+        for array in pool:
+            values = as_numpy(array)
+            values[target[is_moved]] = values[source[is_moved]]
+
+    def _indices(self, slots: Any, name: str, shape: tuple[int, ...] | None = None) -> Array:
+        """Return slots, or counts of steps, as an array beside the pool, checked where they are in host memory."""
         import numpy
 
         if isinstance(slots, bool) or slots is None:
@@ -102,12 +179,106 @@ class Cache:
         is_plain = isinstance(slots, int | list | tuple | range)
         array = wrap_numpy(numpy.array(slots, ndmin=1), name) if is_plain else memory.inspect(slots, name)
         check_dtype(array, INTEGER_DTYPES)
-        check_exact_shape(array, (array.shape[0] if array.shape else 0,))
+        check_exact_shape(array, shape or (array.shape[0] if array.shape else 0,))
         like = self._pool[0]
         if array.device is not None:
             check_place(array, like)
             return array
-        check_range(as_numpy(array), name, self.slots)
-        if name != "source":
+        if name != "accepted":
+            check_range(as_numpy(array), name, self.slots)
+        if name not in ("source", "accepted"):
             check_writes(as_numpy(array), name)
         return array if like.device is None else memory.int64_beside(like, array)
+
+
+def next_places(executor: Executor, places: int, drafts: Any, rows: tuple[Any, Any, Any], pad_slot: int, time: int) -> Places:
+    """Return the places of the steps of a draft, and note it in `drafts`; a slot has so many places.
+
+    `rows`: slots, what is accepted of their last draft and the lengths of this one, each [B], the last two perhaps None.
+    Raises BadInput for what does not fit.
+    """
+    slots, accepted, lengths = rows
+    call_key = keyed(("draft", pad_slot, places, time), [slots, None, accepted, lengths, drafts])
+    if not is_on_cpu(slots) and (replay := executor.gpu.drafts.replay(call_key)):
+        return replay.result
+    return _places(executor, checked_draft(places, drafts, rows, pad_slot, time), call_key)
+
+
+def checked_draft(
+    places: int, drafts: Any, rows: tuple[Any, Any, Any], pad_slot: int, time: int, inputs: tuple[Any, ...] = ()
+) -> Draft:
+    """Return the draft of some slots, checked; raises BadInput for slots and counts that do not fit."""
+    slots, accepted, lengths = rows
+    noted, read = memory.inspect(drafts, "cache"), memory.inspect(slots, "slots")
+    kept = None if accepted is None else memory.inspect(accepted, "accepted")
+    for array in (read, *(() if kept is None else (kept,))):
+        check_dtype(array, INTEGER_DTYPES)
+        check_exact_shape(array, read.shape[:1] or (0,))
+        check_place(array, noted)
+    pool = PoolRows(read, None, pad_slot, noted.shape[0])
+    if read.device is None:
+        check_values(pool)
+    steps = None if lengths is None else memory.inspect(lengths, "lengths")
+    of_steps = tuple(memory.inspect(array, "cache") for array in inputs)
+    return Draft(pool, noted, places, time, kept, steps, inputs=of_steps)
+
+
+def _check_accepted(draft: Draft) -> None:
+    if draft.accepted is not None and draft.drafts.device is None:
+        check_accepted(draft.rows, draft.accepted, draft.drafts)
+
+
+def _places(executor: Executor, draft: Draft, call_key: KeyedArrays | None = None) -> Places:
+    _check_accepted(draft)
+    if executor.backend.takes(call_on_slots(draft.rows.slots, draft.rows.written, ())):
+        return executor.gpu.places(draft, call_key)
+    return places_on_host(draft)
+
+
+def call_on_slots(reads: Array, writes: Array, pool: tuple[Array, ...]) -> Call:
+    """Return a call without any array but a pool, whose sequences read and write these slots."""
+    return Call(
+        x=reads,
+        x_axes="b",
+        rows=reads.shape[0],
+        time=1,
+        weight=None,
+        bias=None,
+        parameters=(),
+        initial=pool,
+        sequences=Sequences(reads.shape[0]),
+        pool=PoolRows(reads, writes, PAD_SLOT, pool[0].shape[0] if pool else 0),
+    )
+
+
+def new_states(
+    executor: Executor, layers: tuple[int, ...], slots: Any, draft: Any, dtype: Any, like: Any
+) -> tuple[dict[str, Any], Any]:
+    """Return zeros {name: [*layers, slots, 1 + draft, H]} and, with a draft, int64 zeros [*layers, slots, 2]."""
+    interface, carried = executor.interface, executor.interface.precision.arithmetic_dtype
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise BadInput(f"slots is {shown(slots)}; a positive integer is expected")
+    if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
+        raise BadInput(f"draft is {shown(draft)}; the steps of the longest draft, 0 for none, are expected")
+    dtypes = dict.fromkeys((carried, interface.precision.storage_dtype))
+    named = carried if dtype is None else str(dtype).removeprefix("torch.")
+    if named not in dtypes:
+        raise BadInput(f"dtype is {shown(dtype)}; {' or '.join(dtypes)} is expected")
+    beside = new_numpy((0,), named, None) if like is None else memory.inspect(like, "like")
+
+    def zeros(shape: tuple[int, ...], of: str) -> Any:
+        return memory.new_array(beside, (*layers, slots, *shape), of, fill=0).owner
+
+    whole = {name: zeros((1 + draft, *interface.shape_of_state(name, 1)[1:]), named) for name in interface.states}
+    return whole, zeros((2,), "int64") if draft else None
+
+
+def inputs_of_drafts(executor: Executor, whole: Mapping[str, Any], draft: int) -> tuple[Any, ...]:
+    """Return zeros for x and inputs S.* of drafts of each slot of a pool, nothing where their steps are not run again."""
+    interface, like = executor.interface, memory.inspect(next(iter(whole.values())), "state")
+    is_forward = not interface.runs_reversed[0]
+    if not is_forward or not executor.backend.takes(call_on_slots(like, like, ())) or not executor.draft_plan(draft).replays:
+        return ()
+    shapes = [interface.shape(axes, 1, 1)[1:] for axes in ("bgh", *["bkn"] * len(interface.shared))]
+    storage, lead = interface.precision.storage_dtype, (like.shape[0], 2 * draft)
+    return tuple(memory.new_array(like, (*lead, *shape), storage, fill=0).owner for shape in shapes)

@@ -10,12 +10,14 @@ from functools import cached_property
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.results import Places
 from minrnn_gen.codegen.signature import names_of
 from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Recorder, WideGradients
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice
+from minrnn_gen.run.drafts import Draft, launch_places
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.slots import new_rows, rows_from_pool, rows_into_pool
@@ -45,6 +47,14 @@ class CellRun(ABC):
         hinted = self.builder.hinted_specialization
         rows = new_rows(recorder, call, fill=0) if clears else rows_from_pool(recorder, hinted, self.names, call).initial
         rows_into_pool(recorder, hinted, self.names, call, rows)
+
+    def places(self, recorder: Recorder, draft: Draft) -> Places:
+        """Return the places of the steps of a draft, and note it."""
+        return launch_places(recorder, self.builder, self.names, draft)
+
+    def run_draft(self, _recorder: Recorder, _call: Call, _outputs: Outputs, _draft: Draft, /) -> None:
+        """Run a draft after what is kept of the last one; raises where steps of a draft are not run again."""
+        raise NotImplementedError
 
     def states_from_pool(self, recorder: Recorder, call: Call) -> Call:
         """Return a call on the states of its sequences, read from the pool where it has one."""

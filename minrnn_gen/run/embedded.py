@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from minrnn_gen.call.array import contiguous_strides
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.pool import PoolArguments
+from minrnn_gen.call.pool_checks import with_pool
 from minrnn_gen.call.results import ForwardResult, StepResult
-from minrnn_gen.call.validate import check_gradient
-from minrnn_gen.errors import BadInput
+from minrnn_gen.call.validate import check_call, check_gradient
 from minrnn_gen.gpu import memory
+from minrnn_gen.run.cpu.slots import step_on_pool
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Forward, ForwardReplay
 
@@ -42,9 +43,9 @@ class EmbeddedExecutor(Executor):
         return result._replace(y=embedding.y(result.y), states=states, final=embedding.final(result.final)), forward
 
     def step(self, arguments: CallArguments, pool: PoolArguments | None = None) -> StepResult:
-        """Run one step; raises BadInput for one on a pool."""
+        """Run one step; on a pool, from rows of its states that are written back."""
         if pool is not None:
-            raise self._no_pool()
+            return self._step_on_pool(arguments, pool)
         call = self.checked(arguments, single_step=True)
         if not self.serves(call):
             return super().step(arguments)
@@ -73,15 +74,33 @@ class EmbeddedExecutor(Executor):
         self.checked(arguments)
         return self.inner.reference(self.embedding.arguments(arguments), all_states)
 
-    def forward_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> Any:  # noqa: ARG002
-        """Raise BadInput: no states of these are in a pool."""
-        raise self._no_pool()
+    def forward_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> Any:
+        """Run over time from rows of the states of a pool, which are written back, and return y."""
+        call = check_call(self.interface, memory.inspect, lambda _: None, arguments._replace(state=None))
+        call = with_pool(self.interface, memory.inspect, call, arguments.state, pool)
 
-    def _no_pool(self) -> BadInput:
-        return BadInput(
-            f"slots were given, but {self.interface.model or 'the cell'} has units of several sizes, whose states are "
-            "in no pool yet; pass the states of the sequences, without slots"
-        )
+        def run(state: Mapping[str, Any]) -> StepResult:
+            result, _ = self.forward(arguments._replace(state=state), all_states=False, saves=False)
+            return StepResult(result.y, result.final)
+
+        return self._on_rows(call, run).y
+
+    def _step_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> StepResult:
+        call = self.checked(arguments, single_step=True, pool=pool)
+        return self._on_rows(call, lambda state: self.step(arguments._replace(state=state)))
+
+    def _on_rows(self, call: Call, run: Callable[[Mapping[str, Any]], StepResult]) -> StepResult:
+        """Run from rows of the states of a pool, and write them back; y of padding is 0."""
+        names = self.interface.states
+        if self.backend.takes(call):
+            result = run(dict(zip(names, self.gpu.rows_of(call).final, strict=True)))
+            self.gpu.write_rows(call, result)
+            return StepResult(result.y, ())
+
+        def on_host(rows: Call) -> StepResult:
+            return run(dict(zip(names, (array.owner for array in rows.initial if array is not None), strict=True)))
+
+        return step_on_pool(self.interface, on_host, call)
 
     def serves(self, call: Call) -> bool:
         """Say whether the inner kernel has kernels for a call."""

@@ -22,6 +22,7 @@ from minrnn_gen.call.validate import check_call, check_gradient, check_place, ch
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.ranges import mark_ranges
+from minrnn_gen.plan.drafts import DraftPlan, draft_plan
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
@@ -272,6 +273,16 @@ class Executor:
         """Records whole runs, for callers who replay traces in memory of their own, such as a program of XLA."""
         return GpuRun(self.interface, self._builder, self.backend.without_graphs())
 
+    def draft_plan(self, steps: int) -> DraftPlan:
+        """Return how drafts of so many steps are taken back on a GPU."""
+        builder, hinted = self._builder, self._builder.hinted_specialization
+        problem, predicted = builder.problem_of(builder.cell_shape, builder.key_of("step", hinted)), None
+        if self.interface.has_vectors:
+            on_pool = (replace(hinted, pool="arithmetic", replays=replays) for replays in (False, True))
+            single, again = (builder.solve(builder.key_of("step", kind)).plan() for kind in on_pool)
+            predicted = single.predicted_total_us, again.predicted_total_us
+        return draft_plan(problem, steps, predicted)
+
     def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:
         """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed.
 
@@ -302,10 +313,10 @@ class Executor:
         self.cpu.forward(call, self._states_out(all_states, saves=False), False)
         return self.cpu.native.forwards.take(kept)
 
-    def record_step(self, arguments: CallArguments) -> Trace[StepResult, None] | None:
+    def record_step(self, arguments: CallArguments, pool: PoolArguments | None = None) -> Trace[StepResult, None] | None:
         """Run one step on a GPU, and return its trace; None where it cannot be replayed."""
-        call_key = self._keyed(("step", None), arguments)
-        self.recorded.step(self.checked(arguments, single_step=True).with_slots(call_key))
+        call_key = self._keyed(("step", None if pool is None else pool.pad_slot), arguments, pool)
+        self.recorded.step(self.checked(arguments, single_step=True, pool=pool).with_slots(call_key))
         return self.recorded.steps.find(call_key)
 
     def record_backward(

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.projected import Projects, projected_at
-from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
+from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs, with_slots
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import outputs_of_run, runs_of
 from minrnn_gen.call.gradients import AnyGradients, RawGradients
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.key import KeyedArrays
-from minrnn_gen.call.results import BackwardResult, ForwardResult, NoResult, SlotGradients, StepResult
+from minrnn_gen.call.results import BackwardResult, ForwardResult, NoResult, Places, SlotGradients, StepResult
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
@@ -23,6 +23,7 @@ from minrnn_gen.run.backend import Backend, Recorder
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.cells import run_of
 from minrnn_gen.run.dense.direction_choice import DirectionsChoice
+from minrnn_gen.run.drafts import Draft
 from minrnn_gen.run.ending import in_slots, of_layers
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
@@ -51,6 +52,7 @@ class GpuRun:
         self._interface, self._builder, self._backend, self._projects = interface, builder, backend, projects
         self.forwards = TraceCache[ForwardResult, Forward]()
         self.steps = TraceCache[StepResult, None]()
+        self.drafts = TraceCache[Places, None]()
         self.backwards = TraceCache[Result, Call]()
         self.restored = ByKey[RestoredBackward]()
 
@@ -148,6 +150,43 @@ class GpuRun:
             recorder = self._backend.begin(call.x, None, call.flat())
             self._cells.move_slots(recorder, call, clears)
             recorder.finish(NoResult(), None)
+
+    def rows_of(self, call: Call) -> StepResult:
+        """Return the states of the sequences of a call on a pool, zeros for padding, and no y."""
+        recorder = self._backend.begin(call.x, None, call.flat())
+        rows = self._cells.states_from_pool(recorder, call).initial
+        return recorder.finish(StepResult(None, tuple(row for row in rows if row is not None)), None).result
+
+    def write_rows(self, call: Call, result: StepResult) -> None:
+        """Write final states into the pool of a call, and zeros into y of padding."""
+        y, *final = (memory.inspect(array, "result") for array in (result.y, *result.final))
+        recorder = self._backend.begin(call.x, None, (*call.flat(), y, *final))
+        self._cells.states_into_pool(recorder, self.with_sequences_beside_x(call), Outputs(y, (), tuple(final)))
+        recorder.finish(NoResult(), None)
+
+    def places(self, draft: Draft, keyed: KeyedArrays | None) -> Places:
+        """Return the places of the steps of a draft, and note it, as `CellRun.places` does."""
+        if keyed is not None:
+            draft = draft.placed(with_slots(draft.flat()))
+        recorder = self._backend.begin(draft.drafts, keyed, draft.flat())
+        finished = recorder.finish(self._cells.places(recorder, draft), None)
+        self.drafts.keep(finished.replay)
+        return finished.result
+
+    def run_draft(self, call: Call, draft: Draft, keyed: KeyedArrays | None) -> StepResult:
+        """Run a draft, its inputs and states in a cache, after what is kept of the last one; the states are in the cache."""
+        interface = self._interface
+        if keyed is not None:
+            call, inputs = call.with_slots(keyed), len(call.flat())
+            draft = draft.placed(with_slots(draft.flat(), inputs))
+        recorder = self._backend.begin(call.x, keyed, (*call.flat(), *draft.flat()))
+        y = recorder.new_array(interface.y_shape(call.rows, call.time), interface.precision.storage_dtype)
+        if draft.batch:
+            projected = self._projected(recorder, call, interface.preactivation_axes)
+            self._cells.run_draft(recorder, projected, Outputs(y, (), ()), draft)
+        finished = recorder.finish(StepResult(y, ()), None)
+        self.steps.keep(finished.replay)
+        return finished.result
 
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.

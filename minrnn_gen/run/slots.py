@@ -9,6 +9,7 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
+from minrnn_gen.call.pool import PoolRows
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import ArrayNames, named_arrays
@@ -40,15 +41,22 @@ def step_states(names: ArrayNames, call: Call, final: Sequence[Array | None]) ->
 
 def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
     """Return what a kernel takes of a pool and of the slots of a call."""
-    import numpy
-
-    pool, states = call.pool, [state for state in call.initial if state is not None]
-    assert pool is not None
-    reads, writes = pool.slots, pool.written
+    states = [state for state in call.initial if state is not None]
+    assert call.pool is not None
     strides = [state.strides[0] for state in states]
     return {
         **named("pool", names.states, states),
         **dict(zip(named_arrays("slot_stride", names.states), strides, strict=True)),
+        **slot_values(call.pool),
+    }
+
+
+def slot_values(pool: PoolRows) -> dict[str, Any]:
+    """Return what a kernel takes of which slots are read and written."""
+    import numpy
+
+    reads, writes = pool.slots, pool.written
+    return {
         "slots": reads.address,
         "into_slots": writes.address,
         "wide_slots": numpy.uint32((reads.dtype == "int64") | (writes.dtype == "int64") << 1),
@@ -108,7 +116,7 @@ def _launch(
         "has_state": address_or_null(call.pool.has_state if call.pool else None),
         "y": address_or_null(y),
         "begins": address_or_null(call.sequences.cu_seqlens),
-        **_places(y, plan.problem.layout),
+        **_places(y, plan.problem.layout, call.sequences.cu_seqlens is not None),
         "writes": int(writes),
         "batch": call.batch,
     }
@@ -122,8 +130,11 @@ def _arithmetic(state: Array) -> str:
     return state.dtype if precision is None else precision.arithmetic_dtype
 
 
-def _places(y: Array | None, layout: str) -> dict[str, int]:
-    """Return how y of a sequence lies: so many values, of which some are side by side, and the strides to the others."""
+def _places(y: Array | None, layout: str, is_packed: bool) -> dict[str, int]:
+    """Return how y of a sequence lies: so many values, of which some are side by side, and the strides to the others.
+
+    Those of packed sequences follow from where they begin, in rows.
+    """
     if y is None:
         return dict.fromkeys(("y_values", "y_inner", "y_outer_stride", "y_row_stride"), 0)
     batch_axis = int(layout == "TBD" and len(y.shape) == TIME_AXES)
@@ -133,5 +144,5 @@ def _places(y: Array | None, layout: str) -> dict[str, int]:
         "y_values": outer * inner,
         "y_inner": most(inner, 1),
         "y_outer_stride": y.strides[0] if batch_axis else 0,
-        "y_row_stride": y.strides[batch_axis],
+        "y_row_stride": y.shape[-1] if is_packed else y.strides[batch_axis],
     }

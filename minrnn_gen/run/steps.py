@@ -10,9 +10,10 @@ from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import StepArrays, shows_step, step_arguments
 from minrnn_gen.call.pool import PAD_SLOT, PoolArguments
 from minrnn_gen.call.pool_checks import pool_arguments
-from minrnn_gen.errors import BadInput
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.run.cache import Cache
 from minrnn_gen.run.executor import Executor
+from minrnn_gen.run.verify import verify
 
 State = dict[str, Any]
 # Of NumPy, CuPy or torch: results are of the library of x.
@@ -58,6 +59,37 @@ class Steps:
             return result.y, {**(arguments.state or {})}
         return result.y, dict(zip(self._interface.states, result.final, strict=True))
 
+    @shows_step
+    def verify_draft(
+        self,
+        x: AnyArray,
+        R: Any = None,
+        *,
+        cache: Cache,
+        slots: Any,
+        accepted: Any = None,
+        pad_slot: int = PAD_SLOT,
+        lengths: Any = None,
+        **arrays: Unpack[StepArrays],
+    ) -> tuple[AnyArray, Cache]:
+        """Run drafted steps that may be taken back, from and into slots of a cache; return (y, cache), x and y as of a call.
+
+        cache: of this kernel, with a draft of so many steps at least. slots: as of `step`. accepted: int32 or int64 [B], of any
+        stride: how many steps of the last draft of the slot are kept, none without; the steps of x come after them. Which of
+        these are kept says the next call, or `cache.commit`, which comes before any other use of the slot. States are bit by
+        bit those of single steps. lengths: int32 or int64 [B], the steps of each sequence; y is 0 beyond.
+
+        On a GPU a sequence with a slot that the pool lacks, or with more accepted steps than the draft has, counts as padding.
+        Raises what a step does, and BadInput for a cache of another kernel or a shorter draft.
+        """
+        if self._interface.directions:
+            raise BadInput("a draft needs one direction, but the spec is bidirectional; call the kernel on whole sequences")
+        if not isinstance(cache, Cache) or not cache.draft or cache.executor is not self.executor:
+            raise BadInput(f"cache is {kind_of(cache)}; what cache(slots, draft) of this kernel returns is expected")
+        pool_arguments(slots, None, pad_slot)
+        arguments = joined(self._interface, step_arguments(x, R, arrays)._replace(lengths=lengths))
+        return verify(self.executor, arguments, cache, slots, accepted, pad_slot), cache
+
     def _on_pool(
         self, executor: Executor, arguments: CallArguments, pool: PoolArguments, all_states: bool
     ) -> tuple[Any, State]:
@@ -72,8 +104,8 @@ class Steps:
         """Return a pool of zeros for the states of so many requests: `cache.states` is what `step` takes as `state`.
 
         Its arrays are of the library of the array `like` and on its device, NumPy's without. dtype: that of states, or that of
-        storage. draft: 0, since no cache takes back drafted steps yet. Raises BadInput for anything else, and where the spec is
-        bidirectional.
+        storage. draft: the steps of the longest draft that `verify_draft` will run, whose states the cache keeps. Raises
+        BadInput for anything else, and where the spec is bidirectional.
         """
         if self._interface.directions:
             raise BadInput("a cache is of one direction, but the spec is bidirectional; call the kernel on whole sequences")

@@ -64,11 +64,12 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
             raise BadInput(f"{name} is on {tensor.device}, but {first} is on {like.device}; move one of them")
 
 
-def check_slots(slots: Any, name: str, count: int) -> None:
-    """Refuse slots in host memory beyond a pool of so many, but for -1, and a slot that stands twice."""
+def check_slots(slots: Any, name: str, count: int, are_written: bool = True) -> None:
+    """Refuse slots in host memory beyond a pool of so many, but for -1, and of those that are written one that stands twice."""
     if not slots.is_cuda:
         check_range(slots.numpy(), name, count, PAD_SLOT)
-        check_writes(slots[slots != PAD_SLOT].numpy(), name)
+        if are_written:
+            check_writes(slots[slots != PAD_SLOT].numpy(), name)
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:

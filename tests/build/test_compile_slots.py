@@ -17,7 +17,7 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import PRECISION_NAMES
 
 ATTEMPTS = 3
-PASSES: tuple[KernelPass, ...] = ("step", "slots")
+PASSES: tuple[KernelPass, ...] = ("step", "slots", "drafts")
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
 SPECS: tuple[dict[str, Any], ...] = (
@@ -40,8 +40,10 @@ def test_one_of_the_best_candidates_keeps_its_promise(spec: dict[str, Any], prec
     sizes = dict(spec)
     builder = builder_of(sizes.pop("model"), gpu, precision=precision, **sizes)
     pools: tuple[StatesOut, ...] = ("arithmetic", *(("storage",) if precision in ("bf16", "fp16") else ()))
-    for kernel_pass, pool in itertools.product(PASSES, pools):
-        on_pool = replace(builder.hinted_specialization, pool=pool)
+    replays = (False, True) if builder.cell_source.has_vectors else (False,)
+    kinds = ((kernel_pass, again) for kernel_pass in PASSES for again in (replays if kernel_pass == "step" else (False,)))
+    for (kernel_pass, again), pool in itertools.product(kinds, pools):
+        on_pool = replace(builder.hinted_specialization, pool=pool, replays=again)
         solution, lowered = builder.solve(builder.key_of(kernel_pass, on_pool)), builder.lowered_for(kernel_pass)
         best = map(solution.plan, range(min(ATTEMPTS, len(solution.candidates))))
         assert any(not broken_promises(plan, compile_source(render(plan, lowered, ()), plan).kernels) for plan in best)

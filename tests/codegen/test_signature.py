@@ -31,6 +31,7 @@ from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.precision import precision_of
 from minrnn_gen.raw_scan.filter_kernels import filter_spec
 from minrnn_gen.run.dense.launch import BackwardArrays, scratch_sizes
+from minrnn_gen.run.drafts import Draft
 
 # A scan with a parameter and two states, of which a backward reads one that is not y.
 TWIN = {
@@ -60,7 +61,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
 )
-PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots")
+PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots", "drafts")
 FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}
 FILTER_PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
 Kernel = tuple[KernelPlan, Any]
@@ -74,9 +75,11 @@ def kind_of(variables: dict[str, int]) -> tuple[bool, ...]:
 def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
     """Yield a plan of every family that serves and of every kind, with resets and kept states and without, and on pools."""
     hinted = builder.hinted_specialization
-    if kernel_pass in ("step", "slots"):
+    if kernel_pass in ("step", "slots", "drafts"):
         yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic"))).plan(0)
-    if kernel_pass == "slots":
+    if kernel_pass == "step" and builder.cell_source.has_vectors:
+        yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic", replays=True))).plan(0)
+    if kernel_pass in ("slots", "drafts"):
         return
     kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
     for resets, states_out in product((False, True), kept) if kernel_pass in ("forward", "backward") else ((False, "none"),):
@@ -167,7 +170,8 @@ def test_names_are_unique_and_pointers_have_shapes() -> None:
 LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
-    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "writes", "next_output",
+    "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "reads", "writes",
+    "keeps", "starts", "next_output",
 }  # fmt: skip
 
 
@@ -178,7 +182,8 @@ def names_behind(head: str) -> set[str]:
         "precision": precision, "hidden_size": 64, "states": ("h", "c"), "recurrent_gates": ("i",), "R_shape": (4, 1, 64, 64),
     })  # fmt: skip
     classes: dict[str, Any] = {
-        "call": Call, "outputs": Outputs, "incoming": IncomingGradient, "gradients": Gradients, "arrays": BackwardArrays,
+        "call": Call, "draft": Draft, "outputs": Outputs, "incoming": IncomingGradient, "gradients": Gradients,
+        "arrays": BackwardArrays,
     }  # fmt: skip
     if head in classes:
         return {field.name for field in fields(classes[head])} | {*dir(classes[head])}

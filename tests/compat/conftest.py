@@ -16,7 +16,7 @@ def _nothing_compiled() -> Iterator[None]:
     for name, kernels in {
         "flashrnn_kernel": "kernel_of",
         "fla": "_kernel",
-        "mamba_ssm": "_kernel",
+        "selective_kernels": "_kernel",
         "mingru_pytorch": "_kernel",
     }.items():
         if module := sys.modules.get(f"minrnn_gen.compat.{name}"):

@@ -58,6 +58,13 @@ RECORDED: dict[str, tuple[str, str]] = {
         "mamba-ssm 2.3.2",
         "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None",
     ),
+    "flashinfer.mamba.selective_state_update": (
+        "flashinfer-python 0.6.4",
+        "state, x, dt, A, B, C, D, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None, pad_slot_id=-1, "
+        "state_scale=None, out=None, disable_state_update=False, intermediate_states_buffer=None, "
+        "intermediate_state_indices=None, intermediate_state_scales=None, rand_seed=None, philox_rounds=10, cache_steps=0, "
+        "algorithm='auto', dst_state_batch_indices=None, cu_seqlens=None, num_accepted_tokens=None, backend='auto'",
+    ),
     "torchaudio.functional.lfilter": (
         "torchaudio 2.8.0",
         "waveform, a_coeffs, b_coeffs, clamp=True, batching=True",
@@ -98,6 +105,7 @@ OURS = {
         for kind in ("IFNode", "LIFNode", "ParametricLIFNode")
     },
     "flashrnn.flashrnn": "flashrnn.flashrnn",
+    "flashinfer.mamba.selective_state_update": "flashinfer.selective_state_update",
     "torchaudio.functional.lfilter": "torchaudio.lfilter",
     "fla.ops.hgrn.chunk_hgrn": "fla.chunk_hgrn",
     "fla.ops.hgrn.fused_recurrent_hgrn": "fla.fused_recurrent_hgrn",

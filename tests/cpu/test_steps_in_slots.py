@@ -18,6 +18,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "min_gru", "hidden_size": 8},
     {"model": "lstm", "hidden_size": 8, "heads": 2, "precision": "fp64"},
     {"model": "selective", "hidden_size": 4, "state_size": 3, "precision": "bf16"},
+    {"model": "lstm_projected", "hidden_size": 8, "projection_size": 4},
 )
 
 
@@ -85,15 +86,6 @@ def test_slots_and_pools_that_do_not_fit_are_refused_in_a_sentence(wrong: str) -
     assert not pool.any()
 
 
-def test_cells_with_units_of_several_sizes_have_no_pool_yet() -> None:
-    kernel = kernel_of({"model": "lstm_projected", "hidden_size": 8, "projection_size": 4})
-    interface = kernel.interface
-    state = {name: np.zeros(interface.shape_of_state(name, 3), np.float32) for name in kernel.states}
-    x_t, R = np.zeros((1, 4, 8), np.float32), np.zeros(interface.R_shape, np.float32)
-    with pytest.raises(BadInput, match="whose states are in no pool yet"):
-        kernel.step(x_t, R, state=state, slots=np.array([1]))
-
-
 def test_a_cache_begins_with_zeros_and_copies_and_clears_slots() -> None:
     kernel = kernel_of(SPECS[1])
     cache = kernel.cache(4)
@@ -126,7 +118,7 @@ def test_slots_that_a_cache_lacks_are_refused(wrong: str) -> None:
     ("options", "sentence"),
     [
         ({"slots": 0}, "slots is 0; a positive integer is expected"),
-        ({"slots": 2, "draft": 3}, "draft is 3, but no cache takes back drafted steps yet"),
+        ({"slots": 2, "draft": True}, "draft is true; the steps of the longest draft, 0 for none, are expected"),
         ({"slots": 2, "dtype": "bfloat16"}, "dtype is 'bfloat16'; float32 is expected"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,12 @@ import minrnn_gen
 from minrnn_gen.call import pool_checks
 from minrnn_gen.call.array import wrap_numpy
 from minrnn_gen.interpret.toolchain import has_compiler
+from minrnn_gen.run.cache import call_on_slots
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="kernels are compiled by a host C++ compiler, and there is none")
 
 FULL = pytest.mark.matrix_full
-# Of each kind of kernel that takes steps a spec; the last three run a forward of one step on rows of the pool.
+# Of each kind of kernel that takes steps a spec; the last four run a forward of one step on rows of the pool.
 SPECS: dict[str, dict[str, Any]] = {
     "scan": {"model": "min_gru", "hidden_size": 5},
     "diagonal": {"model": "ind_rnn", "hidden_size": 5, "precision": "bf16"},
@@ -28,6 +28,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "dense, heads": {"model": "slstm", "hidden_size": 24, "heads": 2, "precision": "fp16"},
     "dense, fp64": {"model": "gru", "hidden_size": 10, "precision": "fp64"},
     "projected": {"model": "min_lstm", "hidden_size": 4, "input_size": 3},
+    "projected units": {"model": "lstm_projected", "hidden_size": 8, "projection_size": 4},
     "rounds": {"model": "gru_reset_before", "hidden_size": 12},
     "norms": {"model": "layer_norm_lstm", "hidden_size": 8},
     "norms of products": {"model": GATES_TOGETHER, "hidden_size": 8},
@@ -70,6 +71,7 @@ OVER_TIME: dict[str, dict[str, Any]] = {
     "vectors, BDT": {**SPECS["vectors"], "layout": "BDT"},
     "dense": SPECS["dense"],
     "projected": SPECS["projected"],
+    "projected units": SPECS["projected units"],
     "rounds, reverse": {**SPECS["rounds"], "direction": "reverse"},
 }
 
@@ -107,10 +109,9 @@ def test_kernels_copy_and_clear_slots(name: str) -> None:
     cache = kernel.cache(4)
     for states in cache.states.values():
         states[...] = (np.arange(4) + 1).reshape(-1, *[1] * (states.ndim - 1))
-    call = cache._call([0, 1, 2], "source", [1, 0, 3], "target")
-    assert call.pool is not None
     beyond = wrap_numpy(np.array([1, 0, 99]), "target")
-    kernel.executor.gpu.move_slots(replace(call, pool=replace(call.pool, into=beyond)), clears=False)
+    call = call_on_slots(wrap_numpy(np.array([0, 1, 2]), "source"), beyond, cache._pool)
+    kernel.executor.gpu.move_slots(call, clears=False)
     assert all((states.reshape(4, -1) == [[2], [1], [3], [4]]).all() for states in cache.states.values())
-    kernel.executor.gpu.move_slots(replace(call, pool=replace(call.pool, into=beyond)), clears=True)
+    kernel.executor.gpu.move_slots(call, clears=True)
     assert all((states.reshape(4, -1) == [[0], [0], [3], [4]]).all() for states in cache.states.values())

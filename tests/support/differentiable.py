@@ -25,14 +25,14 @@ from minrnn_gen.compat.installed import Exchange
 BATCH, TIME, INPUTS, HIDDEN = 2, 4, 3, 4
 # A module of compat on NumPy arrays, and those without a front.
 _WITHOUT_GRADIENTS = (
-    *("numpy_cells", "installed", "flashrnn_kernel", "flashrnn_request", "flashrnn_states", "neurons"),
+    *("numpy_cells", "installed", "flashrnn_kernel", "flashrnn_request", "flashrnn_states", "neurons", "selective_kernels"),
     *("snntorch_surrogate", "spikingjelly_surrogate"),
 )
 # Exports that take no tensors, a single step, which has no gradients, and a block that is none.
 NO_FRONTS = {
     "HeadGroup", "SequenceGroup", "export_operators", "nn", "onnx_translations", "sum_gradients",
-    "mamba_ssm.selective_state_update", "accelerated_scan.channels.scan_channels", "transformers_mamba.mamba_inner_fn",
-    "spikingjelly.reset_net",
+    "mamba_ssm.selective_state_update", "flashinfer.selective_state_update", "accelerated_scan.channels.scan_channels",
+    "transformers_mamba.mamba_inner_fn", "spikingjelly.reset_net",
 }  # fmt: skip
 Tensors = Mapping[str, Any]
 

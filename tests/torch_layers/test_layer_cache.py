@@ -19,6 +19,7 @@ SLOTS, INPUTS, HIDDEN = 5, 6, 8
 MADE: dict[str, Callable[[], Any]] = {
     "two of LSTM": lambda: layers.RNN("lstm", INPUTS, HIDDEN, 2),
     "a scan in bf16": lambda: layers.RNN("min_gru", INPUTS, HIDDEN, dtype=torch.bfloat16),
+    "projected units": lambda: drop_ins.LSTM(INPUTS, HIDDEN, 2, proj_size=4, batch_first=True),
     "n values": lambda: layers.RNN("gated_linear", INPUTS, HIDDEN, 2, state_size=3),
 }
 
@@ -43,7 +44,8 @@ def test_steps_on_a_cache_are_steps_on_states(name: str, is_compiled: bool) -> N
         torch.testing.assert_close(y[::2], expected[::2], rtol=0, atol=0)
         assert not y[1].any()
     for pool, last in zip(cache.states.values(), state if isinstance(state, tuple) else (state,), strict=True):
-        assert torch.equal(pool[:, [4, 2]], last[:, [0, 2]]) and not pool[:, [0, 1, 3]].any()
+        # Projected units have zeros beyond their own.
+        assert torch.equal(pool[:, [4, 2], : last.shape[2]], last[:, [0, 2]]) and not pool[:, [0, 1, 3]].any()
 
 
 def test_states_in_slots_may_be_in_the_dtype_of_the_weights() -> None:
@@ -52,6 +54,34 @@ def test_states_in_slots_may_be_in_the_dtype_of_the_weights() -> None:
     y, _ = layer.step(torch.randn(2, INPUTS, dtype=torch.bfloat16), cache=cache, slots=torch.tensor([3, 1]))
     (states,) = cache.states.values()
     assert states.dtype is torch.bfloat16 and torch.equal(states[0, [3, 1]], y)
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=FULL)])
+def test_drafts_are_steps_whatever_is_kept(name: str, is_compiled: bool) -> None:
+    torch.manual_seed(0)
+    layer, draft = MADE[name](), 2
+    dtype = next(layer.parameters()).dtype
+    cache, steps, slots = layer.cache(SLOTS, draft), layer.cache(SLOTS), torch.tensor([4, -1, 2], dtype=torch.int32)
+
+    def verify(x: Any, accepted: Any) -> Any:
+        return layer.verify_draft(x, cache=cache, slots=slots, accepted=accepted)[0]
+
+    verify_in_place = torch.compile(verify, fullgraph=True, backend="aot_eager") if is_compiled else verify
+    accepted = torch.zeros(3, dtype=torch.int64)
+    for kept in ([2, 0, 1], [0, 0, 2], [1, 0, 0]):
+        x = torch.randn(3, draft, INPUTS, dtype=dtype)
+        y, ahead = verify_in_place(x, accepted), layer.cache(SLOTS)
+        for states, target in zip(steps.states.values(), ahead.states.values(), strict=True):
+            target.copy_(states)
+        accepted = torch.tensor(kept)
+        for t in range(draft):
+            expected, _ = layer.step(x[:, t], cache=ahead, slots=slots)
+            assert torch.equal(y[:, t], expected) and not expected[1].any()
+            layer.step(x[:, t], cache=steps, slots=torch.where(t < accepted, slots, -1))
+    cache.commit(slots[::2], accepted[::2])
+    for states, expected in zip(cache.states.values(), steps.states.values(), strict=True):
+        assert torch.equal(states, expected)
 
 
 def test_slots_are_copied_and_cleared() -> None:
@@ -75,9 +105,11 @@ def test_what_has_no_cache_and_what_is_none_say_so() -> None:
         "without slots; give the slot of each sequence": lambda: layer.step(x, cache=layer.cache(3)),
         "slots were given without a cache": lambda: layer.step(x, slots=slots),
         "with state or resets": lambda: layer.step(x, torch.zeros(1), cache=layer.cache(3), slots=slots),
-        "draft is 2, but no cache takes back drafted steps yet": lambda: layer.cache(3, 2),
+        "draft is 2.0; the steps of the longest draft, 0 for none": lambda: layer.cache(3, 2.0),
+        "x has 2 steps, but a draft of the cache has 1 to 1": lambda: layer.verify_draft(
+            x[:, None].expand(3, 2, INPUTS), cache=layer.cache(3, 1), slots=slots
+        ),
         "the layer is bidirectional": lambda: drop_ins.GRU(INPUTS, HIDDEN, bidirectional=True).cache(3),
-        "has projected units, whose states are in no cache yet": lambda: drop_ins.LSTM(INPUTS, HIDDEN, proj_size=4).cache(3),
         r"slots\[1\] is 3; a slot of the pool, 0 to 2": lambda: layer.step(
             x, cache=layer.cache(3), slots=torch.tensor([0, 3, 1])
         ),

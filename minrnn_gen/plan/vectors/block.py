@@ -10,6 +10,8 @@ from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
 
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
+# Places and strides of steps that are run again.
+REGISTERS_OF_REPLAY = 28
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
 REGISTERS_IN_PARTS = 52
@@ -174,6 +176,9 @@ class Block:
             narrow += len(cell.gates) + len(cell.parameters) - wide_parameters
             under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
+        if problem.specialization.replays:
+            under_way += REGISTERS_OF_REPLAY
+            of_value, narrow = of_value + 2 * len(cell.shared), narrow + len(cell.gates)
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 

@@ -48,6 +48,9 @@ STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
 # Between decode steps the text of their kernel leaves the caches. What each of its instructions takes to come, as kernels with
 # one, two and four sequences for each lane showed on an H200.
 INSTRUCTION_NS = 1.6
+# Steps that a draft takes, its own and some of the last one again, each as long as so many single ones: drafts of four steps of
+# selective scans, with two to run again, on an H200.
+STEPS_OF_DRAFT, SINGLE_STEPS_OF_ONE = 6, 2
 # Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
 # Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
@@ -124,7 +127,10 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     rounds = ceil(of_busiest_sm / held.blocks_per_sm)
     wide_parameters = len(cell.vector_parameters)
     instructions = step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
-    special = warps * step.functions * limits.WARP_LANES
+    # Those of a draft, and what is kept of the last one, whose inputs are read a step ahead.
+    steps = STEPS_OF_DRAFT * SINGLE_STEPS_OF_ONE if problem.specialization.replays else 1
+    instructions += (steps - 1) * step.instructions
+    special = warps * steps * step.functions * limits.WARP_LANES
     state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
     # Of a step whose lanes read less than a sector of memory at once, some is read again.
     read_at_once = block.lanes * block.chunk * problem.precision.arithmetic_bytes
@@ -142,7 +148,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
         "memory": maximum(traffic, through_l2) / gpu.bandwidth_bytes_per_s * starved * 1e6,
         "issue": warps * instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": rounds * ((step.latency + step.instructions) / cycles_per_us + waiting) + starts + text_us,
+        "chain": rounds * (steps * (step.latency + step.instructions) / cycles_per_us + waiting) + starts + text_us,
         "launch": gpu_rates.launch_us(gpu),
     }
 

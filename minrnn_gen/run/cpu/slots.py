@@ -17,10 +17,10 @@ from minrnn_gen.run.saved import Forward
 
 
 def step_on_pool(interface: Interface, step: Callable[[Call], StepResult], call: Call) -> StepResult:
-    """Run one step by `step`, which takes rows of states; the states of the result are in the pool alone."""
+    """Run one step, or a call over time, by `step`, which takes rows of states; those of the result are in the pool alone."""
     result = step(_on_rows(interface, call))
     _into_pool(call, [memory.inspect(final, "state") for final in result.final])
-    as_numpy(memory.inspect(result.y, "y"))[~_is_live(call)] = 0
+    _clear_padding(interface, call, memory.inspect(result.y, "y"))
     return StepResult(result.y, ())
 
 
@@ -28,13 +28,18 @@ def forward_on_pool(interface: Interface, forward: Callable[[Call], Forward], ca
     """Run a call over time by `forward`, which takes rows of states."""
     result = forward(_on_rows(interface, call))
     _into_pool(call, result.outputs.final)
-    y, is_padding = as_numpy(result.outputs.y), ~_is_live(call)
-    ends = call.sequences.cu_seqlens
-    if ends is not None:
-        y[0, numpy.repeat(is_padding, numpy.diff(as_numpy(ends)))] = 0
-    else:
-        numpy.moveaxis(y, Y_AXES[interface.layout].index("b"), 0)[is_padding] = 0
+    _clear_padding(interface, call, result.outputs.y)
     return result
+
+
+def _clear_padding(interface: Interface, call: Call, y: Array) -> None:
+    """Set y of padding to 0."""
+    values, is_padding, ends = as_numpy(y), ~_is_live(call), call.sequences.cu_seqlens
+    if ends is not None:
+        values[0, numpy.repeat(is_padding, numpy.diff(as_numpy(ends)))] = 0
+    else:
+        axes = Y_AXES[interface.layout] if "t" in call.x_axes else "bh"
+        numpy.moveaxis(values, axes.index("b"), 0)[is_padding] = 0
 
 
 def _is_live(call: Call) -> Any:

@@ -6,12 +6,21 @@ from typing import Any
 
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
+from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import signature
 from minrnn_gen.codegen.signature_groups import STEP_X_AXES, ArrayNames
-from minrnn_gen.codegen.signature_vectors import DSHARED_AXES, KEPT_AXES, SHARED_AXES, STEP_SHARED_AXES
+from minrnn_gen.codegen.signature_vectors import (
+    DRAFT_X_AXES,
+    DRAFT_Y_AXES,
+    DSHARED_AXES,
+    KEPT_AXES,
+    SHARED_AXES,
+    STEP_SHARED_AXES,
+)
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.program.number import divided_up, most
+from minrnn_gen.run.drafts import Draft
 from minrnn_gen.run.launch import (
     Launch,
     address_or_null,
@@ -142,6 +151,32 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
         "batch": call.batch,
     }
     lanes = call.batch * plan.problem.hidden_size * plan.variables["lanes"]
+    return launch_in_grid(divided_up(lanes, plan.launch.threads), pack(signature(plan, names), values))
+
+
+def vector_draft_launch_of(
+    plan: KernelPlan, names: ArrayNames, call: Call, shared_axes: str, outputs: Outputs, draft: Draft, starts: Array
+) -> Launch:
+    """Return the launch that runs a draft after what is kept of the last one; the initial states of `call` are the pool."""
+    kept_x, *kept = draft.inputs
+    values = {
+        "x": call.x.address,
+        **stride_values("x", DRAFT_X_AXES, strides_by_axis(call.x, call.x_axes)),
+        **vector_values(names, call),
+        **named("pool", names.states, call.initial),
+        **{f"slot_stride_{name}": state.strides[0] for name, state in zip(names.states, call.initial, strict=True) if state},
+        "starts": starts.address,
+        "lengths": address_or_null(draft.lengths),
+        **_shared_inputs(names, call, SHARED_AXES, shared_axes),
+        "kept_x": kept_x.address,
+        **named("kept", names.shared, kept),
+        "y": outputs.y.address,
+        **stride_values("y", DRAFT_Y_AXES, strides_by_axis(outputs.y, Y_AXES[plan.problem.layout])),
+        "places": draft.places,
+        "batch": draft.batch,
+        "time": call.time,
+    }
+    lanes = draft.batch * plan.problem.hidden_size * plan.variables["lanes"]
     return launch_in_grid(divided_up(lanes, plan.launch.threads), pack(signature(plan, names), values))
 
 

@@ -12,6 +12,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
+from minrnn_gen.run.drafts import Draft, launch_starts
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.runs import choose
 from minrnn_gen.run.slots import with_slots
@@ -20,6 +21,7 @@ from minrnn_gen.run.vectors.launch import (
     part_values_of,
     shared_parts_of,
     vector_backward_launch_of,
+    vector_draft_launch_of,
     vector_forward_launch_of,
     vector_step_launch_of,
     vector_workspace_bytes_of,
@@ -53,6 +55,14 @@ class VectorsRun(CellRun):
         kernel = recorder.load(recorder.choose("step", specialization, Sizes(call.batch, 1)))
         axes = self.shared_axes.replace("t", "")
         kernel.launch(vector_step_launch_of(kernel.plan, self.names, call, axes, outputs))
+
+    def run_draft(self, recorder: Recorder, call: Call, outputs: Outputs, draft: Draft) -> None:
+        """Run a draft on the pool that the initial states are, after what is kept of the last one."""
+        starts = launch_starts(recorder, self.builder, self.names, draft)
+        narrow = self.interface.precision.arithmetic_dtype != next(state.dtype for state in call.initial if state)
+        specialization = replace(self.builder.hinted_specialization, pool="storage" if narrow else "arithmetic", replays=True)
+        kernel = recorder.load(recorder.choose("step", specialization, Sizes(draft.batch, 1)))
+        kernel.launch(vector_draft_launch_of(kernel.plan, self.names, call, self.shared_axes, outputs, draft, starts))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction: over all of it to the begins of tiles, and back from tile to tile."""

@@ -8,38 +8,48 @@ from typing import Any
 import torch
 
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.run.cache import Cache
+from minrnn_gen.run.cache import Cache, new_states
 
 
 class LayerCache:
     """The states of `slots` requests in all layers, zeros to begin with.
 
     `states` {name: [num_layers, slots, H]}, in the order of the layer's states; its tensors stay the same, so that CUDA graphs
-    may have them.
+    may have them. With a `draft` of so many steps at most, slots keep the states before their last draft and after its steps.
     """
 
     def __init__(self, recipes: Sequence[str], slots: int, dtype: torch.dtype, device: torch.device, draft: int = 0) -> None:
         """Make it for layers of these recipes, on a device; raises BadInput for sizes that are none."""
-        like = torch.empty(0, dtype=dtype, device=device)
-        made = [kernel_by(recipe).cache(slots, draft, dtype, like=like) for recipe in recipes]
-        names = [*made[0].states]
-        self.states = {name: torch.stack([of_layer.states[name] for of_layer in made]) for name in names}
-        self._layers = [
-            Cache(kernel_by(recipe).executor, {name: states[layer] for name, states in self.states.items()})
-            for layer, recipe in enumerate(recipes)
+        like, executors = torch.empty(0, dtype=dtype, device=device), [kernel_by(recipe).executor for recipe in recipes]
+        whole, drafts = new_states(executors[0], (len(recipes),), slots, draft, dtype, like)
+        self.states = {name: array[:, :, 0] for name, array in whole.items()}
+        self.layers = [
+            Cache(executor, {name: array[layer] for name, array in whole.items()}, None if drafts is None else drafts[layer])
+            for layer, executor in enumerate(executors)
         ]
+        """The cache of each layer."""
 
     @property
     def slots(self) -> int:
         """How many slots there are."""
-        return self._layers[0].slots
+        return self.layers[0].slots
+
+    @property
+    def draft(self) -> int:
+        """How many steps a draft has at most, 0 without drafts."""
+        return self.layers[0].draft
 
     def copy(self, source: Any, target: Any) -> None:
         """Copy all states of slots `source` to slots `target`, as `Cache.copy` does."""
-        for layer in self._layers:
+        for layer in self.layers:
             layer.copy(source, target)
 
     def clear(self, slots: Any) -> None:
         """Set all states of slots to zeros, as `Cache.clear` does."""
-        for layer in self._layers:
+        for layer in self.layers:
             layer.clear(slots)
+
+    def commit(self, slots: Any, accepted: Any = None) -> None:
+        """End the last draft of slots, of which `accepted` steps are kept, as `Cache.commit` does."""
+        for layer in self.layers:
+            layer.commit(slots, accepted)

@@ -23,7 +23,7 @@ from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import refuse_others
 from minrnn_gen.torch.operators.stack_operator import together
-from minrnn_gen.torch.operators.step_operator import step_on_pool
+from minrnn_gen.torch.operators.step_operator import places_of_draft, step_on_pool
 from minrnn_gen.torch.sequence_group.cells import ways_in_words
 from minrnn_gen.torch.sequence_group.group import member_of
 from minrnn_gen.torch.tensors import check_tensor
@@ -85,14 +85,60 @@ class DecodingStack(LayerStack):
         states = tuple(final) if batched else tuple(last.squeeze(1) for last in final)
         return y if batched else y.squeeze(0), states[0] if len(states) == 1 else states
 
+    def verify_draft(
+        self,
+        x: Any,
+        *,
+        cache: LayerCache,
+        slots: Any,
+        accepted: Any = None,
+        pad_slot: int = PAD_SLOT,
+        lengths: Any = None,
+        inputs: Any = None,
+    ) -> tuple[Any, LayerCache]:
+        """Return (y, cache) of drafted steps, which may be taken back, from and into slots of a cache, without gradients.
+
+        x: [B, k, I] (without batch_first [k, B, I]), and y alike. accepted: int32 or int64 [B], how many steps of the last
+        draft of each slot are kept, none without. The next call or `cache.commit`, which comes before any other use of the
+        slot, says how many of these are. lengths: int64 [B], the steps of each sequence; y is 0 beyond. Other arguments, y and
+        states are as of single steps. Raises BadInput for a cache of another layer or with a shorter draft, and for arguments
+        that do not fit.
+        """
+        refuse_others()
+        self._check_cached(cache, slots)
+        check_tensor(x, "x")
+        axis = 1 if self.batch_first else 0
+        if x.dim() != 3 or x.shape[-1] != self.input_size:
+            wanted = ("batch, steps" if axis else "steps, batch") + f", {self.input_size}"
+            raise BadInput(f"x has shape {list(x.shape)}; [{wanted}] is expected")
+        time = x.shape[axis]
+        if not 0 < time <= cache.draft:
+            raise BadInput(f"x has {time} steps, but a draft of the cache has 1 to {cache.draft}; make it with more")
+        of_layers = inputs_of_layers(inputs, self._made, x.shape[:-1], (self.hidden_size,))
+        with torch.no_grad():
+            x, precision, casts = self._in_precision(x.detach())
+            steps, rows = x.unbind(axis), (slots, accepted, lengths)
+            for layer, (recipe, own) in enumerate(zip(self._recipes(precision), cache.layers, strict=True)):
+                places = places_of_draft(recipe, own.drafts, cache.draft + 1, rows, pad_slot, time)
+                pool = [*own.places.values()]
+                beside = [[values.select(axis, t).contiguous() for values in of_layers[layer]] for t in range(time)]
+                calls = [self._call_of_step(step, layer, casts, pool, beside[t]) for t, step in enumerate(steps)]
+                steps = [
+                    step_on_pool(recipe, count, len(pool), tensors, places[0][t], places[1][t], PAD_SLOT)
+                    for t, (count, tensors) in enumerate(calls)
+                ]
+        embedding = embedding_of(self._made)
+        return torch.stack([*steps] if embedding is None else [embedding.y_of_step(y) for y in steps], axis), cache
+
     def cache(
         self, slots: int, draft: int = 0, *, dtype: torch.dtype | None = None, state_dtype: torch.dtype | None = None
     ) -> LayerCache:
         """Return the states of so many requests in slots, zeros to begin with, for `step`.
 
         dtype: that of the inputs of steps, by default that of the weights. state_dtype: that of the states in slots, float32
-        (float64 for float64) by default, or `dtype`. draft: 0, since no cache takes back drafted steps
-        yet. Raises BadInput for anything else, and for layers in both directions or with projected units.
+        (float64 for float64) by default, or `dtype`. draft: the steps of the longest draft that `verify_draft` will run, whose
+        states the cache keeps. A state of projected units has zeros beyond its own. Raises BadInput for
+        anything else, and for layers in both directions.
         """
         self._check_cache()
         precision, first = self._precision_of(dtype), next(iter(self._parameters.values()))
@@ -132,36 +178,38 @@ class DecodingStack(LayerStack):
     def _check_cache(self) -> None:
         if self.bidirectional:
             raise BadInput("a cache is of one direction, but the layer is bidirectional; call the layer on whole sequences")
-        if embedding_of(self._made) is not None:
-            raise BadInput(f"{self._made.name} has projected units, whose states are in no cache yet; pass `state` to step")
+
+    def _check_cached(self, cache: Any, slots: Any) -> None:
+        self._check_cache()
+        if not isinstance(cache, LayerCache):
+            raise BadInput(f"cache is {kind_of(cache)}; what layer.cache returns is expected")
+        if slots is None:
+            raise BadInput("a cache was given without slots; give the slot of each sequence, int32 or int64 [batch]")
+        if len(cache.layers) != self.num_layers:
+            raise BadInput(f"cache is of {len(cache.layers)} layers; one of {self.num_layers} is expected")
 
     def _step_on_cache(
         self, x_t: Any, state: Any, resets: Any, inputs: Any, cache: Any, rows: tuple[Any, Any, int]
     ) -> tuple[Any, LayerCache]:
         """Return y of one step of all layers on slots, and the cache."""
-        self._check_cache()
-        if not isinstance(cache, LayerCache):
-            raise BadInput(f"cache is {kind_of(cache)}; what layer.cache returns is expected")
+        self._check_cached(cache, rows[0])
         if state is not None or resets is not None:
             raise BadInput(
                 "a cache was given with state or resets; sequences start from what is in their slots, leave them out"
             )
-        if rows[0] is None:
-            raise BadInput("a cache was given without slots; give the slot of each sequence, int32 or int64 [batch]")
         check_tensor(x_t, "x_t")
         if x_t.dim() != 2 or x_t.shape[-1] != self.input_size:
             raise BadInput(f"x_t has shape {list(x_t.shape)}; [batch, {self.input_size}] is expected")
         of_layers = inputs_of_layers(inputs, self._made, x_t.shape[:-1], (self.hidden_size,))
         states = [*cache.states.values()]
-        if states[0].shape[0] != self.num_layers:
-            raise BadInput(f"cache is of {states[0].shape[0]} layers; one of {self.num_layers} is expected")
         with torch.no_grad():
             x, precision, casts = self._in_precision(x_t.detach())
             checks.check_state_dtypes(states, self._made.states, (STATES[precision], STORAGE[precision]))
             for layer, recipe in enumerate(self._recipes(precision)):
                 own, tensors = self._call_of_step(x, layer, casts, [state[layer] for state in states], of_layers[layer])
                 x = step_on_pool(recipe, own, len(states), tensors, *rows)
-        return x, cache
+        embedding = embedding_of(self._made)
+        return x if embedding is None else embedding.y_of_step(x), cache
 
     def _check_steps(self) -> None:
         if self.bidirectional:

@@ -73,18 +73,19 @@ class LayerStack:
         resets: bool = False,
         reset_states: bool = False,
         holds: bool = False,
+        slots: bool = False,
     ) -> None:
         """Compile ahead, in parallel, the kernels of calls with these sizes, pairs (batch, time), gradients included.
 
         dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `resets`,
-        `reset_states` and `holds`: of calls that have them. `watch(done, of)` is called as the kernels of a layer are ready.
-        Raises BadInput for a dtype without kernels and for what are no sizes.
+        `reset_states` and `holds`: of calls that have them; `slots`: steps on a cache too. `watch(done, of)` is called as the
+        kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
         """
         recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
         is_altered = reset_states or holds
         for recipe in recipes:
             own = altered(recipe, reset_states, holds)[0] if is_altered else recipe
-            kernel_by(own).prepare(wanted, watch, resets=resets or reset_states)
+            kernel_by(own).prepare(wanted, watch, resets=resets or reset_states, slots=slots)
         for batch, time in () if is_altered else wanted:
             for beside in (
                 beside_each_other(recipes, "forward", batch, time),

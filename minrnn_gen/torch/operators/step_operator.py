@@ -1,13 +1,16 @@
-"""A single step on slots of a pool as an operator that torch traces and compiles; it changes the pool in place."""
+"""Single steps on slots of a pool, and places of drafts, as operators that torch traces; they change their pool in place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from minrnn_gen.call.slots import RESETS, CallSlots
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.cache import next_places
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import below_autograd, define, is_plain, records
 from minrnn_gen.torch.operators.recorded import Tensors
@@ -16,6 +19,30 @@ _SCHEMA = (
     "step_on_pool(str recipe, Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor[] streams, "
     "Tensor[] parameters, Tensor(a!)[] pool, Tensor slots, Tensor? into_slots, int pad_slot) -> Tensor"
 )
+
+_PLACES_SCHEMA = (
+    "next_places(str recipe, Tensor(a!) drafts, int places, Tensor slots, Tensor? accepted, Tensor? lengths, int pad_slot, "
+    "int time) -> (Tensor, Tensor)"
+)
+
+
+def places_of_draft(recipe: str, drafts: Any, places: int, rows: tuple[Any, Any, Any], pad_slot: int, time: int) -> Any:
+    """Return the places of the steps of a draft, and note it in `drafts`, as `run.cache.next_places` does."""
+    arguments = (recipe, drafts, places, *rows, pad_slot, time)
+    return _places(*arguments) if is_plain((drafts, *rows)) else PLACES(*arguments)
+
+
+def _places(recipe: str, drafts: Any, places: int, *arguments: Any) -> Any:
+    *rows, pad_slot, time = arguments
+    return tuple(next_places(kernel_by(recipe).executor, places, drafts, tuple(rows), pad_slot, time))
+
+
+def _fake_places(_recipe: str, drafts: Any, _places: int, slots: Any, *arguments: Any) -> Any:
+    return tuple(drafts.new_empty((arguments[-1], slots.shape[0]), dtype=torch.int64) for _ in range(2))
+
+
+def _record_places(*arguments: Any) -> Any:
+    return below_autograd(PLACES, *arguments)
 
 
 def step_on_pool(
@@ -53,3 +80,4 @@ def _record(recipe: str, *arguments: Any) -> Any:
 
 
 OPERATOR: Any = define(_SCHEMA, _run, _fake, _record)
+PLACES: Any = define(_PLACES_SCHEMA, _places, _fake_places, _record_places)

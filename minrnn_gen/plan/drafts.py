@@ -1,0 +1,58 @@
+"""How a cache takes drafted steps back: by their states in places, or by running what is kept of their inputs again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.problem import Problem
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """The bytes of a sequence and the predicted time of a draft of `steps`, either way."""
+
+    steps: int
+    batch: int
+    snapshots_bytes: int
+    replay_bytes: int
+    snapshots_us: float
+    replay_us: float
+    has_kernel: bool
+
+    @property
+    def replays(self) -> bool:
+        """Whether kept steps are run again."""
+        return self.has_kernel and self.replay_us < self.snapshots_us
+
+    @property
+    def in_words(self) -> str:
+        """The decision in a sentence."""
+        chosen = "kept steps run again from their inputs" if self.replays else "a state is kept after each step"
+        text = (
+            f"drafts of {self.steps} steps on a GPU: {chosen}; states after each move {self.snapshots_bytes:,} bytes a sequence"
+        )
+        if not self.has_kernel:
+            return f"{text}, and only cells with n values per channel have a kernel that runs steps again"
+        times = f"{self.snapshots_us:.3g} and {self.replay_us:.3g} us for batch {self.batch}"
+        return f"{text}, steps that run again {self.replay_bytes:,}: {times}"
+
+
+def draft_plan(problem: Problem, steps: int, predicted_us: tuple[float, float] | None = None) -> DraftPlan:
+    """Return how drafts of so many steps are taken back, for the problem of a single step.
+
+    `predicted_us`: the times of a single step on slots, and of a kernel that runs steps again, where there is one. With states
+    in places every step is a launch that reads a state and writes one. A kernel that runs steps again reads and writes one
+    state in all, and the inputs of a draft three times: new ones once, which are kept, and kept ones once more.
+    """
+    cell, precision, channels = problem.cell, problem.precision, problem.hidden_size
+    wide = len(cell.vector_states)
+    values = channels * (wide * max(1, problem.state_size) + len(cell.states) - wide)
+    state, y = values * precision.arithmetic_bytes, channels * precision.storage_bytes
+    shared = len(cell.shared) * problem.groups * problem.state_size
+    inputs = (len(cell.gates) * channels + shared) * precision.storage_bytes
+    moved = (steps * (2 * state + inputs + y), 2 * state + steps * (3 * inputs + y))
+    launch, (step_us, again_us) = launch_us(problem.gpu), predicted_us or (0.0, 0.0)
+    return DraftPlan(
+        steps, problem.batch, *moved, launch + steps * step_us, launch + again_us, has_kernel=predicted_us is not None
+    )

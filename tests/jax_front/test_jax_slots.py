@@ -1,0 +1,76 @@
+"""Steps of JAX on slots of a pool: as a kernel's, in place where the pool is donated, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.needed import needed
+
+import minrnn_gen
+from minrnn_gen.errors import BadInput
+
+jax = pytest.importorskip("jax")
+front = needed("minrnn_gen.jax")
+
+FULL = pytest.mark.matrix_full
+SLOTS, READ, INTO = 6, np.array([4, -1, 2], np.int32), np.array([0, 3, -1], np.int32)
+SPECS: dict[str, dict[str, Any]] = {
+    "scan": {"model": "min_gru", "hidden_size": 4, "precision": "fp32"},
+    "dense": {"model": "lstm", "hidden_size": 4, "precision": "fp32"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "writes"),
+    [
+        pytest.param(name, writes, marks=() if (name, writes is None) == ("dense", False) else FULL)
+        for name in SPECS
+        for writes in (None, INTO)
+    ],
+)
+def test_a_step_on_slots_is_that_of_a_kernel(name: str, writes: Any) -> None:
+    kernel = minrnn_gen.compile({**SPECS[name], "training": False})
+    random = np.random.default_rng(0)
+    x = random.standard_normal((3, len(kernel.gates), 4), dtype=np.float32)
+    R = random.standard_normal(kernel.interface.R_shape, dtype=np.float32) if kernel.interface.recurrent_gates else None
+    pool = {state: random.standard_normal((SLOTS, 4), dtype=np.float32) for state in kernel.states}
+    step = jax.jit(
+        lambda pool, x, slots: front.step(SPECS[name], x, R, state=pool, slots=slots, into_slots=writes), donate_argnums=0
+    )
+    donated = {state: jax.numpy.array(values) for state, values in pool.items()}
+    y, after = step(donated, x, READ)
+    expected, _ = kernel.step(x, R, state=pool, slots=READ, into_slots=writes)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
+    assert not np.asarray(y[1]).any()
+    for state in kernel.states:
+        assert donated[state].is_deleted()
+        np.testing.assert_allclose(after[state], pool[state], rtol=1e-6, atol=1e-6)
+
+
+def test_a_pool_that_is_kept_is_copied() -> None:
+    pool = {"h": jax.numpy.ones((SLOTS, 4), np.float32)}
+    x = jax.numpy.zeros((3, 2, 4), np.float32)
+    _, after = front.step(SPECS["scan"], x, state=pool, slots=READ)
+    assert (np.asarray(pool["h"]) == 1).all() and (np.asarray(after["h"])[[0, 1, 3, 5]] == 1).all()
+    assert (np.asarray(after["h"])[[2, 4]] != 1).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    pool, x = {"h": jax.numpy.zeros((SLOTS, 4), np.float32)}, jax.numpy.zeros((3, 2, 4), np.float32)
+
+    def step(x: Any = x, **changes: Any) -> Any:
+        return front.step(SPECS["scan"], x, **{"state": pool, "slots": READ, **changes})
+
+    refusals = {
+        "slots has dtype float32; int64 or int32 is expected": lambda: step(slots=jax.numpy.zeros(3, np.float32)),
+        r"slots has shape \[2\]; \[3\] is expected": lambda: step(slots=READ[:2]),
+        "slots were given, but state is without 'h'": lambda: step(state=None),
+        "asked for under a gradient, which it lacks": lambda: jax.grad(lambda x: step(x)[0].sum())(x),
+        "asked for under vmap, which it lacks": lambda: jax.vmap(step)(x[None]),
+        "into_slots was given without slots": lambda: step(slots=None, into_slots=READ),
+    }
+    for sentence, call in refusals.items():
+        with pytest.raises(BadInput, match=sentence):
+            call()
