@@ -59,7 +59,7 @@ RECORDED: dict[str, tuple[str, str]] = {
         "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None",
     ),
     "flashinfer.mamba.selective_state_update": (
-        "flashinfer-python 0.6.4",
+        "flashinfer-python 0.6.18",
         "state, x, dt, A, B, C, D, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None, pad_slot_id=-1, "
         "state_scale=None, out=None, disable_state_update=False, intermediate_states_buffer=None, "
         "intermediate_state_indices=None, intermediate_state_scales=None, rand_seed=None, philox_rounds=10, cache_steps=0, "
