@@ -35,6 +35,7 @@ from minrnn_gen.run.cuda import CudaBackend
 from minrnn_gen.run.derivatives import Derivatives
 from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.executor import Executor
+from minrnn_gen.run.folded import folded_by, folded_in_words
 from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.kernels import CompiledKernels
 from minrnn_gen.run.saved import Saved
@@ -76,6 +77,7 @@ class Kernel(Derivatives, Steps):
         embedded = embedded_builder(builder)
         self.embedded = None if embedded is None else Kernel(embedded[0], built, backend)
         self._interface = interface_of(builder, built[0].cell if built and not embedded else builder.cell_shape)
+        self.folded = None if embedded is None else folded_by(builder, self._interface, Kernel)
         self.executor: Executor
         if embedded is None or self.embedded is None:
             self.executor = Executor(self._interface, builder, backend or CudaBackend(CompiledKernels(builder, built)))
@@ -159,14 +161,15 @@ class Kernel(Derivatives, Steps):
         return tuple(self.executor.backend.built.values())
 
     def explain(self, draft: int = 0) -> str:
-        """Return the decision in words: resources, memory map, slack of each constraint, runners-up, rejected.
+        """Return the decision in words: resources, memory map, slack of constraints, runners-up, rejected, others.
 
         Lines say how both directions run, where that is concurrently, and how a cache with a `draft` takes steps back.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
         of_drafts = self.executor.draft_plan(draft).in_words if draft else ""
-        return "\n\n".join(filter(None, (of_drafts, beside.in_words if beside else "", text)))
+        directions = beside.in_words if beside else ""
+        return "\n\n".join(filter(None, (of_drafts, directions, text, folded_in_words(self._builder))))
 
     def prepare(
         self,
@@ -188,7 +191,10 @@ class Kernel(Derivatives, Steps):
         if reset_states or holds:
             self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
         elif self.embedded is not None:
-            self.embedded.prepare(sizes, watch, resets=resets)
+            wanted = tuple(sizes)
+            self.embedded.prepare(wanted, watch, resets=resets, slots=slots)
+            if self.folded:
+                self.folded[0].prepare(wanted, watch, resets=resets)
         else:
             prepare(self._builder, self.executor.backend, self.executor.gpu, sizes_from(sizes), watch, resets, slots)
 

@@ -129,5 +129,5 @@ def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
         *("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values"),
         *("vector_states", "vector_parameters", "shared", "means", "inputs"),
     )
-    nested = {name: tuple(map(tuple, data[name])) for name in ("rounds", "waits")}
+    nested = {name: tuple(map(tuple, data[name])) for name in ("rounds", "waits", "block_diagonal")}
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}, **nested})

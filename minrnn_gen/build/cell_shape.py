@@ -43,6 +43,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         means=_means_of(lowered) if cell.norms else (0, 0, 0),
         means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
+        block_diagonal=cell.block_diagonal,
         **_in_parts(lowered),
     )
 

@@ -29,7 +29,7 @@ def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
 
     check_products(builder.spec, builder.cell_source, builder.cell)
     spec, cell = builder.spec, builder.cell
-    file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0)
+    file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0, spec.heads)
     biases = dict(cell.projection.biases)
     has_bias = any(biases.get(gate, builder.takes_recurrent_bias) for gate in cell.recurrent_gates)
     keys = {**spec.model_dump(), "model": file, "projection_size": None, "recurrent_bias": has_bias}
@@ -41,3 +41,27 @@ def builder_of_kernels(builder: BuilderT) -> BuilderT:
     """Return the builder of the kernels of a builder's calls: itself, but for cells with products of their own."""
     embedded = embedded_builder(builder)
     return builder if embedded is None else embedded[0]
+
+
+def folded_builder(builder: BuilderT) -> tuple[BuilderT, str] | None:
+    """Return the builder of kernels with the last product of a cell folded into all others, and that product's gate.
+
+    None where the output is more than that product.
+    """
+    source = builder.cell_source
+    if not source.has_products or source.has_step_inputs or builder.cell.projection.is_plain:
+        return None
+    from minrnn_gen.cell.folding import folded_cell
+
+    folded = folded_cell(builder.cell)
+    if folded is None:
+        return None
+    has_bias = any(
+        dict(builder.cell.projection.biases).get(gate, builder.takes_recurrent_bias) for gate in _others(builder, folded.gate)
+    )
+    keys = {**builder.spec.model_dump(), "model": folded.file, "projection_size": None, "recurrent_bias": has_bias}
+    return replace(builder, spec=load_spec({**keys, "gpu": builder.spec.gpu_asked})), folded.gate
+
+
+def _others(builder: Builder, gate: str) -> tuple[str, ...]:
+    return tuple(name for name in builder.cell.recurrent_gates if name != gate)

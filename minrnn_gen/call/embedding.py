@@ -44,7 +44,7 @@ class Embedding:
         return arguments._replace(
             inputs=inputs,
             R=None if arguments.R is None else self.matrices(arguments.R),
-            recurrent_bias=None if bias is None else self.biases(bias),
+            recurrent_bias=bias if bias is None or not self.outer.takes_recurrent_bias else self.biases(bias),
             parameters=named or None,
             state=None if not state else self.states(state),
         )
@@ -168,13 +168,13 @@ class Embedding:
 
     def _across(self, matrices: Any, shape: ProductShape) -> Any:
         """Return block-diagonal matrices as those of all heads."""
-        blocks, library = [], self._library(matrices)
-        for head in range(shape.heads):
-            block, lead = matrices[..., head, :, :], tuple(matrices.shape[:-3])
-            before, behind = head * shape.of, (shape.heads - 1 - head) * shape.of
-            zeros = [zeros_like(matrices, (*lead, shape.out, count)) for count in (before, behind)]
-            blocks.append(library.concatenate([zeros[0], block, zeros[1]], axis=-1))
-        return library.concatenate(blocks, axis=-2)[..., None, :, :]
+        lead, heads, block = tuple(matrices.shape[:-3]), shape.heads, (shape.out, shape.of)
+        # Heads blocks of zeros after each block put block n at place n (heads + 1), on the diagonal of heads by heads blocks.
+        zeros = zeros_like(matrices, (*lead, heads, heads, *block))
+        spread = self._library(matrices).concatenate([matrices[..., None, :, :], zeros], axis=-3)
+        squares = spread.reshape((*lead, heads * (heads + 1), *block))[..., : heads * heads, :, :]
+        rows = squares.reshape((*lead, heads, heads, *block)).swapaxes(-3, -2)
+        return rows.reshape((*lead, 1, shape.rows, shape.operand))
 
     def _rectangle(self, matrix: Any, shape: ProductShape) -> Any:
         """Return the matrix of a shape that the inner kernel's one is with zeros."""

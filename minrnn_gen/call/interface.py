@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from minrnn_gen.call.product_shapes import ProductShape
 from minrnn_gen.call.slots import CallSlots
@@ -32,7 +33,8 @@ class Interface:
     instead of H; of one that lists products, `products` are the shapes of all, and `unbiased` gates have no recurrent bias.
     `model` is the name of such a cell.
     `inputs` are those of X.*, each with one value for each of y; `step_inputs` among them have one for each step, in one axis
-    of batch and one of time in every layout.
+    of batch and one of time in every layout. The matrices of the gates in `block_diagonal` are 0 outside of so many equal
+    blocks along the diagonal.
     """
 
     layout: str
@@ -60,6 +62,7 @@ class Interface:
     model: str = ""
     inputs: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
+    block_diagonal: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def slots(self) -> CallSlots:
@@ -148,6 +151,16 @@ class Interface:
         if self.has_unequal_products:
             return (*self.directions, sum(shape.elements for shape in shapes))
         return (*self.directions, len(shapes), *(shapes[0] if shapes else (self.heads, self.head_dim, self.head_dim)))
+
+    def clear_beyond_blocks(self, R: Any) -> Any:
+        """Return R [.., Gr, 1, D, D], in place with zeros outside of the blocks of block-diagonal matrices."""
+        for gate, count in self.block_diagonal:
+            units, place = self.head_dim // count, self.recurrent_gates.index(gate)
+            for first in range(0, self.head_dim, units):
+                rows = R[..., place, :, first : first + units, :]
+                rows[..., :first] = 0
+                rows[..., first + units :] = 0
+        return R
 
     @property
     def R_shape_of_run(self) -> tuple[int, ...]:

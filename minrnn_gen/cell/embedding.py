@@ -13,19 +13,19 @@ from minrnn_gen.cell.norms import Counted, composed
 from minrnn_gen.cell.printing import equation_text
 
 
-def embedded_cell(cell: Cell, hidden_size: int, projection_size: int) -> tuple[dict[str, Any], str | None]:
+def embedded_cell(cell: Cell, hidden_size: int, projection_size: int, heads: int = 1) -> tuple[dict[str, Any], str | None]:
     """Return the file of the cell whose units are all H, and its parameter that is 1 at projected units and 0 beyond, if any.
 
     Matrices, biases, parameters and states are 0 beyond P units. So are products to p; other values that products multiply, or
     means are of, may be anything there, infinite too, and are selected by that parameter. A mean over P units is one over H,
-    times H / P.
+    times H / P. Beside products over all heads, those of a head have block-diagonal matrices.
     """
-    return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size)).file()
+    return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size), heads).file()
 
 
 class _Embedding:
-    def __init__(self, cell: Cell, spread: Fraction) -> None:
-        self._cell = cell
+    def __init__(self, cell: Cell, spread: Fraction, heads: int) -> None:
+        self._cell, self._spread, self._heads = cell, spread, heads
         self._known, self._arguments = dict(cell.definitions), dict(cell.arguments)
         self._names = {*cell.parameters, *cell.states, *(name for name, _ in cell.lets)}
         self._mask = self._new_name("within")
@@ -51,8 +51,19 @@ class _Embedding:
             file["embedded"] = True
         if cell.inputs:
             file["inputs"] = list(cell.inputs)
+        if self._block_diagonal:
+            file["block_diagonal"] = dict.fromkeys(self._block_diagonal, self._heads)
         parameters = [*cell.parameters, *([mask] if mask else [])]
         return (file | {"parameters": parameters} if parameters else file), mask
+
+    @property
+    def _block_diagonal(self) -> tuple[str, ...]:
+        """The gates whose products are of a head, beside others over all heads; those of P units have them together."""
+        projection = self._cell.projection
+        if not projection.across or self._heads == 1:
+            return ()
+        narrow = {*projection.to, *projection.of} if self._spread != 1 else set()
+        return tuple(gate for gate in self._cell.recurrent_gates if gate not in projection.across and gate not in narrow)
 
     def _equation(self, symbol: Symbol, value: Expr) -> Expr:
         """Return the definition of a symbol: of a state with P units, which the next step and the next layer read, selected."""
@@ -61,6 +72,8 @@ class _Embedding:
 
     def _within(self, value: Expr) -> Expr:
         """Return a value with P units that is 0 beyond them."""
+        if self._spread == 1:
+            return value
         inner = value
         while isinstance(inner, Symbol) and inner in self._known:
             inner = self._known[inner]

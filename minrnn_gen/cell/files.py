@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from minrnn_gen.config.documents import Document, demand_key, document_from_mapping, document_of, read_bytes, validated
@@ -92,6 +92,10 @@ class CellFile(BaseModel):
     recurrent_bias: StrictBool = Field(False, description="Whether R.g has a bias unless the spec says otherwise.")
     embedded: SkipJsonSchema[StrictBool | None] = Field(
         None, description="Whether the equations are made of those of a cell with projected units, which were checked."
+    )
+    block_diagonal: SkipJsonSchema[dict[Name, StrictInt] | None] = Field(
+        None,
+        description="Of products over all units how many equal blocks their matrices have along the diagonal, 0 elsewhere.",
     )
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")

@@ -46,7 +46,8 @@ class Cell:
     `arguments` has what a recurrent gate's product multiplies, for each that multiplies something else than the previous
     output. `inputs` are the names of X.*, inputs of each channel that are not projected; the `step_inputs` among them have one
     value for all channels of a step. `projection` has the names with P
-    projected units, and what the file says of products.
+    projected units, and what the file says of products. `block_diagonal` has the gates whose matrices are 0 outside of so many
+    equal blocks along the diagonal.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Cell:
     projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
+    block_diagonal: tuple[tuple[str, int], ...] = ()
 
     @property
     def lets(self) -> tuple[tuple[str, Expr], ...]:
@@ -202,6 +204,7 @@ class _Reader(ExpressionReader):
             projection=projection,
             inputs=inputs,
             step_inputs=tuple(name for name in inputs if name in named_with("step", file.inputs)),
+            block_diagonal=tuple((file.block_diagonal or {}).items()),
         )
 
     def recurrent_gates(self, gates: tuple[str, ...]) -> tuple[str, ...]:

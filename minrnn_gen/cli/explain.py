@@ -137,8 +137,11 @@ def _built(request: Request, which: Pass, batch: int | None, time: int | None) -
 
 def _in_words(request: Request, built: BuiltKernel) -> str:
     from minrnn_gen.build.explain import explain as in_words
+    from minrnn_gen.run.folded import folded_in_words
 
-    return in_words(built, f", {request.gpu_choice}", request.target.profile.memory_bytes)
+    text = in_words(built, f", {request.gpu_choice}", request.target.profile.memory_bytes)
+    folded = folded_in_words(request.builder)
+    return f"{text}\n\n{folded}" if folded else text
 
 
 def _report(request: Request, built: BuiltKernel) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
     turns = (random.integers(0, 3, (*bias.shape[:-1], 1)) + numpy.arange(interface.hidden_size)) % 3 - 1
     vectors: dict[str, Any] = {"bias": (bias + slow * turns).astype(storage)}
     if interface.recurrent_gates:
-        vectors["R"] = uniform(interface.R_shape, math.sqrt(3 / interface.head_dim))
+        vectors["R"] = interface.clear_beyond_blocks(uniform(interface.R_shape, math.sqrt(3 / interface.head_dim)))
         if interface.takes_recurrent_bias:
             vectors["recurrent_bias"] = uniform(interface.recurrent_bias_shape)
     if interface.parameters:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.embedding import Embedding
+from minrnn_gen.call.folding import Folding
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
@@ -153,12 +154,27 @@ def _embedded(
 
     `altering`: reset states and holds.
     """
+    if kernel.folded is not None and not all_states and axis_name is None and not altering:
+        inner, folding = kernel.folded
+        if folding.serves(joint := joined(kernel.interface, arguments, jnp)):
+            return _folded(inner, folding, joint)
     embedding, (x, R, *others) = _of_embedded(kernel, arguments)
     assert kernel.embedded is not None
     named: Any = dict(zip(CallArguments._fields[2:], others, strict=True)) | altering
     y, final, *states = recurrence(kernel.embedded, x, R, all_states=all_states, axis_name=axis_name, **named)
     of_steps = [dict(zip(kernel.states, embedding.over_time(tuple(value.values())), strict=True)) for value in states]
     return embedding.y(y), embedding.by_name(final), *of_steps
+
+
+def _folded(inner: Kernel, folding: Folding, arguments: CallArguments) -> tuple[Any, ...]:
+    """Return the results of a kernel whose output's own product is folded into the others."""
+    folding = replace(folding, library=jnp)
+    matrices = folding.parts(arguments.R)
+    x, R, *others = folding.arguments(arguments, matrices)
+    named: Any = dict(zip(CallArguments._fields[2:], others, strict=True))
+    y, final = recurrence(inner, x, R, **named)
+    output = inner.states[0]
+    return folding.over_time(y, matrices[1]), final | {output: folding.last(final[output], matrices[1])}
 
 
 def _of_embedded(kernel: Kernel, arguments: CallArguments) -> tuple[Embedding, CallArguments]:

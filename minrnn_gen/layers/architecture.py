@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
 from minrnn_gen.build.recipe import cell_source_of, check_sizes_of_vectors, recipe_of
 from minrnn_gen.cell.language import parse_cell
-from minrnn_gen.config.spec import load_spec, spec_of_arguments
+from minrnn_gen.config.spec import Spec, load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers.initial import GATE_STARTS, SCALED_INPUTS, VECTOR_STARTS, Start
 from minrnn_gen.precision import PRECISION_NAMES
@@ -56,7 +56,8 @@ class Architecture:
     of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
     where nothing has this axis. `values`: for each state its units with the shape of what each has, (H,), (P,) or (H, n).
     `inputs`: the names of the inputs X.*, which a caller gives, the `step_inputs` among them with one value per step.
-    `projected`: what there is besides for a cell with projected units.
+    `projected`: what there is besides for a cell with projected units. `folded`: the layers that serve calls without initial
+    states where the output's own product is folded into others, by `folding`, which these have instead of `projected`.
     """
 
     name: str
@@ -75,6 +76,8 @@ class Architecture:
     projected: ProjectedLayers | None = None
     inputs: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
+    folded: Architecture | None = None
+    folding: ProjectedLayers | None = None
 
     @property
     def has_vectors(self) -> bool:
@@ -158,17 +161,8 @@ def architecture_of(
     inputs = (input_size, *(outputs * directions for _ in range(num_layers - 1)))
     of_kernels = first if projected is None else projected.spec(first)
     kernel_inputs = (input_size, *(hidden * directions for _ in range(num_layers - 1)))
-    layers = [load_spec(of_kernels, input_size=size) for size in kernel_inputs]
-    source = cell_source_of(of_kernels)
-    recipes = {
-        name: tuple(recipe_of(load_spec(layer, precision=name), source) for layer in layers)
-        for name in (PRECISION_NAMES if precision is None else (precision,))
-        if name != "fp64" or first.functions != "fast"  # which a spec refuses
-    }
-    tf32_recipes: tuple[str, ...] = ()
-    if "fp32" in recipes and "fp32_product" not in asked:
-        in_tf32 = (load_spec(layer, precision="fp32", fp32_product="tf32") for layer in layers)
-        tf32_recipes = tuple(recipe_of(layer, source) for layer in in_tf32)
+    precisions = PRECISION_NAMES if precision is None else (precision,)
+    recipes, tf32_recipes = _recipes(of_kernels, kernel_inputs, precisions, "fp32_product" not in asked)
     present = {
         "weight_hh": bool(cell.recurrent_gates) and projected is None,
         "bias_ih": bias,
@@ -203,7 +197,7 @@ def architecture_of(
                 shapes[name] = (hidden, *n) if vector in cell.vectors.parameters else (hidden,)
                 if vector in cell.projection.parameters:
                     shapes[name] = (first.projection_size or 0,)
-    return Architecture(
+    architecture = Architecture(
         name=cell.name,
         gates=cell.gates,
         states=cell.states,
@@ -225,6 +219,28 @@ def architecture_of(
         inputs=cell.inputs,
         step_inputs=cell.step_inputs,
     )
+    if projected is None or projected.folded is None or (of_folded := projected.folded_spec(first)) is None:
+        return architecture
+    recipes, tf32_recipes = _recipes(of_folded, kernel_inputs, precisions, "fp32_product" not in asked)
+    fields: dict[str, Any] = {"recipes": recipes, "tf32_recipes": tf32_recipes, "projected": None}
+    return replace(architecture, folded=replace(architecture, folding=projected, **fields))
+
+
+def _recipes(
+    spec: Spec, input_sizes: Sequence[int], precisions: Sequence[str], takes_tf32: bool
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return the recipes of all layers, of each precision, and those of fp32 with products in tf32, if layers may take them."""
+    layers = [load_spec(spec, input_size=size) for size in input_sizes]
+    source = cell_source_of(spec)
+    recipes = {
+        name: tuple(recipe_of(load_spec(layer, precision=name), source) for layer in layers)
+        for name in precisions
+        if name != "fp64" or spec.functions != "fast"  # which a spec refuses
+    }
+    if "fp32" not in recipes or not takes_tf32:
+        return recipes, ()
+    in_tf32 = (load_spec(layer, precision="fp32", fp32_product="tf32") for layer in layers)
+    return recipes, tuple(recipe_of(layer, source) for layer in in_tf32)
 
 
 def _names(suffix: str, present: Mapping[str, bool], vectors: tuple[str, ...], projected: ProjectedLayers | None) -> Names:

@@ -71,7 +71,8 @@ class CellShape:
     level; all 0 without. `means_over_all`: some are over all heads. `waits`: of each exchange of means of a step in parts how
     many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
     A backward reads `mean_rows` rows of means of its forward.
-    `inputs`: those of X.*, which are read in addition to the gates.
+    `inputs`: those of X.*, which are read in addition to the gates. `block_diagonal`: the recurrent gates whose matrices are 0
+    outside of so many equal blocks along the diagonal.
     """
 
     name: str
@@ -109,6 +110,7 @@ class CellShape:
         return any(self.means)
 
     inputs: tuple[str, ...] = ()
+    block_diagonal: tuple[tuple[str, int], ...] = ()
 
     @property
     def step_values(self) -> int:

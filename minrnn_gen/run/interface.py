@@ -36,6 +36,7 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
         recurrent_gates=cell.recurrent_gates,
         heads=spec.heads,
         inputs=cell.inputs,
+        block_diagonal=cell.block_diagonal,
         step_inputs=builder.cell.step_inputs if builder.cell_source.has_step_inputs else (),
         **_vectors_of(builder),
         **{"takes_recurrent_bias": builder.takes_recurrent_bias, **_projection_of(builder)},

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from minrnn_gen.call.embedding import Embedding
+from minrnn_gen.call.folding import Folding
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.cell.embedding import embedded_cell
 from minrnn_gen.cell.files import CellSource
+from minrnn_gen.cell.folding import folded_cell
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.precision import precision_of
@@ -21,11 +23,20 @@ from minrnn_gen.run.interface import projection_of
 class ProjectedLayers:
     """Kernels of a layer for a cell with projected units.
 
-    `cell` is the file of the cell that the kernels have, `embedding` leads to their arrays, of one direction.
+    `cell` is the file of the cell that the kernels have, `embedding` leads to their arrays, of one direction. `folded`: another
+    file, for calls without initial states, whose output is what the last product multiplies, and what leads to its arrays.
     """
 
     cell: dict[str, Any]
     embedding: Embedding
+    folded: tuple[dict[str, Any], Folding] | None = None
+
+    def folded_spec(self, spec: Spec) -> Spec | None:
+        """Return the spec of the kernels with the output's own product folded into the others; None where there is none."""
+        if self.folded is None:
+            return None
+        file, folding = self.folded
+        return load_spec(spec, model=file, projection_size=None, recurrent_bias=folding.inner.takes_recurrent_bias)
 
     @property
     def outer(self) -> Interface:
@@ -59,7 +70,7 @@ def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_b
     fields = projection_of(spec, source, cell, has_recurrent_bias)
     if not fields:
         return None
-    file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0)
+    file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0, spec.heads)
     plain = Interface(
         layout=spec.layout,
         precision=precision_of(spec.precision),
@@ -73,7 +84,13 @@ def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_b
         takes_recurrent_bias=fields["takes_recurrent_bias"],
     )
     inner = replace(plain, heads=1 if cell.projection.across else spec.heads)
-    return ProjectedLayers(file, Embedding(replace(plain, **fields), inner, mask))
+    outer, folded = replace(plain, **fields), folded_cell(cell)
+    if folded is None:
+        return ProjectedLayers(file, Embedding(outer, inner, mask))
+    others = tuple(gate for gate in cell.recurrent_gates if gate != folded.gate)
+    has_bias = any(gate not in outer.unbiased for gate in others)
+    of_folded = replace(plain, recurrent_gates=others, takes_recurrent_bias=has_bias)
+    return ProjectedLayers(file, Embedding(outer, inner, mask), (folded.file, Folding(outer, of_folded, folded.gate)))
 
 
 class NamedParameters(NamedTuple):
@@ -111,7 +128,27 @@ def embedded_parameters(embedding: Embedding, vectors: Sequence[str], named: Nam
     return [R.reshape((-1, embedding.inner.head_dim)), weight, named.bias, recurrent_bias, *own]
 
 
-def _bias_rows(embedding: Embedding, biases: Any) -> Any:
+def folded_parameters(folding: Folding, named: NamedParameters, before: Sequence[Any]) -> list[Any]:
+    """Return R, weight, bias, recurrent bias and vectors as the kernels take them whose output R.p has yet to multiply.
+
+    `before`: R.p of the layer before, of each direction [N, P / N, D], which the weight multiplies; none of the first layer.
+    """
+    library = folding.library
+    others, own = folding.parts(library.concatenate([matrix.reshape(-1) for matrix in named.products]))
+    recurrent_bias = None
+    if named.product_biases:
+        recurrent_bias = folding.biases(_bias_rows(folding, library.concatenate([*named.product_biases]))).reshape(-1)
+    weight = named.weight
+    if before:
+        rows, (heads, units) = weight.shape[0], before[0].shape[:2]
+        pieces = weight.reshape((rows, len(before), heads, units)).swapaxes(0, 1)
+        products = [library.einsum("gno,noi->gni", pieces[place], matrix) for place, matrix in enumerate(before)]
+        weight = library.concatenate([product.reshape((rows, -1)) for product in products], axis=-1)
+    R = folding.matrices(others, own).reshape((-1, folding.inner.head_dim))
+    return [R, weight, named.bias, recurrent_bias, *named.vectors]
+
+
+def _bias_rows(embedding: Embedding | Folding, biases: Any) -> Any:
     """Return the bias of all gates in one array, 0 for those without one."""
     parts, first = [], 0
     for gate, shape in zip(embedding.outer.recurrent_gates, embedding.outer.product_shapes, strict=True):

@@ -83,7 +83,8 @@ def _with_names_of_torch(made: Architecture, hidden_size: int, proj_size: int) -
             shapes |= of_run | dict.fromkeys(biases, (4 * hidden_size,))
             directed.append(names._replace(products=products, product_biases=biases))
         layers.append(tuple(directed))
-    return replace(made, names=tuple(layers), shapes=shapes)
+    folded = replace(made.folded, names=tuple(layers), shapes=shapes) if made.folded else None
+    return replace(made, names=tuple(layers), shapes=shapes, folded=folded)
 
 
 def _check_mode(value: Any, name: str) -> None:

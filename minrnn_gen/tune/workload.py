@@ -244,7 +244,7 @@ class Workload:
             forward["weight"] = uniform((interface.weight_rows, interface.input_size), 2, math.sqrt(3 / interface.input_size))
         backward: dict[str, Any] = {"dy": uniform(interface.y_shape(sizes.batch, sizes.time), 1)}
         if interface.recurrent_gates:
-            forward["R"] = uniform(interface.R_shape, 2, math.sqrt(3 / interface.head_dim))
+            forward["R"] = interface.clear_beyond_blocks(uniform(interface.R_shape, 2, math.sqrt(3 / interface.head_dim)))
         if interface.parameters:
             forward["parameters"] = {name: uniform(interface.shape_of_parameter(name), 3) for name in interface.parameters}
         if interface.shared:

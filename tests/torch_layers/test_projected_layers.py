@@ -122,3 +122,59 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         wing.RNN("lstm", INPUTS, HIDDEN, projection_size=3)
     with pytest.raises(BadInput, match="proj_size is 3; only 0 is supported: give projection_size"):
         wing.RNN("lstm_projected", INPUTS, HIDDEN, proj_size=3)
+
+
+FOLDED: list[dict[str, Any]] = [
+    {"heads": 2, "recurrent_bias": True},
+    {"direction": "bidirectional", "heads": 2},
+    {"layout": "BDT", "input_size": 3},
+    {"layout": "TBD", "direction": "reverse"},
+]
+
+
+@pytest.mark.parametrize("options", FOLDED)
+def test_a_folded_projection_is_the_projection(options: dict[str, Any]) -> None:
+    """Without initial states R.g R.p is one product; with zeros for them both products are made."""
+    sizes = {"hidden_size": HIDDEN, "projection_size": PROJECTED, "precision": "fp64"}
+    kernel = minrnn_gen.compile({"model": "lstm_projected", **sizes, **options})
+    interface = kernel.interface
+    assert kernel.folded is not None
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    shapes = dict(zip(interface.recurrent_gates, interface.product_shapes, strict=True))
+    R = {gate: drawn(*interface.directions, *shape) for gate, shape in shapes.items()}
+    biases = {
+        gate: drawn(*interface.directions, *shape[:2]) for gate, shape in shapes.items() if gate not in interface.unbiased
+    }
+    arguments: dict[str, Any] = {"lengths": torch.tensor([5, 3])}
+    arguments |= {"recurrent_bias": biases} if interface.takes_recurrent_bias else {}
+    arguments |= {"weight": drawn(interface.weight_rows, 3)} if interface.input_size else {}
+    x = drawn(*interface.shape(interface.x_axes, 2, 5))
+    zeros = {name: torch.zeros(interface.shape_of_state(name, 2), dtype=torch.float64) for name in interface.states}
+    results = []
+    for state in (None, zeros):
+        y, final = wing.recurrence(kernel, x, R, state=state, **arguments)
+        total = (y * torch.arange(y.numel()).reshape(y.shape)).sum() + final["h"].sum() + final["c"].square().sum()
+        results.append((y, final, torch.autograd.grad(total, [x, *R.values(), *biases.values()])))
+    torch.testing.assert_close(*results)
+
+
+def test_only_a_linear_projection_is_folded() -> None:
+    explained = minrnn_gen.compile({"model": "lstm_projected", "hidden_size": 64, "projection_size": 32, "precision": "bf16"})
+    assert "multiply by R.i R.p, R.f R.p, R.z R.p, R.o R.p" in explained.explain()
+    for model, options in ((TWO_ROUNDS, {}), (NORMED, {}), ("block_gru", {}), ("lstm_projected", {"recurrent_bias": True})):
+        spec = {"model": model, "hidden_size": HIDDEN, "projection_size": PROJECTED, "precision": "fp32", **options}
+        assert (minrnn_gen.compile(spec).folded is not None) == (model == "lstm_projected")
+
+
+def test_a_folded_call_refuses_what_the_whole_one_does() -> None:
+    sizes = {"hidden_size": HIDDEN, "projection_size": PROJECTED, "precision": "fp32"}
+    kernel = minrnn_gen.compile({"model": "lstm_projected", **sizes})
+    x, R = torch.randn(2, 5, 4, HIDDEN), torch.randn(*kernel.interface.R_shape)
+    for wrong in (None, R.double()):
+        with pytest.raises(BadInput, match=r"R (is missing|has dtype)"):
+            wing.recurrence(kernel, x, wrong)
+    with pytest.raises(BadInput, match="recurrent_bias"):
+        wing.recurrence(kernel, x, R, recurrent_bias=torch.zeros(4 * HIDDEN))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.plan.dense import means
+from minrnn_gen.plan.dense.diagonal import Diagonal, diagonal_of
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS, Tiling, tiling
 from minrnn_gen.plan.exchange import exchange_of
 from minrnn_gen.plan.limits import WARP_LANES
@@ -83,6 +84,11 @@ class Partition:
         return 1 if self.is_backward else -(-len(self.problem.cell.recurrent_gates) // self.products_per_tile)
 
     @cached_property
+    def diagonal(self) -> Diagonal:
+        """The products of block-diagonal matrices whose blocks the warps multiply alone."""
+        return diagonal_of(self)
+
+    @cached_property
     def tiling(self) -> Tiling:
         """The tiling of a warp's product."""
         return tiling(self.problem, self.tile_rows, self.batch_tile, self.presplit_tf32)
@@ -98,14 +104,17 @@ class Partition:
         return self.operand_width * self.operand_units
 
     @cached_property
-    def operand_tiles(self) -> int:
-        """Tiles of a block's operand."""
-        return self.operand_values // self.tiling.depth
+    def tiles_per_warp(self) -> float:
+        """Tiles of one of a warp's rows, without those of block-diagonal products."""
+        values = self.operand_values
+        if self.uses_reduce_scatter:
+            values -= len(self.diagonal.products) * self.operand_units
+        return values // self.tiling.depth / self.column_warps
 
     @cached_property
-    def tiles_per_warp(self) -> float:
-        """Tiles of one of a warp's rows."""
-        return self.operand_tiles / self.column_warps
+    def full_rows(self) -> int:
+        """Rows of a warp's tiles that have more than the blocks of block-diagonal products."""
+        return self.tile_rows if self.is_backward else self.tile_rows - self.diagonal.rows
 
     @cached_property
     def smem_tiles(self) -> int:
@@ -150,6 +159,11 @@ class Partition:
             return self.batch_tile * self.cluster_blocks * self.row_warps * self.units_per_warp * precision.arithmetic_bytes
         return self.batch_tile * self.operand_values * precision.storage_bytes
 
+    @property
+    def local_exchange_bytes(self) -> int:
+        """Bytes that a block receives in a round between the blocks that share a block of R."""
+        return self.exchange_bytes // self.cluster_blocks * self.diagonal.group
+
     def in_plan(self) -> dict[str, int]:
         """Return the numbers of the partition that a template is written with, by name."""
         return {
@@ -159,6 +173,7 @@ class Partition:
             "column_warps": self.column_warps,
             "cell_warps": self.cell_warps,
             **means.in_plan(self.problem, self.grid_blocks, self.batch_tile),
+            **self.diagonal.in_plan(),
         }
 
 

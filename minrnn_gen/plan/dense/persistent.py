@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS
 from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
+from minrnn_gen.plan.dense.step_model import MODELS, exchange_ns, local_exchange_ns
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
@@ -42,39 +42,6 @@ MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
 # In tf32, where an operand has twice the words of one of 16 bits, and shared memory has a part of R: of each sequence.
 BACKWARD_REGISTERS_OF_WIDE_GATHER = 4
-
-
-@dataclass(frozen=True)
-class StepModel:
-    """Time of the parts of a step, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/lab-notes.md).
-
-    On other GPUs `Scales` says how many times as long.
-
-    `step`: of every step. `product`: of a tile's product, for each warp of a partition, and `operand`: of a tile of what it is
-    multiplied by, which all rows of tiles share. `transcendental` and `operation`: of one of a lane's cells, for each warp.
-    `split_k_sum`: of the sum over the warps of a split K, with `split_k_warp` for each of them. `exchange`: of a cluster, with
-    `received` for each KB that an SM receives. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, of
-    4 bytes and as much for the step, and `load` for each load of a lane.
-    """
-
-    step: float
-    product: float
-    operand: float
-    transcendental: float
-    operation: float
-    split_k_sum: float
-    split_k_warp: float
-    exchange: float
-    received: float
-    grid: float
-    gathered: float
-    load: float
-
-
-MODELS = {
-    "forward": StepModel(118.0, 3.63, 0.0, 2.9, 0.68, 112.0, 22.0, 29.0, 55.7, 286.0, 153.0, 76.0),
-    "backward": StepModel(208.0, 0.0, 6.8, 19.8, 0.55, 0.0, 22.0, 2.3, 54.3, 539.0, 115.0, 53.0),
-}
 
 
 def refusal(problem: Problem) -> str:
@@ -122,7 +89,8 @@ def registers(partition: Partition) -> int:
     cell, words = problem.cell, problem.registers_per_value
     gates, products, states, vectors = cell.step_values, len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
     smem_tiles, rows = partition.smem_tiles, partition.tile_rows
-    matrix = tiling.matrix * rows * (math.ceil(partition.tiles_per_warp) - smem_tiles)
+    matrix = tiling.matrix * partition.full_rows * (math.ceil(partition.tiles_per_warp) - smem_tiles)
+    matrix += tiling.matrix * partition.diagonal.tiles
     if smem_tiles:
         matrix += REGISTERS_OF_SHARED + REGISTERS_OF_SHARED_ROW * max(0, rows - 4)
     sums = tiling.sum * rows + _registers_of_load(problem)
@@ -171,7 +139,7 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
     }
     warps = partition.row_warps * partition.split_k_warps
     if partition.smem_tiles:
-        parts["matrix"] = warps * partition.tile_rows * partition.smem_tiles * WARP_LANES * FRAGMENT_BYTES
+        parts["matrix"] = warps * partition.full_rows * partition.smem_tiles * WARP_LANES * FRAGMENT_BYTES
     if partition.uses_reduce_scatter:
         parts["peer_sums"] = 2 * partition.exchange_bytes
     elif partition.needs_split_k_sum:
@@ -179,6 +147,9 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
         parts["partial"] = 2 * warps * results * problem.precision.arithmetic_bytes
     if partition.cluster_blocks > 1:
         parts["mbarrier"] = 2 * MBARRIER_BYTES
+    if local := len(partition.diagonal.local_rounds):
+        sums = partition.local_exchange_bytes if partition.uses_reduce_scatter else 0
+        parts["local_rounds"] = local * (parts["operand"] // 2 + sums + 2 * MBARRIER_BYTES)
     units = partition.row_warps * partition.units_per_warp
     return parts | means.shared_map(problem, units, batch_tile, partition.cluster_blocks)
 
@@ -325,18 +296,6 @@ def _groups_at_once(partition: Partition, blocks_per_sm: int) -> int:
     return max(1, clusters // partition.grid_blocks)
 
 
-def _exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: Amount) -> Amount:
-    """Return the time of a step's exchange between blocks."""
-    scales, exchange_bytes = scales_of(partition.problem.gpu), partition.exchange_bytes
-    if partition.grid_blocks > 1:
-        words = exchange_bytes / 4
-        loads = words / (2 * partition.threads)
-        return scales.grid * (model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + loads * model.load)
-    if partition.cluster_blocks > 1:
-        return scales.cluster * (model.exchange + blocks_of_busiest_sm * exchange_bytes / 1000 * model.received)
-    return 0.0
-
-
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
     gpu, partition, stages = problem.gpu, partition_of(problem, candidate), candidate["stages"]
@@ -355,8 +314,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     cycles_per_ns, tiling, scales = gpu.sm_clock_hz / 1e9, partition.tiling, scales_of(gpu)
     rows = partition.tile_rows
     row_tile_ns = tiling.products * model.product * scales.product + tiling.cycles / cycles_per_ns
-    tile_ns = rows * row_tile_ns + tiling.products * model.operand * scales.product
+    tile_ns = partition.full_rows * row_tile_ns + tiling.products * model.operand * scales.product
     product_ns = tile_ns * partition.tiles_per_warp + rows * tiling.row_cycles / cycles_per_ns
+    product_ns += partition.diagonal.tiles * row_tile_ns
     operations_ns = gpu_rates.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = resources.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
@@ -365,7 +325,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         "step": model.step * scales.instruction,
         "products": warps_of_partition(partition.row_warps * partition.split_k_warps) * product_ns,
         "cells": cells * (transcendentals_ns + operations_ns),
-        "exchange": _exchange_ns(partition, model, blocks_of_busiest_sm),
+        "exchange": exchange_ns(partition, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_cycles / cycles_per_ns,
         "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
     }
@@ -376,6 +336,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     repeated = ("exchange", "reduce_split_k", *(("products", "shared_matrix") if multiplies_zeros else ()))
     for term in repeated:
         terms_ns[term] = rounds * terms_ns[term]
+    if local := len(partition.diagonal.local_rounds):
+        terms_ns["exchange"] *= (rounds - local) / rounds
+        terms_ns["exchange"] += local * local_exchange_ns(partition, model, blocks_of_busiest_sm)
     terms_ns |= means.terms_ns(problem, partition.cluster_blocks, partition.grid_blocks, partition.batch_tile)
     waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
     terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages

@@ -21,7 +21,7 @@ from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
-from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels
+from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels, projected
 from minrnn_gen.torch.layers.shared_inputs import project_shared
 from minrnn_gen.torch.operators.altered import altered, by_layer, checked_holds, inputs_of
 from minrnn_gen.torch.operators.dispatch import has_transforms, refuse_scripting, refuse_tracing
@@ -236,14 +236,18 @@ class LayerStack:
         altering: tuple[Sequence[Any], Any] = ((), None),
     ) -> tuple[Any, Sequence[Any]]:
         """Run all layers; return the last one's output, and each state of all layers."""
-        embedding = embedding_of(self._made)
+        made, embedding, others = self._made, embedding_of(self._made), (sequences, ranks, inputs, altering)
         if embedding is None:
-            return self._run_layers(x, states, sequences, ranks, inputs, altering)
-        y, final = self._run_layers(x, embedding.of_states(states), sequences, ranks, inputs, altering)
+            return self._run_layers(made, x, states, *others)
+        if made.folded and not states and ranks is None and not (self.training and self.dropout and self.num_layers > 1):
+            y, final = self._run_layers(made.folded, x, states, *others)
+            return projected(made.folded, y, final, self._named)
+        y, final = self._run_layers(made, x, embedding.of_states(states), *others)
         return embedding.y(y), embedding.final(final)
 
     def _run_layers(
         self,
+        made: Architecture,
         x: Any,
         states: Sequence[Any],
         sequences: tuple[Any, Any, Any],
@@ -251,10 +255,9 @@ class LayerStack:
         inputs: Sequence[Sequence[Any]] | None,
         altering: tuple[Sequence[Any], Any],
     ) -> tuple[Any, Sequence[Any]]:
-        """Run all layers by kernels, on arrays as these take them."""
+        """Run all layers of an architecture by kernels, on arrays as these take them."""
         given_dtype = x.dtype
         x, precision, casts = self._in_precision(x)
-        made = self._made
         if states:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(states, made.states, taken_as)
@@ -263,8 +266,8 @@ class LayerStack:
         if beginnings:
             taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
-        parameters = [self._beside(x, layer, casts) for layer in range(self.num_layers)]
-        recipes = self._recipes(precision)
+        parameters = [self._beside(x, layer, casts, made) for layer in range(self.num_layers)]
+        recipes = self._recipes(precision, made)
         dropout = float(self.dropout) if self.training and self.num_layers > 1 else 0.0
         masks = draw_masks(x, self.hidden_size * (2 if self.bidirectional else 1), self.num_layers - 1, dropout)
         # A program that is exported has layers for inference as one operator, and no others. Inputs are torch's own.
@@ -306,21 +309,20 @@ class LayerStack:
         """The axes of an input X.* of a layer."""
         return ("bt" if self.batch_first else "tb") + ("dh" if self.bidirectional else "h")
 
-    def _recipes(self, precision: str) -> tuple[str, ...]:
+    def _recipes(self, precision: str, made: Architecture | None = None) -> tuple[str, ...]:
         """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""
-        made = self._made
-        if precision == "fp32" and made.tf32_recipes and multiplies_in_tf32(self._fp32_setting):
-            return made.tf32_recipes
-        return made.recipes[precision]
+        made = made or self._made
+        in_tf32 = precision == "fp32" and made.tf32_recipes and multiplies_in_tf32(self._fp32_setting)
+        return made.tf32_recipes if in_tf32 else made.recipes[precision]
 
     @property
     def _fp32_setting(self) -> Setting:
         """Which of torch's settings says how fp32 is multiplied: that of recurrent layers, or that of all other products."""
         return "rnn" if self._made.recurrent_gates else "matmul"
 
-    def _beside(self, x: Any, layer: int, casts: bool) -> list[Any]:
+    def _beside(self, x: Any, layer: int, casts: bool, made: Architecture | None = None) -> list[Any]:
         """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take with x; refused where not."""
-        parameters = self._parameters_of(layer)
+        parameters = self._parameters_of(layer, made or self._made)
         if not casts:
             checks.check_beside(parameters[1], self._made.names[layer][0].weight_ih, x)
             return parameters
@@ -352,9 +354,9 @@ class LayerStack:
         """Return the dtype to which autocast casts what is multiplied."""
         return torch.get_autocast_dtype(x.device.type)
 
-    def _parameters_of(self, layer: int) -> list[Any]:
+    def _parameters_of(self, layer: int, made: Architecture) -> list[Any]:
         """Return R, weight, bias and recurrent bias of a layer, None for what it lacks, and its own vectors."""
-        directed = [parameters_of_kernels(self._made, names, layer, self._named) for names in self._made.names[layer]]
+        directed = [parameters_of_kernels(made, names, layer, self._named) for names in made.names[layer]]
         if len(directed) == 1:
             return directed[0]
         # Vectors of the cell have an axis of directions; of all others the rows of both lie one after the other.

@@ -14,11 +14,15 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.embedded import EmbeddedExecutor
 
 
-def embedded_recurrence(recurrence: Callable[..., Any], kernel: Kernel, arguments: CallArguments) -> tuple[Any, ...]:
+def embedded_recurrence(
+    recurrence: Callable[..., Any], kernel: Kernel, arguments: CallArguments, *, folds: bool = False
+) -> tuple[Any, ...]:
     """Return what `recurrence` does of the kernel that serves another: y, the final state, and perhaps all states.
 
-    Raises BadInput as it does.
+    `folds`: a kernel with one product for two may serve. Raises BadInput as `recurrence` does.
     """
+    if folds and (folded := _folded(recurrence, kernel, arguments)) is not None:
+        return folded
     assert kernel.embedded is not None and isinstance(kernel.executor, EmbeddedExecutor)
     embedding = replace(kernel.executor.embedding, library=torch)
     x, R, *others = embedding.arguments(joined(kernel.interface, arguments, torch))
@@ -26,3 +30,19 @@ def embedded_recurrence(recurrence: Callable[..., Any], kernel: Kernel, argument
     y, final, *states = recurrence(kernel.embedded, x, R, **dict(zip(names, others, strict=True)))
     of_steps = [dict(zip(kernel.states, embedding.over_time(tuple(value.values())), strict=True)) for value in states]
     return embedding.y(y), dict(zip(kernel.states, embedding.final(tuple(final.values())), strict=True)), *of_steps
+
+
+def _folded(recurrence: Callable[..., Any], kernel: Kernel, arguments: CallArguments) -> tuple[Any, ...] | None:
+    """Return the results by a kernel with the output's own product folded into the others; None where there is none."""
+    if arguments.state is not None or kernel.folded is None:
+        return None
+    output, joint = kernel.states[0], joined(kernel.interface, arguments, torch)
+    inner, folding = kernel.folded
+    if not folding.serves(joint):
+        return None
+    folding = replace(folding, library=torch)
+    matrices = folding.parts(joint.R)
+    x, R, *others = folding.arguments(joint, matrices)
+    y, final = recurrence(inner, x, R, **dict(zip(CallArguments._fields[2:], others, strict=True)))
+    final = {name: folding.last(state, matrices[1]) if name == output else state for name, state in final.items()}
+    return folding.over_time(y, matrices[1].to(y.dtype)), final

@@ -59,7 +59,8 @@ def recurrence(
                 raise BadInput(f"head_group has gathers=False, but {why}; leave it out")
             raise BadInput("head_group has gathers=False, but each rank's units are no whole heads of P; leave it out")
         call = partial(recurrence, all_states=all_states, sequence_group=sequence_group, head_group=head_group, **altering)
-        return embedded_recurrence(call, kernel, arguments)
+        is_whole = sequence_group is None and head_group is None and not all_states
+        return embedded_recurrence(call, kernel, arguments, folds=is_whole)
     if sequence_group is not None or head_group is not None:
         groups = (sequence_group, head_group)
         return _over_ranks(kernel, arguments, all_states, groups, (reset_states, holds))  # type: ignore[no-any-return]
