@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 from minrnn_gen.plan.kernel_plan import StatesOut
-from minrnn_gen.plan.problem import CellShape
+from minrnn_gen.plan.problem import CellShape, PhaseShape
 from minrnn_gen.precision import Precision
 
 if TYPE_CHECKING:  # imported only where the cache has no answer
@@ -43,7 +43,20 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         means=_means_of(lowered) if cell.norms else (0, 0, 0),
         means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
+        phases=_phases_of(lowered),
         **_in_parts(lowered),
+    )
+
+
+def _phases_of(lowered: Lowered) -> tuple[PhaseShape, ...]:
+    from minrnn_gen.cell.lowering_steps import LoweredSteps
+    from minrnn_gen.cell.phases import phases_of
+
+    if not isinstance(lowered, LoweredSteps):
+        return ()
+    return tuple(
+        PhaseShape(phase.form, len(phase.states), phase.program.operation_count if phase.program else 0)
+        for phase in phases_of(lowered.maps)
     )
 
 
@@ -90,6 +103,7 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         saved_values=backward.saved_values,
         recomputed_values=backward.recomputed_values,
         means=_means_of(backward) if cell.norms else (0, 0, 0),
+        phases=(),
         **_in_parts(backward),
     )
 

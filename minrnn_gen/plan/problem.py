@@ -56,6 +56,14 @@ class KernelKey(NamedTuple):
         )
 
 
+class PhaseShape(NamedTuple):
+    """Coupled states that a kernel composes over time at once: the form of their map, how many there are, and its operations."""
+
+    form: str
+    size: int
+    operation_count: int
+
+
 @dataclass(frozen=True)
 class CellShape:
     """Facts about a cell in one pass that planning needs: its class, names and counts.
@@ -71,7 +79,7 @@ class CellShape:
     level; all 0 without. `means_over_all`: some are over all heads. `waits`: of each exchange of means of a step in parts how
     many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
     A backward reads `mean_rows` rows of means of its forward.
-    `inputs`: those of X.*, which are read in addition to the gates.
+    `inputs`: those of X.*, which are read in addition to the gates. `phases`: coupled states in the order of their scans.
     """
 
     name: str
@@ -102,6 +110,7 @@ class CellShape:
     waits: tuple[tuple[int, int], ...] = ()
     held_count: int = 0
     mean_rows: int = 0
+    phases: tuple[PhaseShape, ...] = ()
 
     @property
     def has_means(self) -> bool:

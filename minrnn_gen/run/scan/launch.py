@@ -44,6 +44,11 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
             return 0
         tiles = _tile_rows(plan, call) * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
         return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
+    if plan.strategy == "coupled":
+        tiles, maps = _tiles(plan, call.time), plan.launch.partition
+        return _columns(plan, call) * (
+            tiles * maps["map_bytes"] + divided_up(tiles, plan.launch.group_tiles) * maps["state_bytes"]
+        )
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
@@ -149,13 +154,15 @@ def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) ->
 
 
 def _at_once(plan: KernelPlan, resident_blocks: int | None) -> int:
-    """How many blocks of a cooperative scan wait for each other at most."""
+    """How many blocks of a scan by all blocks wait for each other at most."""
     return plan.launch.resident_blocks if resident_blocks is None else least(plan.launch.resident_blocks, resident_blocks)
 
 
 def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
     if plan.strategy == "cooperative":
         return least(_at_once(plan, resident_blocks), _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
+    if plan.strategy == "coupled":
+        return least(_at_once(plan, resident_blocks), _columns(plan, call) * _tiles(plan, call.time))
     columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
     if plan.variables.get("lookback"):
         # As many as there is room for: they take what there is to do.
@@ -164,5 +171,5 @@ def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
-    hands_on = plan.variables.get("lookback") or plan.strategy == "cooperative"
+    hands_on = plan.variables.get("lookback") or plan.strategy in ("cooperative", "coupled")
     return {"workspace_bytes": address_or_null(workspace)} if hands_on else {}

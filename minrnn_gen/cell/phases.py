@@ -1,0 +1,45 @@
+"""Blocks of coupled states in phases: what is composed over time at once, each phase after those that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minrnn_gen.cell.blocks import BlockForm
+from minrnn_gen.cell.lowering_steps import LoweredMap
+from minrnn_gen.cell.program import Program
+
+
+@dataclass(frozen=True)
+class Phase:
+    """States whose values before any step are found at once: one block, or finite memory, which has no `program` of a map."""
+
+    states: tuple[str, ...]
+    form: BlockForm
+    program: Program | None
+
+
+def phases_of(maps: Sequence[LoweredMap]) -> tuple[Phase, ...]:
+    """Return the phases of a forward's maps, whose blocks stand in the order in which they read each other.
+
+    Finite memory that reads only other memory and earlier phases is one phase: after as many steps as it has states, whatever
+    these were before has no effect.
+    """
+    phases: list[Phase] = []
+    phase_of: dict[str, int] = {}
+    for block in maps:
+        after = max((phase_of[state] for state in _read_by(block, phase_of)), default=-1)
+        places = (place for place in range(max(after, 0), len(phases)) if phases[place].form == "memory")
+        joined = next(places, None) if block.form == "memory" else None
+        if joined is None:
+            phase_of |= dict.fromkeys(block.states, len(phases))
+            phases.append(Phase(block.states, block.form, None if block.form == "memory" else block.programs[0]))
+        else:
+            phase_of |= dict.fromkeys(block.states, joined)
+            phases[joined] = Phase((*phases[joined].states, *block.states), "memory", None)
+    return tuple(phases)
+
+
+def _read_by(block: LoweredMap, states: Sequence[str] | dict[str, int]) -> list[str]:
+    inputs = {name for program in block.programs for name in program.inputs}
+    return [state for state in states if inputs & {f"state_{state}", f"previous_{state}"}]

@@ -1,0 +1,193 @@
+"""The search space of coupled_forward.cu.j2: coupled states as maps, composed over lanes, warps and blocks along time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.diagonal import whole_vector_values
+from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
+from minrnn_gen.plan.problem import PhaseShape, Problem
+from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
+
+DOUBLE_BYTES = 8
+# Addresses, strides and loop state. Read off compiled kernels.
+REGISTERS_FIXED = 64
+# Of the values of one step and of one composition, those that are needed at once.
+TEMPORARIES_MAX = 16
+# Of a wider search most kernels would differ in nothing that matters.
+PHASES_MOST = 4
+# Tiles that share the states before them: as many as a warp has lanes, or those that a lane composes one after the other.
+GROUP_TILES_OF_LANE = 4
+# A product or sum in double precision is issued at half the rate; its result is waited for as long as any.
+INSTRUCTIONS_PER_DOUBLE = 2.0
+CYCLES_PER_OPERATION = 4.0
+INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
+INSTRUCTIONS_PER_TILE = 60.0
+# A block publishes, and others read: trips through L2, with the barriers around them.
+L2_TRIPS_PER_HOP = 3.0
+CYCLES_PER_TILE = 1500.0
+
+
+def _values(problem: Problem, phase: PhaseShape) -> int:
+    """Numbers of a map that are exchanged."""
+    entries = {"memory": 0, "full": phase.size**2}.get(phase.form, phase.size)
+    return entries + phase.size + (problem.specialization.resets or phase.form == "memory")
+
+
+def _is_double(problem: Problem, phase: PhaseShape) -> bool:
+    return phase.form == "full" or problem.precision.arithmetic_bytes == DOUBLE_BYTES
+
+
+def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
+    lanes = (1,) if problem.layout == "BDT" else (8, 16, 32)
+    return {
+        "threads": (64, 128, 256, 512),
+        "channel_lanes": lanes,
+        "channels_per_lane": (1,),
+        "stages": (2, 4, 8, 16, 32),
+    }
+
+
+def _registers(problem: Problem, steps: int) -> int:
+    """Return an estimate: the tile at hand and the one under way, a map and what it is composed with, and one step's own values."""
+    cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
+    at_hand = steps * max(1, precision.storage_bytes // 4)
+    results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
+    values = max(
+        (_values(problem, phase) * (2 if _is_double(problem, phase) else words) for phase in cell.phases), default=0
+    )
+    carried = cell.step_values + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
+    resets = 2 * steps if problem.specialization.resets else 0
+    packed = -(-steps * precision.storage_bytes // 4)
+    return REGISTERS_FIXED + cell.read_count * (at_hand + packed) + results * packed + resets + 3 * values + words * carried
+
+
+def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[str, int]:
+    values = max((_values(problem, phase) for phase in problem.cell.phases), default=0)
+    warps = threads // limits.WARP_LANES
+    return {"exchange": DOUBLE_BYTES * channel_lanes * (2 * warps * values + len(problem.cell.states))}
+
+
+def constraints(problem: Problem) -> tuple[Constraint, ...]:
+    cell, storage_bytes = problem.cell, problem.precision.storage_bytes
+    memory = max((phase.size for phase in cell.phases if phase.form == "memory"), default=0)
+    return (
+        Constraint(
+            "phases",
+            "each phase has a composition of its own over time; beyond a few of them a thread for all steps is better",
+            ("stages",),
+            lambda _: len(cell.phases) if cell.phases else PHASES_MOST + 1,
+            lambda _: PHASES_MOST,
+            "phases",
+        ),
+        Constraint(
+            "tiles_known",
+            "sequences that lie one after the other have numbers of tiles that are unknown before the launch",
+            ("stages",),
+            lambda _: int(problem.specialization.packed),
+            lambda _: 0,
+        ),
+        Constraint(
+            "memory",
+            "finite memory is that of a thread's own steps",
+            ("stages",),
+            lambda _: memory,
+            lambda steps: steps,
+            "steps",
+        ),
+        Constraint(
+            "channels_per_block",
+            "lanes without a channel idle",
+            ("channel_lanes",),
+            lambda channel_lanes: channel_lanes,
+            lambda _: max(2 * problem.hidden_size - 1, 8),
+            "channels",
+            drops_dominated=True,
+        ),
+        Constraint(
+            "row_bytes",
+            "neighbouring channels of a step, or steps of a channel, are read in whole sectors",
+            ("channel_lanes", "stages"),
+            lambda *_: 16 if problem.layout == "BDT" else 0,
+            lambda _, steps: steps * storage_bytes,
+            "bytes",
+            drops_dominated=True,
+        ),
+        *limits.hardware_constraints(
+            problem.gpu,
+            Quantity(("threads",), lambda threads: threads),
+            Quantity(("stages",), lambda steps: _registers(problem, steps)),
+            Quantity(("threads", "channel_lanes"), lambda *of: sum(_shared_map(problem, *of).values())),
+        ),
+        limits.unrolled_constraint(problem, Quantity(("stages",), lambda steps: steps * (1 + len(cell.phases)))),
+    )
+
+
+def resources(problem: Problem, candidate: Candidate) -> Resources:
+    threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
+    turns = limits.WARP_LANES // channel_lanes
+    phases = problem.cell.phases
+    return limits.resident(
+        problem,
+        threads=threads,
+        channels_per_block=channel_lanes,
+        registers_estimated=_registers(problem, steps),
+        shared_map=_shared_map(problem, threads, channel_lanes),
+        tile_steps=threads // channel_lanes * steps,
+        group_tiles=turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns)),
+        partition={
+            "map_bytes": DOUBLE_BYTES * channel_lanes * sum(_values(problem, phase) for phase in phases),
+            "state_bytes": DOUBLE_BYTES * channel_lanes * len(problem.cell.states),
+        },
+    )
+
+
+def _composition(problem: Problem, phase: PhaseShape) -> float:
+    """Instructions of one map after another."""
+    columns = {"memory": 0, "full": phase.size}.get(phase.form, 1)
+    rate = INSTRUCTIONS_PER_DOUBLE if _is_double(problem, phase) else 1.0
+    return rate * phase.size**2 * (columns + 1)
+
+
+def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """The longest of memory, instructions, and rounds of tiles, each of which waits for the groups of tiles before it."""
+    cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
+    threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
+    cycle_us = 1e6 / gpu.sm_clock_hz
+    columns = problem.batch * -(-problem.hidden_size // channel_lanes)
+    tiles = columns * ceil(problem.time / block.tile_steps)
+    at_once = minimum(gpu.sm_count * block.blocks_per_sm, tiles)
+    rounds = ceil(tiles / at_once)
+    in_flight_bytes = at_once / gpu.sm_count * threads * steps * cell.read_count * problem.precision.storage_bytes
+    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / in_flight_bytes)
+    memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
+    warps, phases = threads // limits.WARP_LANES, cell.phases
+    of_step = (1 + len(phases)) * gpu_rates.operations_per_element(problem)
+    of_step += sum(phase.operation_count + 1.5 * _composition(problem, phase) for phase in phases)
+    shuffles = sum(5 * (4 * _values(problem, phase) + _composition(problem, phase)) for phase in phases)
+    accesses = (cell.read_count + cell.written_count) * steps / whole_vector_values(problem, steps)
+    instructions = steps * of_step + accesses * INSTRUCTIONS_PER_ACCESS + shuffles + INSTRUCTIONS_PER_TILE
+    tile_cycles = CYCLES_PER_TILE + len(phases) * warps * 20 + steps * CYCLES_PER_OPERATION * cell.operation_count
+    hops = ceil(maximum(1.0, at_once / columns) / block.group_tiles)
+    chain_cycles = len(phases) * (1 + hops) * L2_TRIPS_PER_HOP * gpu_rates.CYCLES_PER_L2_TRIP
+    busy = ceil(at_once / gpu.sm_count) * warps * instructions / gpu.partitions_per_sm
+    return {
+        "memory": memory_us,
+        "issue": rounds * busy * cycle_us,
+        "chain": rounds * (tile_cycles + chain_cycles) * cycle_us,
+        "launch": 2 * gpu_rates.launch_us(gpu),
+    }
+
+
+FORWARD = Family(
+    name="coupled_forward",
+    entry="coupled_forward",
+    strategy="coupled",
+    copies=False,
+    variables=variables,
+    constraints=constraints,
+    resources=resources,
+    predicted_us=predicted_us,
+)
