@@ -68,7 +68,7 @@ def _map_of(cell: Cell, block: Block, earlier: tuple[Block, ...]) -> LoweredMap:
             defined.add(symbol)
     results: dict[str, Expr] = {f"b_{row}": value for row, value in enumerate(block.b)}
     results |= {f"a_{row}_{column}": entry for row, line in enumerate(block.a) for column, entry in enumerate(line)}
-    return LoweredMap(block.states, block.form, (builder.program(results, needed_inputs_only=True),))
+    return LoweredMap(block.states, block.form, (builder.program(results, needed_inputs_only=True),), block.is_constant)
 
 
 def lower_blocks_backward(cell: Cell) -> LoweredBlocksBackward | None:

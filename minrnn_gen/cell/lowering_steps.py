@@ -51,11 +51,13 @@ class LoweredMap:
     `programs` give `a_<row>_<column>` of each pair of places among `states`, and `b_<row>`. In a forward they take what a
     step does, and of earlier blocks `state_<state>` and `previous_<state>`. In a backward a map goes from the gradients after a
     step to those before it, and they take what a step's backward does, of later blocks `gradient_state_<state>`.
+    `is_constant`: A is the same for all steps of a channel.
     """
 
     states: tuple[str, ...]
     form: BlockForm
     programs: tuple[Program, ...]
+    is_constant: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,15 @@ from minrnn_gen.cell.program import Program
 
 @dataclass(frozen=True)
 class Phase:
-    """States whose values before any step are found at once: one block, or finite memory, which has no `program` of a map."""
+    """States whose values before any step are found at once: one block, or finite memory, which has no `program` of a map.
+
+    `is_constant`: A of its map is the same for all steps of a channel.
+    """
 
     states: tuple[str, ...]
     form: BlockForm
     program: Program | None
+    is_constant: bool = False
 
 
 def phases_of(maps: Sequence[LoweredMap]) -> tuple[Phase, ...]:
@@ -33,7 +37,8 @@ def phases_of(maps: Sequence[LoweredMap]) -> tuple[Phase, ...]:
         joined = next(places, None) if block.form == "memory" else None
         if joined is None:
             phase_of |= dict.fromkeys(block.states, len(phases))
-            phases.append(Phase(block.states, block.form, None if block.form == "memory" else block.programs[0]))
+            program = None if block.form == "memory" else block.programs[0]
+            phases.append(Phase(block.states, block.form, program, block.is_constant))
         else:
             phase_of |= dict.fromkeys(block.states, joined)
             phases[joined] = Phase((*phases[joined].states, *block.states), "memory", None)

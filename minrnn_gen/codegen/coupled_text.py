@@ -17,6 +17,7 @@ class PhaseText:
 
     `places` are those of its states among all, `type` that of its map's numbers. `first_value` and `first_state` are the places
     of its numbers among those that blocks pass on, the first in CUDA. `results` has (place, name) of a step's map.
+    `is_constant`: its A is the same for all steps.
     """
 
     number: int
@@ -29,11 +30,17 @@ class PhaseText:
     inputs: Places
     statements: Places
     results: Places
+    is_constant: bool
 
     @property
     def size(self) -> int:
         """How many states it has."""
         return len(self.states)
+
+    @property
+    def keeps_power(self) -> bool:
+        """Whether A of several steps is a power of one matrix."""
+        return self.is_constant and self.form != "MEMORY"
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,5 @@ class CoupledText(StepsText):
             inputs = tuple((name, after.get(name, place)) for name, place in self._placed(phase.program))
             statements = statements_of(phase.program)
         map_type = "double" if phase.form == "full" else "compute_t"
-        return PhaseText(
-            number, form, map_type, phase.states, places, first_value, first_state, inputs, statements, results
-        )
+        of_step = (inputs, statements, results, phase.is_constant)
+        return PhaseText(number, form, map_type, phase.states, places, first_value, first_state, *of_step)
