@@ -82,7 +82,7 @@ def suffixes_of(entry: str) -> tuple[str, ...]:
 def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signature:
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
-    hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.strategy in ("cooperative", "coupled")
+    hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.is_cooperative
     variant = Variant(
         plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,
@@ -374,7 +374,6 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("projected_forward", ""): _projected_forward,
     ("diagonal_forward", ""): _scan_forward,
     ("diagonal_backward", ""): _scan_backward,
-    ("coupled_forward", ""): _scan_forward,
     ("scan_step", ""): partial(_single_step, recurrent=False),
     ("diagonal_step", ""): partial(_single_step, recurrent=False),
     ("backward_arguments", ""): _backward_arguments,

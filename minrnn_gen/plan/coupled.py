@@ -51,13 +51,11 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 
 
 def _registers(problem: Problem, steps: int) -> int:
-    """Return an estimate: the tile at hand and the one under way, a map and what it is composed with, and one step's own values."""
+    """Return an estimate: the tile at hand and the one under way, maps that are composed, and one step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
     results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
-    values = max(
-        (_values(problem, phase) * (2 if _is_double(problem, phase) else words) for phase in cell.phases), default=0
-    )
+    values = max((_values(problem, phase) * (2 if _is_double(problem, phase) else words) for phase in cell.phases), default=0)
     carried = cell.step_values + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     resets = 2 * steps if problem.specialization.resets else 0
     packed = -(-steps * precision.storage_bytes // 4)
@@ -183,7 +181,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 FORWARD = Family(
     name="coupled_forward",
-    entry="coupled_forward",
+    entry="diagonal_forward",
     strategy="coupled",
     copies=False,
     variables=variables,

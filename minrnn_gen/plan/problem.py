@@ -57,7 +57,7 @@ class KernelKey(NamedTuple):
 
 
 class PhaseShape(NamedTuple):
-    """Coupled states that a kernel composes over time at once: the form of their map, how many there are, and its operations."""
+    """Coupled states that a kernel composes over time at once: form and size of their map, and its operations."""
 
     form: str
     size: int
