@@ -39,16 +39,15 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
     A head with the counter of tiles taken, then a composition for each tile and each group of tiles; of blocks that are all
     resident a composition for each tile.
     """
-    if plan.strategy == "cooperative":
+    if plan.is_cooperative:
         if _column_blocks(plan, call, resident_blocks) == 1:
             return 0
+        if plan.strategy == "coupled":
+            tiles, groups = _tiles(plan, call.time), divided_up(_tiles(plan, call.time), plan.launch.group_tiles)
+            sizes = plan.launch.partition
+            return _columns(plan, call) * (tiles * sizes["map_bytes"] + groups * sizes["state_bytes"])
         tiles = _tile_rows(plan, call) * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
         return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
-    if plan.strategy == "coupled":
-        tiles, maps = _tiles(plan, call.time), plan.launch.partition
-        return _columns(plan, call) * (
-            tiles * maps["map_bytes"] + divided_up(tiles, plan.launch.group_tiles) * maps["state_bytes"]
-        )
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
@@ -159,10 +158,8 @@ def _at_once(plan: KernelPlan, resident_blocks: int | None) -> int:
 
 
 def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
-    if plan.strategy == "cooperative":
+    if plan.is_cooperative:
         return least(_at_once(plan, resident_blocks), _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
-    if plan.strategy == "coupled":
-        return least(_at_once(plan, resident_blocks), _columns(plan, call) * _tiles(plan, call.time))
     columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
     if plan.variables.get("lookback"):
         # As many as there is room for: they take what there is to do.
@@ -171,5 +168,5 @@ def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
-    hands_on = plan.variables.get("lookback") or plan.strategy in ("cooperative", "coupled")
+    hands_on = plan.variables.get("lookback") or plan.is_cooperative
     return {"workspace_bytes": address_or_null(workspace)} if hands_on else {}
