@@ -59,7 +59,7 @@ def _registers(problem: Problem, steps: int) -> int:
     carried = cell.step_values + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     resets = 2 * steps if problem.specialization.resets else 0
     packed = -(-steps * precision.storage_bytes // 4)
-    return REGISTERS_FIXED + cell.read_count * (at_hand + packed) + results * packed + resets + 3 * values + words * carried
+    return REGISTERS_FIXED + cell.read_count * (at_hand + packed) + results * packed + resets + 4 * values + words * carried
 
 
 def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[str, int]:
