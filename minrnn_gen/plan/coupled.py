@@ -88,7 +88,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda _: 0,
         ),
         Constraint(
-            "memory",
+            "steps_of_memory",
             "finite memory is that of a thread's own steps",
             ("stages",),
             lambda _: memory,
@@ -105,7 +105,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             drops_dominated=True,
         ),
         Constraint(
-            "row_bytes",
+            "whole_bursts",
             "neighbouring channels of a step, or steps of a channel, are read in whole sectors",
             ("channel_lanes", "stages"),
             lambda *_: 16 if problem.layout == "BDT" else 0,
