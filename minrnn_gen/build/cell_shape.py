@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.cell.levels import Level
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+    from minrnn_gen.cell.phases import Phase
 
 
 def words_of_states(states_out: StatesOut, precision: Precision) -> int:
@@ -43,20 +44,31 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         means=_means_of(lowered) if cell.norms else (0, 0, 0),
         means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
-        phases=_phases_of(lowered),
+        **_coupled(lowered),
         **_in_parts(lowered),
     )
 
 
-def _phases_of(lowered: Lowered) -> tuple[PhaseShape, ...]:
-    from minrnn_gen.cell.lowering_steps import LoweredSteps
-    from minrnn_gen.cell.phases import phases_of
+class _Coupled(TypedDict, total=False):
+    phases: tuple[PhaseShape, ...]
+    varying_counts: tuple[int, int]
 
-    if not isinstance(lowered, LoweredSteps):
-        return ()
-    return tuple(
-        PhaseShape(phase.form, len(phase.states), phase.program.operation_count if phase.program else 0)
-        for phase in phases_of(lowered.maps)
+
+def _coupled(lowered: Lowered) -> _Coupled:
+    from minrnn_gen.cell.lowering_steps import LoweredSteps
+
+    if not isinstance(lowered, LoweredSteps) or not lowered.maps:
+        return {}
+    from minrnn_gen.cell.phases import in_channel_and_step, map_labels, phases_of
+
+    def operations(phase: Phase) -> int:
+        return in_channel_and_step(phase.program.restricted(map_labels(phase))).rest.operation_count if phase.program else 0
+
+    step = in_channel_and_step(lowered.step).rest
+    phases = phases_of(lowered.maps)
+    return _Coupled(
+        phases=tuple(PhaseShape(phase.form, len(phase.states), operations(phase), phase.is_constant) for phase in phases),
+        varying_counts=(step.operation_count, step.transcendental_count),
     )
 
 
@@ -104,6 +116,7 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         recomputed_values=backward.recomputed_values,
         means=_means_of(backward) if cell.norms else (0, 0, 0),
         phases=(),
+        varying_counts=(0, 0),
         **_in_parts(backward),
     )
 

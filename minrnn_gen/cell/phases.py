@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from minrnn_gen.cell.blocks import BlockForm
 from minrnn_gen.cell.lowering_steps import LoweredMap
+from minrnn_gen.cell.preparation import CutProgram, cut
 from minrnn_gen.cell.program import Program
 
 
@@ -43,6 +44,18 @@ def phases_of(maps: Sequence[LoweredMap]) -> tuple[Phase, ...]:
             phase_of |= dict.fromkeys(block.states, joined)
             phases[joined] = Phase((*phases[joined].states, *block.states), "memory", None)
     return tuple(phases)
+
+
+def in_channel_and_step(program: Program) -> CutProgram:
+    """Return a program in two parts: made of parameters alone, once per channel, and the rest, which every step computes."""
+    return cut(program, [name for name in program.inputs if not name.startswith("parameter_")])
+
+
+def map_labels(phase: Phase) -> tuple[str, ...]:
+    """Return the results of a phase's program that are kept of its maps: of A the first column, unless it is full; and b."""
+    rows = range(len(phase.states))
+    columns = rows if phase.form == "full" else rows[:1]
+    return (*(f"a_{row}_{column}" for row in rows for column in columns), *(f"b_{row}" for row in rows))
 
 
 def _read_by(block: LoweredMap, states: Sequence[str] | dict[str, int]) -> list[str]:

@@ -9,8 +9,8 @@ from functools import cached_property
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.cuda_names import cuda_name
 from minrnn_gen.cell.expressions import Expr
-from minrnn_gen.cell.phases import Phase, phases_of
-from minrnn_gen.cell.preparation import CutProgram, cut
+from minrnn_gen.cell.phases import Phase, in_channel_and_step, map_labels, phases_of
+from minrnn_gen.cell.preparation import CutProgram
 from minrnn_gen.codegen.rounds_text import Places, result_names, statements_of
 from minrnn_gen.codegen.steps_text import StepsText
 
@@ -96,7 +96,7 @@ class CoupledText(StepsText):
     def _cuts(self) -> tuple[CutProgram, ...]:
         """The step, and the maps, in two parts: of parameters alone, and the rest."""
         programs = [self.lowered.step]
-        programs += [phase.program.restricted(_labels(phase)) for phase in phases_of(self.lowered.maps) if phase.program]
+        programs += [phase.program.restricted(map_labels(phase)) for phase in phases_of(self.lowered.maps) if phase.program]
         return tuple(
             cut(program, [name for name in program.inputs if not name.startswith("parameter_")]) for program in programs
         )
@@ -141,7 +141,7 @@ class CoupledText(StepsText):
             return PhaseText((), (), (), **of_phase)
         scans = [other.states for other in phases_of(self.lowered.maps) if other.program]
         parts, size = self._cuts[1 + scans.index(phase.states)], len(phase.states)
-        names, labels = result_names(parts.rest), _labels(phase)
+        names, labels = result_names(parts.rest), map_labels(phase)
         entries = len(labels) - size
         of_places = [*(f"a.at[{n}]" for n in range(entries)), *(f"b.at[{row}]" for row in range(size))]
         results = tuple((place, names[label]) for place, label in zip(of_places, labels, strict=True))
@@ -153,13 +153,6 @@ class CoupledText(StepsText):
             keeps_power=phase.is_constant,
             **of_phase,
         )
-
-
-def _labels(phase: Phase) -> tuple[str, ...]:
-    """Return the results of a phase's program that are kept of its maps: of A the first column, unless it is full; and b."""
-    rows = range(len(phase.states))
-    columns = rows if phase.form == "full" else rows[:1]
-    return (*(f"a_{row}_{column}" for row in rows for column in columns), *(f"b_{row}" for row in rows))
 
 
 def _renamed(expression: Expr, numbers: Mapping[str, int]) -> Expr:

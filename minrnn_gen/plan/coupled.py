@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.diagonal import whole_vector_values
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.problem import PhaseShape, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -20,14 +20,18 @@ TEMPORARIES_MAX = 16
 PHASES_MOST = 4
 # Tiles that share the states before them: as many as a warp has lanes, or those that a lane composes one after the other.
 GROUP_TILES_OF_LANE = 4
-# A product or sum in double precision is issued at half the rate; its result is waited for as long as any.
+# A product or sum in double precision is issued at half the rate.
 INSTRUCTIONS_PER_DOUBLE = 2.0
-CYCLES_PER_OPERATION = 4.0
-INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
-INSTRUCTIONS_PER_TILE = 60.0
-# A block publishes, and others read: trips through L2, with the barriers around them.
-L2_TRIPS_PER_HOP = 3.0
-CYCLES_PER_TILE = 1500.0
+INSTRUCTIONS_PER_ACCESS = 4.0  # address, predicate, and the load or store
+INSTRUCTIONS_PER_VALUE = 3.0  # of a map, from lane to lane
+INSTRUCTIONS_PER_TILE = 100.0
+# Of a block's tile: what waits for each other from its loads to its stores, in each phase, and of its steps.
+CYCLES_PER_TILE = 700.0
+CYCLES_PER_PHASE = 500.0
+CYCLES_PER_WARP = 60.0
+CYCLES_PER_STEP = 20.0
+# A block publishes, and others read: trips through L2, with what is composed around them.
+L2_TRIPS_PER_HOP = 8.0
 
 
 def _values(problem: Problem, phase: PhaseShape) -> int:
@@ -119,7 +123,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             Quantity(("stages",), lambda steps: _registers(problem, steps)),
             Quantity(("threads", "channel_lanes"), lambda *of: sum(_shared_map(problem, *of).values())),
         ),
-        limits.unrolled_constraint(problem, Quantity(("stages",), lambda steps: steps * (1 + len(cell.phases)))),
+        Constraint(
+            "unrolled_operations",
+            "the loops over a thread's steps are unrolled, so that they stay in registers; more takes the compiler too long",
+            ("stages",),
+            lambda steps: round(steps * _operations_of_step(problem)),
+            lambda _: limits.UNROLLED_OPERATIONS_MAX,
+            "operations",
+            "split the cell's equations into fewer operations",
+        ),
     )
 
 
@@ -149,33 +161,52 @@ def _composition(problem: Problem, phase: PhaseShape) -> float:
     return rate * phase.size**2 * (columns + 1)
 
 
+def _operations_of_step(problem: Problem) -> float:
+    """Instructions of a step in every phase and in the last pass over it."""
+    cell = problem.cell
+    operations, special = cell.varying_counts
+    own = operations + special * gpu_rates.INSTRUCTIONS_PER_TRANSCENDENTAL[problem.precision.name]
+    passes = (1 + len(cell.phases)) * (own + cell.read_count) + cell.written_count
+
+    def of_map(phase: PhaseShape) -> float:
+        return phase.operation_count + phase.size**2 + (0.0 if phase.is_constant else _composition(problem, phase))
+
+    return passes + sum(map(of_map, cell.phases))
+
+
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """The longest of memory, instructions, and rounds of tiles, each of which waits for the groups of tiles before it."""
+    """The longest of memory, instructions, and of a block's tiles, one after the other.
+
+    Where blocks share a column each tile waits for those before it.
+    """
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
-    cycle_us = 1e6 / gpu.sm_clock_hz
+    cycle_us, warps, phases = 1e6 / gpu.sm_clock_hz, threads // limits.WARP_LANES, len(cell.phases)
     columns = problem.batch * -(-problem.hidden_size // channel_lanes)
-    tiles = columns * ceil(problem.time / block.tile_steps)
-    at_once = minimum(gpu.sm_count * block.blocks_per_sm, tiles)
-    rounds = ceil(tiles / at_once)
-    in_flight_bytes = at_once / gpu.sm_count * threads * steps * cell.read_count * problem.precision.storage_bytes
+    tiles, resident = ceil(problem.time / block.tile_steps), gpu.sm_count * block.blocks_per_sm
+    sharing = minimum(maximum(resident // columns, 1), tiles)
+    blocks = minimum(columns * sharing, resident)
+    rounds = ceil(columns * sharing / blocks) * ceil(tiles / sharing)
+    of_busiest_sm = ceil(blocks / gpu.sm_count)
+    in_flight_bytes = blocks / gpu.sm_count * threads * steps * cell.read_count * problem.precision.storage_bytes
     starved = maximum(1.0, gpu.bytes_in_flight_per_sm / in_flight_bytes)
-    memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
-    warps, phases = threads // limits.WARP_LANES, cell.phases
-    of_step = (1 + len(phases)) * gpu_rates.operations_per_element(problem)
-    of_step += sum(phase.operation_count + 1.5 * _composition(problem, phase) for phase in phases)
-    shuffles = sum(5 * (4 * _values(problem, phase) + _composition(problem, phase)) for phase in phases)
+    values = sum(_values(problem, phase) for phase in cell.phases)
+    composition = sum(_composition(problem, phase) for phase in cell.phases)
+    levels = (limits.WARP_LANES // channel_lanes).bit_length() - 1
     accesses = (cell.read_count + cell.written_count) * steps / whole_vector_values(problem, steps)
-    instructions = steps * of_step + accesses * INSTRUCTIONS_PER_ACCESS + shuffles + INSTRUCTIONS_PER_TILE
-    tile_cycles = CYCLES_PER_TILE + len(phases) * warps * 20 + steps * CYCLES_PER_OPERATION * cell.operation_count
-    hops = ceil(maximum(1.0, at_once / columns) / block.group_tiles)
-    chain_cycles = len(phases) * (1 + hops) * L2_TRIPS_PER_HOP * gpu_rates.CYCLES_PER_L2_TRIP
-    busy = ceil(at_once / gpu.sm_count) * warps * instructions / gpu.partitions_per_sm
+    instructions = (
+        steps * _operations_of_step(problem)
+        + accesses * INSTRUCTIONS_PER_ACCESS
+        + (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
+        + INSTRUCTIONS_PER_TILE
+    )
+    cycles = CYCLES_PER_TILE + phases * (CYCLES_PER_PHASE + CYCLES_PER_WARP * warps) + CYCLES_PER_STEP * (1 + phases) * steps
+    cycles = cycles + where(sharing > 1, phases * L2_TRIPS_PER_HOP * gpu_rates.CYCLES_PER_L2_TRIP, 0.0)
     return {
-        "memory": memory_us,
-        "issue": rounds * busy * cycle_us,
-        "chain": rounds * (tile_cycles + chain_cycles) * cycle_us,
-        "launch": 2 * gpu_rates.launch_us(gpu),
+        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved,
+        "issue": rounds * of_busiest_sm * warps * instructions / gpu.partitions_per_sm * cycle_us,
+        "chain": rounds * cycles * cycle_us,
+        "launch": where(sharing > 1, 2.0, 1.0) * gpu_rates.launch_us(gpu),
     }
 
 

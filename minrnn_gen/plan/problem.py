@@ -62,6 +62,7 @@ class PhaseShape(NamedTuple):
     form: str
     size: int
     operation_count: int
+    is_constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class CellShape:
     level; all 0 without. `means_over_all`: some are over all heads. `waits`: of each exchange of means of a step in parts how
     many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
     A backward reads `mean_rows` rows of means of its forward.
-    `inputs`: those of X.*, which are read in addition to the gates. `phases`: coupled states in the order of their scans.
+    `inputs`: those of X.*, which are read in addition to the gates. `phases`: coupled states in the order of their scans;
+    `varying_counts` are operations and special functions of a step without what is made of parameters alone.
     """
 
     name: str
@@ -111,6 +113,7 @@ class CellShape:
     held_count: int = 0
     mean_rows: int = 0
     phases: tuple[PhaseShape, ...] = ()
+    varying_counts: tuple[int, int] = (0, 0)
 
     @property
     def has_means(self) -> bool:
