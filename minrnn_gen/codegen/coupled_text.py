@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from minrnn_gen.cell import expressions as ex
@@ -97,9 +97,7 @@ class CoupledText(StepsText):
         """The step, and the maps, in two parts: of parameters alone, and the rest."""
         programs = [self.lowered.step]
         programs += [phase.program.restricted(map_labels(phase)) for phase in phases_of(self.lowered.maps) if phase.program]
-        return tuple(
-            cut(program, [name for name in program.inputs if not name.startswith("parameter_")]) for program in programs
-        )
+        return tuple(map(in_channel_and_step, programs))
 
     @cached_property
     def _constants(self) -> dict[int, int]:
@@ -129,29 +127,30 @@ class CoupledText(StepsText):
 
     def _phase(self, number: int, phase: Phase, first_state: int) -> PhaseText:
         first_value = " + ".join(f"Phase{earlier}::VALUES" for earlier in range(number)) or "0"
-        of_phase = {
-            "number": number,
-            "form": phase.form.upper(),
-            "states": phase.states,
-            "places": tuple(map(self.states.index, phase.states)),
-            "first_value": first_value,
-            "first_state": first_state,
-        }
+        memory = PhaseText(
+            (),
+            (),
+            (),
+            number=number,
+            form=phase.form.upper(),
+            states=phase.states,
+            places=tuple(map(self.states.index, phase.states)),
+            first_value=first_value,
+            first_state=first_state,
+        )
         if phase.program is None:
-            return PhaseText((), (), (), **of_phase)
+            return memory
         scans = [other.states for other in phases_of(self.lowered.maps) if other.program]
         parts, size = self._cuts[1 + scans.index(phase.states)], len(phase.states)
         names, labels = result_names(parts.rest), map_labels(phase)
-        entries = len(labels) - size
-        of_places = [*(f"a.at[{n}]" for n in range(entries)), *(f"b.at[{row}]" for row in range(size))]
-        results = tuple((place, names[label]) for place, label in zip(of_places, labels, strict=True))
-        return PhaseText(
-            self._late_inputs(parts),
-            statements_of(parts.rest),
-            results,
+        of_places = [*(f"a.at[{n}]" for n in range(len(labels) - size)), *(f"b.at[{row}]" for row in range(size))]
+        return replace(
+            memory,
+            inputs=self._late_inputs(parts),
+            statements=statements_of(parts.rest),
+            results=tuple((place, names[label]) for place, label in zip(of_places, labels, strict=True)),
             type="double" if phase.form == "full" else "compute_t",
             keeps_power=phase.is_constant,
-            **of_phase,
         )
 
 
