@@ -13,7 +13,7 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 DOUBLE_BYTES = 8
 # Addresses, strides and loop state. Read off compiled kernels.
-REGISTERS_FIXED = 64
+REGISTERS_FIXED = 80
 # Of the values of one step and of one composition, those that are needed at once.
 TEMPORARIES_MAX = 16
 # Of a wider search most kernels would differ in nothing that matters.
