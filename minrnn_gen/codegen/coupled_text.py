@@ -42,6 +42,11 @@ class PhaseText(ProgramText):
     keeps_power: bool = False
 
     @property
+    def is_wide(self) -> bool:
+        """Whether its maps are composed in double precision, whatever the cell's arithmetic."""
+        return self.form == "FULL"
+
+    @property
     def size(self) -> int:
         """How many states it has."""
         return len(self.states)
@@ -69,6 +74,11 @@ class CoupledText(StepsText):
     def powers(self) -> tuple[PhaseText, ...]:
         """The phases whose A is the same for all steps."""
         return tuple(phase for phase in self.phases if phase.keeps_power)
+
+    @property
+    def wide_phases(self) -> tuple[PhaseText, ...]:
+        """The phases that are carried in double precision."""
+        return tuple(phase for phase in self.phases if phase.is_wide)
 
     @property
     def late_step(self) -> ProgramText:

@@ -51,6 +51,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "channel_lanes": lanes,
         "channels_per_lane": (1,),
         "stages": (2, 4, 8, 16, 32),
+        "chunk_tiles": (1, 32),
     }
 
 
@@ -90,6 +91,16 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             ("stages",),
             lambda _: int(problem.specialization.packed),
             lambda _: 0,
+        ),
+        Constraint(
+            "chunk_of_doubles",
+            "a phase after a full map would read its states in the cell's arithmetic over all steps of a thread",
+            ("chunk_tiles",),
+            lambda chunk_tiles: (
+                len(cell.phases) if chunk_tiles > 1 and any(phase.form == "full" for phase in cell.phases) else 1
+            ),
+            lambda _: 1,
+            "phases",
         ),
         Constraint(
             "steps_of_memory",
