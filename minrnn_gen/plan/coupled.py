@@ -14,6 +14,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 DOUBLE_BYTES = 8
 # Addresses, strides and loop state. Read off compiled kernels.
 REGISTERS_FIXED = 80
+# Where a thread takes many tiles, without states in double precision and with.
+REGISTERS_OF_CHUNK = (8, 32)
 # Of the values of one step and of one composition, those that are needed at once.
 TEMPORARIES_MAX = 16
 # Of a wider search most kernels would differ in nothing that matters.
@@ -55,7 +57,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def _registers(problem: Problem, steps: int) -> int:
+def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
     """Return an estimate: the tile at hand and the one under way, maps that are composed, and one step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
@@ -64,7 +66,10 @@ def _registers(problem: Problem, steps: int) -> int:
     carried = cell.step_values + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     resets = 2 * steps if problem.specialization.resets else 0
     packed = -(-steps * precision.storage_bytes // 4)
-    return REGISTERS_FIXED + cell.read_count * (at_hand + packed) + results * packed + resets + 4 * values + words * carried
+    fixed = REGISTERS_FIXED
+    if chunk_tiles > 1:
+        fixed += REGISTERS_OF_CHUNK[any(phase.form == "full" for phase in cell.phases)]
+    return fixed + cell.read_count * (at_hand + packed) + results * packed + resets + 4 * values + words * carried
 
 
 def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[str, int]:
@@ -131,7 +136,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
-            Quantity(("stages",), lambda steps: _registers(problem, steps)),
+            Quantity(("stages", "chunk_tiles"), lambda *of_thread: _registers(problem, *of_thread)),
             Quantity(("threads", "channel_lanes"), lambda *of: sum(_shared_map(problem, *of).values())),
         ),
         Constraint(
@@ -154,7 +159,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=threads,
         channels_per_block=channel_lanes,
-        registers_estimated=_registers(problem, steps),
+        registers_estimated=_registers(problem, steps, candidate["chunk_tiles"]),
         shared_map=_shared_map(problem, threads, channel_lanes),
         tile_steps=threads // channel_lanes * steps,
         group_tiles=turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns)),
