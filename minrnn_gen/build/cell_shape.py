@@ -52,6 +52,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
 class _Coupled(TypedDict, total=False):
     phases: tuple[PhaseShape, ...]
     varying_counts: tuple[int, int]
+    keeps_constants: bool
 
 
 def _coupled(lowered: Lowered) -> _Coupled:
@@ -64,11 +65,13 @@ def _coupled(lowered: Lowered) -> _Coupled:
     def operations(phase: Phase) -> int:
         return in_channel_and_step(phase.program.restricted(map_labels(phase))).rest.operation_count if phase.program else 0
 
-    step = in_channel_and_step(lowered.step).rest
-    phases = phases_of(lowered.maps)
+    parts = in_channel_and_step(lowered.step)
+    step, phases = parts.rest, phases_of(lowered.maps)
+    branching = ("fn_sin(", "fn_cos(")
     return _Coupled(
         phases=tuple(PhaseShape(phase.form, len(phase.states), operations(phase), phase.is_constant) for phase in phases),
         varying_counts=(step.operation_count, step.transcendental_count),
+        keeps_constants=not any(name in statement.cuda for statement in parts.preparation.statements for name in branching),
     )
 
 
@@ -117,6 +120,7 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         means=_means_of(backward) if cell.norms else (0, 0, 0),
         phases=(),
         varying_counts=(0, 0),
+        keeps_constants=False,
         **_in_parts(backward),
     )
 

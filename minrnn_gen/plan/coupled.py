@@ -26,14 +26,17 @@ GROUP_TILES_OF_LANE = 4
 INSTRUCTIONS_PER_DOUBLE = 2.0
 INSTRUCTIONS_PER_ACCESS = 4.0  # address, predicate, and the load or store
 INSTRUCTIONS_PER_VALUE = 3.0  # of a map, from lane to lane
-INSTRUCTIONS_PER_TILE = 100.0
-# Of a block's tile: what waits for each other from its loads to its stores, in each phase, and of its steps.
-CYCLES_PER_TILE = 700.0
-CYCLES_PER_PHASE = 500.0
-CYCLES_PER_WARP = 60.0
-CYCLES_PER_STEP = 20.0
-# A block publishes, and others read: trips through L2, with what is composed around them.
-L2_TRIPS_PER_HOP = 8.0
+INSTRUCTIONS_PER_TILE = 380.0
+# Time of an instruction over that at which a scheduler issues: half of them compute addresses, at half the rate. This and what
+# follows was fitted to an H200.
+ISSUE_FACTOR = 1.6
+# Between a block's tiles: a barrier in each phase; where blocks share a column, publishing a map, waiting for others and
+# composing them, once more for each phase.
+CYCLES_PER_PHASE = 400.0
+CYCLES_OF_SHARING = 3000.0
+CYCLES_PER_SHARED_PHASE = 1500.0
+# A first tile arrives, and the last one is computed, without overlap; and all blocks begin at once.
+FILL_AND_DRAIN_US = 5.0
 
 
 def _values(problem: Problem, phase: PhaseShape) -> int:
@@ -193,7 +196,7 @@ def _operations_of_step(problem: Problem) -> float:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """The longest of memory, instructions, and of a block's tiles, one after the other.
 
-    Where blocks share a column each tile waits for those before it.
+    Where blocks share a column all of them compute, then all wait. Many tiles of a thread are read again in every pass.
     """
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
@@ -201,27 +204,35 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     columns = problem.batch * -(-problem.hidden_size // channel_lanes)
     tiles, resident = ceil(problem.time / block.tile_steps), gpu.sm_count * block.blocks_per_sm
     sharing = minimum(maximum(resident // columns, 1), tiles)
+    chunk = minimum(ceil(tiles / sharing), candidate["chunk_tiles"])
     blocks = minimum(columns * sharing, resident)
-    rounds = ceil(columns * sharing / blocks) * ceil(tiles / sharing)
-    of_busiest_sm = ceil(blocks / gpu.sm_count)
-    in_flight_bytes = blocks / gpu.sm_count * threads * steps * cell.read_count * problem.precision.storage_bytes
-    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / in_flight_bytes)
+    rounds = ceil(columns * sharing / blocks) * ceil(tiles / (sharing * chunk))
+    read_bytes = threads * steps * cell.read_count * problem.precision.storage_bytes
+    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes))
+    memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
+    is_read_again = candidate["chunk_tiles"] > 1
+    if is_read_again:
+        again_bytes = problem.element_count * cell.read_count * problem.precision.storage_bytes * phases
+        in_l2 = blocks * read_bytes * chunk <= gpu.l2_bytes
+        bandwidth = gpu.bandwidth_bytes_per_s * where(in_l2, gpu_rates.L2_BANDWIDTH_FACTOR, 1.0)
+        memory_us = memory_us + again_bytes / bandwidth * 1e6
     values = sum(_values(problem, phase) for phase in cell.phases)
     composition = sum(_composition(problem, phase) for phase in cell.phases)
     levels = (limits.WARP_LANES // channel_lanes).bit_length() - 1
-    accesses = (cell.read_count + cell.written_count) * steps / whole_vector_values(problem, steps)
-    instructions = (
-        steps * _operations_of_step(problem)
-        + accesses * INSTRUCTIONS_PER_ACCESS
-        + (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
-        + INSTRUCTIONS_PER_TILE
-    )
-    cycles = CYCLES_PER_TILE + phases * (CYCLES_PER_PHASE + CYCLES_PER_WARP * warps) + CYCLES_PER_STEP * (1 + phases) * steps
-    cycles = cycles + where(sharing > 1, phases * L2_TRIPS_PER_HOP * gpu_rates.CYCLES_PER_L2_TRIP, 0.0)
+    passes = 1 + phases * is_read_again
+    accesses = (cell.read_count * passes + cell.written_count) * steps / whole_vector_values(problem, steps)
+    is_carried_wide = is_read_again and any(phase.form == "full" for phase in cell.phases)
+    of_tile = steps * _operations_of_step(problem) * (1.4 if is_carried_wide else 1.0) + accesses * INSTRUCTIONS_PER_ACCESS
+    of_tile += INSTRUCTIONS_PER_TILE * (0.4 * passes if is_read_again else 1.0) + composition * is_read_again
+    of_round = (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
+    of_busiest_sm = ceil(blocks / gpu.sm_count) * warps / gpu.partitions_per_sm * ISSUE_FACTOR
+    busy_cycles = of_busiest_sm * (chunk * of_tile + of_round)
+    shared_cycles = busy_cycles + CYCLES_OF_SHARING + phases * CYCLES_PER_SHARED_PHASE
     return {
-        "memory": problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved,
-        "issue": rounds * of_busiest_sm * warps * instructions / gpu.partitions_per_sm * cycle_us,
-        "chain": rounds * cycles * cycle_us,
+        "memory": memory_us,
+        "issue": rounds * busy_cycles * cycle_us,
+        "chain": rounds * where(sharing > 1, shared_cycles, phases * CYCLES_PER_PHASE) * cycle_us,
+        "fill_and_drain": FILL_AND_DRAIN_US,
         "launch": where(sharing > 1, 2.0, 1.0) * gpu_rates.launch_us(gpu),
     }
 

@@ -129,7 +129,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     instructions = (
         elements * gpu_rates.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
     )
-    step_cycles = CYCLES_PER_OPERATION * cell.operation_count + CYCLES_PER_TRANSCENDENTAL * cell.transcendental_count
+    operations, special = cell.varying_counts if cell.keeps_constants else (cell.operation_count, cell.transcendental_count)
+    step_cycles = CYCLES_PER_OPERATION * operations + CYCLES_PER_TRANSCENDENTAL * special
     tile_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
     is_by_time = problem.layout == "BDT"

@@ -81,7 +81,8 @@ class CellShape:
     many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
     A backward reads `mean_rows` rows of means of its forward.
     `inputs`: those of X.*, which are read in addition to the gates. `phases`: coupled states in the order of their scans;
-    `varying_counts` are operations and special functions of a step without what is made of parameters alone.
+    `varying_counts` are operations and special functions of a step without what is made of parameters alone, which compilers
+    keep over all steps where it `keeps_constants`: functions with branches, sines and cosines, are computed for each tile anew.
     """
 
     name: str
@@ -114,6 +115,7 @@ class CellShape:
     mean_rows: int = 0
     phases: tuple[PhaseShape, ...] = ()
     varying_counts: tuple[int, int] = (0, 0)
+    keeps_constants: bool = False
 
     @property
     def has_means(self) -> bool:

@@ -610,8 +610,9 @@ TWO_STATES: dict[str, Any] = {
 
 # (name, spec, wanted, calls, passes)
 # Coupled states: lanes along channels, or all of them along time.
-COUPLED = {"channel_lanes": 8, "threads": 64, "stages": 4}
-ALONG_TIME = {"channel_lanes": 1, "threads": 64, "stages": 4}
+COUPLED = {"channel_lanes": 8, "threads": 64, "stages": 4, "chunk_tiles": 1}
+ALONG_TIME = COUPLED | {"channel_lanes": 1}
+CHUNKS = {"chunk_tiles": 32}
 # A block of three, which turns and shrinks, its delays, and a scan that reads them.
 THREE_STATES: dict[str, Any] = {
     "model": {
@@ -723,6 +724,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("reverse time", BDT | REVERSE | FP64 | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "resets whole", FORWARD),
         ("three scans", THREE_STATES, COUPLED | {"stages": 2}, "long resets", FORWARD),
         ("nan", GRU | {"model": "complex_lru"}, COUPLED | {"channel_lanes": 16}, "nan nan-resets", FORWARD),
+        ("chunks", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED | CHUNKS, "long resets", FORWARD),
+        ("chunks of doubles", BDT | {"model": "holt"}, ALONG_TIME | CHUNKS, "long resets", FORWARD),
+        (
+            "chunks of memory",
+            BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 20},
+            COUPLED | CHUNKS,
+            "long resets",
+            FORWARD,
+        ),
     ),
     "vectors": (
         (
