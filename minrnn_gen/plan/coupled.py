@@ -71,7 +71,9 @@ def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
     packed = -(-steps * precision.storage_bytes // 4)
     fixed = REGISTERS_FIXED
     if chunk_tiles > 1:
-        fixed += REGISTERS_OF_CHUNK[any(phase.form == "full" for phase in cell.phases)]
+        fixed += (
+            REGISTERS_OF_CHUNK[any(phase.form == "full" for phase in cell.phases)] + cell.read_count * at_hand + resets // 2
+        )
     return fixed + cell.read_count * (at_hand + packed) + results * packed + resets + 4 * values + words * carried
 
 
