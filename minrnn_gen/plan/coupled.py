@@ -35,6 +35,8 @@ ISSUE_FACTOR = 1.6
 CYCLES_PER_PHASE = 400.0
 CYCLES_OF_SHARING = 3000.0
 CYCLES_PER_SHARED_PHASE = 1500.0
+# Many tiles of a thread were not measured: they have to be predicted to be so many times as fast to be preferred.
+FACTOR_OF_CHUNKS = 1.6
 # A first tile arrives, and the last one is computed, without overlap; and all blocks begin at once.
 FILL_AND_DRAIN_US = 5.0
 
@@ -217,7 +219,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         again_bytes = problem.element_count * cell.read_count * problem.precision.storage_bytes * phases
         in_l2 = blocks * read_bytes * chunk <= gpu.l2_bytes
         bandwidth = gpu.bandwidth_bytes_per_s * where(in_l2, gpu_rates.L2_BANDWIDTH_FACTOR, 1.0)
-        memory_us = memory_us + again_bytes / bandwidth * 1e6
+        memory_us = (memory_us + again_bytes / bandwidth * 1e6) * FACTOR_OF_CHUNKS
     values = sum(_values(problem, phase) for phase in cell.phases)
     composition = sum(_composition(problem, phase) for phase in cell.phases)
     levels = (limits.WARP_LANES // channel_lanes).bit_length() - 1
@@ -228,7 +230,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     of_tile += INSTRUCTIONS_PER_TILE * (0.4 * passes if is_read_again else 1.0) + composition * is_read_again
     of_round = (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
     of_busiest_sm = ceil(blocks / gpu.sm_count) * warps / gpu.partitions_per_sm * ISSUE_FACTOR
-    busy_cycles = of_busiest_sm * (chunk * of_tile + of_round)
+    busy_cycles = of_busiest_sm * (chunk * of_tile + of_round) * (FACTOR_OF_CHUNKS if is_read_again else 1.0)
     shared_cycles = busy_cycles + CYCLES_OF_SHARING + phases * CYCLES_PER_SHARED_PHASE
     return {
         "memory": memory_us,
