@@ -35,6 +35,8 @@ ISSUE_FACTOR = 1.6
 CYCLES_PER_PHASE = 400.0
 CYCLES_OF_SHARING = 3000.0
 CYCLES_PER_SHARED_PHASE = 1500.0
+# From one group of tiles that share the states before them to the next, in the same round.
+CYCLES_PER_GROUP = 800.0
 # Many tiles of a thread were not measured: they have to be predicted to be so many times as fast to be preferred.
 FACTOR_OF_CHUNKS = 1.6
 # A first tile arrives, and the last one is computed, without overlap; and all blocks begin at once.
@@ -231,7 +233,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     of_round = (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
     of_busiest_sm = ceil(blocks / gpu.sm_count) * warps / gpu.partitions_per_sm * ISSUE_FACTOR
     busy_cycles = of_busiest_sm * (chunk * of_tile + of_round) * (FACTOR_OF_CHUNKS if is_read_again else 1.0)
-    shared_cycles = busy_cycles + CYCLES_OF_SHARING + phases * CYCLES_PER_SHARED_PHASE
+    groups = ceil(sharing / block.group_tiles) - 1
+    shared_cycles = busy_cycles + CYCLES_OF_SHARING + phases * (CYCLES_PER_SHARED_PHASE + groups * CYCLES_PER_GROUP)
     return {
         "memory": memory_us,
         "issue": rounds * busy_cycles * cycle_us,
