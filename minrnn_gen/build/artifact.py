@@ -13,7 +13,7 @@ from minrnn_gen.build.nvrtc import OPTIONS, KernelResources, toolchain_version
 from minrnn_gen.build.sealing import UNREADABLE
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import CellShape, KernelKey
+from minrnn_gen.plan.problem import CellShape, KernelKey, PhaseShape
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,4 +130,5 @@ def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
         *("vector_states", "vector_parameters", "shared", "means", "inputs"),
     )
     nested = {name: tuple(map(tuple, data[name])) for name in ("rounds", "waits")}
+    nested |= {"phases": tuple(PhaseShape(*phase) for phase in data["phases"])}
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}, **nested})
