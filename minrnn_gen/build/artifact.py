@@ -127,7 +127,7 @@ def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
     """Read back what `dataclasses.asdict` gave of a cell's shape."""
     names = (
         *("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values"),
-        *("vector_states", "vector_parameters", "shared", "means", "inputs"),
+        *("vector_states", "vector_parameters", "shared", "means", "inputs", "varying_counts"),
     )
     nested = {name: tuple(map(tuple, data[name])) for name in ("rounds", "waits")}
     nested |= {"phases": tuple(PhaseShape(*phase) for phase in data["phases"])}
