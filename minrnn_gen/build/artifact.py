@@ -13,7 +13,7 @@ from minrnn_gen.build.nvrtc import OPTIONS, KernelResources, toolchain_version
 from minrnn_gen.build.sealing import UNREADABLE
 from minrnn_gen.build.store import Store, digest
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.plan.problem import CellShape, KernelKey
+from minrnn_gen.plan.problem import CellShape, KernelKey, PhaseShape
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +127,8 @@ def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
     """Read back what `dataclasses.asdict` gave of a cell's shape."""
     names = (
         *("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values"),
-        *("vector_states", "vector_parameters", "shared", "means", "inputs"),
+        *("vector_states", "vector_parameters", "shared", "means", "inputs", "varying_counts"),
     )
     nested = {name: tuple(map(tuple, data[name])) for name in ("rounds", "waits", "block_diagonal")}
+    nested |= {"phases": tuple(PhaseShape(*phase) for phase in data["phases"])}
     return CellShape(**{**data, **{name: tuple(data[name]) for name in names}, **nested})

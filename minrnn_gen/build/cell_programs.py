@@ -55,7 +55,7 @@ class CellPrograms:
                 without = "whose states have no scan each" if recurrence.blocks else "which has no scan"
                 why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, {without}; allowed: linear"
                 raise self.spec.error("scan_arithmetic", why)
-            return lower_steps(cell)
+            return self.blocks.steps if self.blocks else lower_steps(cell)
         try:
             return lower_scan(cell, recurrence, self.spec.scan_arithmetic)
         except BadInput as refused:

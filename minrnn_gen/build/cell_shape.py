@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 from minrnn_gen.plan.kernel_plan import StatesOut
-from minrnn_gen.plan.problem import CellShape
+from minrnn_gen.plan.problem import CellShape, PhaseShape
 from minrnn_gen.precision import Precision
 
 if TYPE_CHECKING:  # imported only where the cache has no answer
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.cell.levels import Level
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
+    from minrnn_gen.cell.phases import Phase
 
 
 def words_of_states(states_out: StatesOut, precision: Precision) -> int:
@@ -44,7 +45,34 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
         block_diagonal=cell.block_diagonal,
+        **_coupled(lowered),
         **_in_parts(lowered),
+    )
+
+
+class _Coupled(TypedDict, total=False):
+    phases: tuple[PhaseShape, ...]
+    varying_counts: tuple[int, int]
+    keeps_constants: bool
+
+
+def _coupled(lowered: Lowered) -> _Coupled:
+    from minrnn_gen.cell.lowering_steps import LoweredSteps
+
+    if not isinstance(lowered, LoweredSteps) or not lowered.maps:
+        return {}
+    from minrnn_gen.cell.phases import in_channel_and_step, map_labels, phases_of
+
+    def operations(phase: Phase) -> int:
+        return in_channel_and_step(phase.program.restricted(map_labels(phase))).rest.operation_count if phase.program else 0
+
+    parts = in_channel_and_step(lowered.step)
+    step, phases = parts.rest, phases_of(lowered.maps)
+    branching = ("fn_sin(", "fn_cos(")
+    return _Coupled(
+        phases=tuple(PhaseShape(phase.form, len(phase.states), operations(phase), phase.is_constant) for phase in phases),
+        varying_counts=(step.operation_count, step.transcendental_count),
+        keeps_constants=not any(name in statement.cuda for statement in parts.preparation.statements for name in branching),
     )
 
 
@@ -91,6 +119,9 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
         saved_values=backward.saved_values,
         recomputed_values=backward.recomputed_values,
         means=_means_of(backward) if cell.norms else (0, 0, 0),
+        phases=(),
+        varying_counts=(0, 0),
+        keeps_constants=False,
         **_in_parts(backward),
     )
 

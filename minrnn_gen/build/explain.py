@@ -107,6 +107,8 @@ def strategy_in_words(plan: KernelPlan) -> str:
             lanes = plan.variables["lanes"]
             shared = "one lane has" if lanes == 1 else f"{lanes} lanes share"
             return f"step by step: {shared} the {n} values of a channel, in registers for all steps"
+        case "coupled":
+            return "scan of maps: coupled states are composed over lanes, warps and blocks, then each thread runs its steps"
         case "serial":
             return "step by step: a thread takes all steps of its channels"
         case _:

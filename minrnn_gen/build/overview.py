@@ -11,7 +11,8 @@ _GIB = 2**30
 
 def overview(plan: KernelPlan, cell: CellShape, memory_bytes: int | None = None) -> list[tuple[str, str]]:
     """Return the rows class, proof and limit, and a warning where arrays exceed `memory_bytes`, those of the GPU."""
-    rows = [("class", FAMILIES_IN_WORDS[plan.family])]
+    composed = "coupled: maps of a few states are composed in parallel"
+    rows = [("class", composed if plan.strategy == "coupled" else FAMILIES_IN_WORDS[plan.family])]
     if cell.proof:
         rows.append(("proof", cell.proof.rstrip(".")))
     rows.append(("limit", plan.limit))

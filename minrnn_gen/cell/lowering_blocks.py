@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minrnn_gen.cell import expressions as ex
-from minrnn_gen.cell.blocks import STATES_MOST, Block, BlockForm, partition
+from minrnn_gen.cell.blocks import STATES_MOST, Block, partition
 from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
-from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, lower_steps, lower_steps_backward
+from minrnn_gen.cell.lowering_steps import (
+    LoweredMap,
+    LoweredSteps,
+    LoweredStepsBackward,
+    lower_steps,
+    lower_steps_backward,
+)
 from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.program_names import (
     INCOMING_Y,
@@ -25,25 +31,15 @@ from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 
 @dataclass(frozen=True)
-class LoweredMap:
-    """One block's affine map, as programs per element.
-
-    `programs` give `a_<row>_<column>` of each pair of places among `states`, and `b_<row>`. In a forward they take what a
-    step does, and of earlier blocks `state_<state>` and `previous_<state>`. In a backward a map goes from the gradients after a
-    step to those before it, and they take what a step's backward does, of later blocks `gradient_state_<state>`.
-    """
-
-    states: tuple[str, ...]
-    form: BlockForm
-    programs: tuple[Program, ...]
-
-
-@dataclass(frozen=True)
 class LoweredBlocks:
-    """A cell as maps of its blocks, one after the other, and as `steps`."""
+    """A cell as maps of its blocks, one after the other, and as `steps`, which have these maps."""
 
-    maps: tuple[LoweredMap, ...]
     steps: LoweredSteps
+
+    @property
+    def maps(self) -> tuple[LoweredMap, ...]:
+        """The maps, earlier blocks first."""
+        return self.steps.maps
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,8 @@ class LoweredBlocksBackward:
 
 def lower_blocks(cell: Cell, blocks: tuple[Block, ...]) -> LoweredBlocks:
     """Return the programs of a cell whose `blocks` are proved affine."""
-    return LoweredBlocks(tuple(_map_of(cell, block, blocks[:place]) for place, block in enumerate(blocks)), lower_steps(cell))
+    maps = tuple(_map_of(cell, block, blocks[:place]) for place, block in enumerate(blocks))
+    return LoweredBlocks(replace(lower_steps(cell), maps=maps))
 
 
 def _map_of(cell: Cell, block: Block, earlier: tuple[Block, ...]) -> LoweredMap:
@@ -71,7 +68,7 @@ def _map_of(cell: Cell, block: Block, earlier: tuple[Block, ...]) -> LoweredMap:
             defined.add(symbol)
     results: dict[str, Expr] = {f"b_{row}": value for row, value in enumerate(block.b)}
     results |= {f"a_{row}_{column}": entry for row, line in enumerate(block.a) for column, entry in enumerate(line)}
-    return LoweredMap(block.states, block.form, (builder.program(results, needed_inputs_only=True),))
+    return LoweredMap(block.states, block.form, (builder.program(results, needed_inputs_only=True),), block.is_constant)
 
 
 def lower_blocks_backward(cell: Cell) -> LoweredBlocksBackward | None:

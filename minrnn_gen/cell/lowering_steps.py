@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
+from minrnn_gen.cell.blocks import BlockForm
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
@@ -44,6 +45,22 @@ class ProductRound:
 
 
 @dataclass(frozen=True)
+class LoweredMap:
+    """One block's affine map, as programs per element.
+
+    `programs` give `a_<row>_<column>` of each pair of places among `states`, and `b_<row>`. In a forward they take what a
+    step does, and of earlier blocks `state_<state>` and `previous_<state>`. In a backward a map goes from the gradients after a
+    step to those before it, and they take what a step's backward does, of later blocks `gradient_state_<state>`.
+    `is_constant`: A is the same for all steps of a channel.
+    """
+
+    states: tuple[str, ...]
+    form: BlockForm
+    programs: tuple[Program, ...]
+    is_constant: bool = False
+
+
+@dataclass(frozen=True)
 class LoweredSteps:
     """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
 
@@ -51,7 +68,8 @@ class LoweredSteps:
     gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
     of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
     than the previous output, in the order in which a step computes them. `levels` give the means over units that `step` takes
-    besides; with any, `whole` is all of a step, which gives `argument_<round>` too, counted from 1 on.
+    besides; with any, `whole` is all of a step, which gives `argument_<round>` too, counted from 1 on. `maps` are those of
+    coupled states, block after block.
     """
 
     name: str
@@ -69,6 +87,7 @@ class LoweredSteps:
     projection: Projection = NO_PROJECTION
     inputs: tuple[str, ...] = ()
     whole: WholeProgram | None = None
+    maps: tuple[LoweredMap, ...] = ()
 
     @property
     def carried(self) -> tuple[str, ...]:

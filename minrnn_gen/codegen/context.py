@@ -10,6 +10,7 @@ from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScan, Lowe
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
 from minrnn_gen.codegen.cell_names import CellNames, GradientNames
+from minrnn_gen.codegen.coupled_text import CoupledText
 from minrnn_gen.codegen.rounds_text import result_names, statements_of
 from minrnn_gen.codegen.steps_text import StepsBackwardText, StepsText
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
@@ -176,7 +177,7 @@ def context_of(cell: AnyLowered) -> CellNames | VectorsText | VectorsBackwardTex
         case LoweredScanBackward():
             return CellBackwardText(cell)
         case LoweredSteps():
-            return StepsText(cell)
+            return CoupledText(cell) if cell.maps else StepsText(cell)
         case LoweredStepsBackward():
             return StepsBackwardText(cell)
         case LoweredVectors():

@@ -81,7 +81,7 @@ def suffixes_of(entry: str) -> tuple[str, ...]:
 def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signature:
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
-    hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.strategy == "cooperative"
+    hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.is_cooperative
     variant = Variant(
         plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,

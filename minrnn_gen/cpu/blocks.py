@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
-from minrnn_gen.cell.lowering_blocks import LoweredBlocks, LoweredBlocksBackward, LoweredMap
+from minrnn_gen.cell.lowering_blocks import LoweredBlocks, LoweredBlocksBackward
+from minrnn_gen.cell.lowering_steps import LoweredMap
 from minrnn_gen.cpu.call import BackwardCall, ForwardCall, StepMarks, narrowed
 from minrnn_gen.cpu.maps import scan_maps
 from minrnn_gen.cpu.recurrence import PARALLEL_ELEMENTS_MOST, PARALLEL_STEPS_LEAST, ScanMethod, Values, scan

@@ -189,4 +189,4 @@ class EmulatedRecorder(DescribedRun):
 
 def resident_blocks(plan: KernelPlan) -> int:
     """Return how many blocks of a kernel are launched at once where they wait for each other."""
-    return COOPERATIVE_BLOCKS if plan.strategy in ("cooperative", "projected") else GROUPS_AT_ONCE * plan.grid_blocks
+    return COOPERATIVE_BLOCKS if plan.strategy in ("cooperative", "coupled", "projected") else GROUPS_AT_ONCE * plan.grid_blocks

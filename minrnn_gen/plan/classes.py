@@ -18,13 +18,14 @@ FamilyName = Literal[
     "dense",
     "vectors",
 ]
-# A scan by lanes along channels or time, by all blocks, or with its projection. chained: tiles of a filter, by any blocks, one
-# after the other. serial: a thread takes all steps, elementwise:
+# A scan by lanes along channels or time, by all blocks, or with its projection. coupled: maps of several states, by all blocks.
+# chained: tiles of a filter, by any blocks, one after the other. serial: a thread takes all steps, elementwise:
 # one. persistent: all steps of a dense cell in one launch; decode: one. stepwise: between products by cuBLAS.
 Strategy = Literal[
     "channels",
     "time",
     "cooperative",
+    "coupled",
     "projected",
     "chained",
     "serial",

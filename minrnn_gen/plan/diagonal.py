@@ -45,8 +45,8 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def _vector_values(problem: Problem, channels_per_lane: int, stages: int) -> int:
-    """Values moved by one instruction: neighbouring steps of a channel, or a step's neighbouring channels."""
+def whole_vector_values(problem: Problem, stages: int, channels_per_lane: int = 1) -> int:
+    """Return the values moved by one instruction: neighbouring steps of a channel, or a step's neighbouring channels."""
     if problem.layout == "BDT":
         return min(problem.specialization.alignment_bytes // problem.precision.storage_bytes, stages)
     return channels_per_lane
@@ -54,7 +54,7 @@ def _vector_values(problem: Problem, channels_per_lane: int, stages: int) -> int
 
 def _vectors(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """Vectors of a tile and array."""
-    return stages * channels_per_lane // _vector_values(problem, channels_per_lane, stages)
+    return stages * channels_per_lane // whole_vector_values(problem, stages, channels_per_lane)
 
 
 def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
@@ -129,7 +129,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     instructions = (
         elements * gpu_rates.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
     )
-    step_cycles = CYCLES_PER_OPERATION * cell.operation_count + CYCLES_PER_TRANSCENDENTAL * cell.transcendental_count
+    operations, special = cell.varying_counts if cell.keeps_constants else (cell.operation_count, cell.transcendental_count)
+    step_cycles = CYCLES_PER_OPERATION * operations + CYCLES_PER_TRANSCENDENTAL * special
     tile_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
     is_by_time = problem.layout == "BDT"

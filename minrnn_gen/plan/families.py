@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import diagonal, pointwise
+from minrnn_gen.plan import coupled, diagonal, pointwise
 from minrnn_gen.plan.dense import decode, large_batch, normed, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, cooperative, filter, projected, time
@@ -35,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     normed.ARGUMENTS,
     diagonal.FORWARD,
     diagonal.BACKWARD,
+    coupled.FORWARD,
     pointwise.DIAGONAL,
     pointwise.DROPOUT,
     filter.FORWARD,
@@ -53,7 +54,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
     The one for any size says why the others were passed over.
     """
-    if problem.family == "scan":
+    if problem.family in ("scan", "diagonal"):
         yield from _ranked(problem, families_of(problem))
         return
     *preferred, last = families_of(problem)
@@ -111,7 +112,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
         case "affine-diagonal":
             return _scan_families(problem)
         case "diagonal" | "block-affine":
-            return (_diagonal_family(problem),)
+            return _diagonal_families(problem)
         case "dense" if problem.cell.has_means:
             backward = problem.kernel_pass == "backward"
             at_last = normed.BACKWARD if backward else normed.FORWARD
@@ -151,7 +152,11 @@ def _scan_families(problem: Problem) -> tuple[Family, ...]:
     return (by_columns, by_time) if can_copy_asynchronously(problem) else (by_columns,)
 
 
-def _diagonal_family(problem: Problem) -> Family:
+def _diagonal_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
-        return pointwise.DIAGONAL
-    return diagonal.BACKWARD if problem.kernel_pass == "backward" else diagonal.FORWARD
+        return (pointwise.DIAGONAL,)
+    if problem.kernel_pass == "backward":
+        return (diagonal.BACKWARD,)
+    # Blocks of complex numbers are not proved to have an order of composition that keeps their bits.
+    is_coupled = problem.cell.phases and not problem.precision.name.startswith("complex")
+    return (diagonal.FORWARD, coupled.FORWARD) if is_coupled else (diagonal.FORWARD,)

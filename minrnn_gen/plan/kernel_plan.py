@@ -278,7 +278,7 @@ class KernelPlan:
     @property
     def is_cooperative(self) -> bool:
         """Whether blocks wait for others whatever their order, so that all of a launch have to be resident."""
-        return self.strategy in ("cooperative", "projected") or self.group_exchange_bytes > 0
+        return self.strategy in ("cooperative", "coupled", "projected") or self.group_exchange_bytes > 0
 
     @property
     def grid_blocks(self) -> int:

@@ -56,6 +56,15 @@ class KernelKey(NamedTuple):
         )
 
 
+class PhaseShape(NamedTuple):
+    """Coupled states that a kernel composes over time at once: form and size of their map, and its operations."""
+
+    form: str
+    size: int
+    operation_count: int
+    is_constant: bool = False
+
+
 @dataclass(frozen=True)
 class CellShape:
     """Facts about a cell in one pass that planning needs: its class, names and counts.
@@ -72,7 +81,9 @@ class CellShape:
     many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
     A backward reads `mean_rows` rows of means of its forward.
     `inputs`: those of X.*, which are read in addition to the gates. `block_diagonal`: the recurrent gates whose matrices are 0
-    outside of so many equal blocks along the diagonal.
+    outside of so many equal blocks along the diagonal. `phases`: coupled states in the order of their scans;
+    `varying_counts` are operations and special functions of a step without what is made of parameters alone, which compilers
+    keep over all steps where it `keeps_constants`: functions with branches, sines and cosines, are computed for each tile anew.
     """
 
     name: str
@@ -103,6 +114,9 @@ class CellShape:
     waits: tuple[tuple[int, int], ...] = ()
     held_count: int = 0
     mean_rows: int = 0
+    phases: tuple[PhaseShape, ...] = ()
+    varying_counts: tuple[int, int] = (0, 0)
+    keeps_constants: bool = False
 
     @property
     def has_means(self) -> bool:

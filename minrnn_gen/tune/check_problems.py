@@ -79,6 +79,7 @@ FAMILIES: tuple[tuple[Mapping[str, Any], tuple[KernelPass, ...]], ...] = (
     ({"model": "gru_reset_before", "hidden_size": 256, "batch": 8, "time": 128}, (*OVER_TIME, "arguments")),
     ({"model": NORMED, "hidden_size": 256, "batch": 8, "time": 32}, (*OVER_TIME, "arguments")),
     ({"model": DIAGONAL, "hidden_size": 256, "batch": 8, "time": 256}, EVERY_PASS),
+    ({"model": "complex_lru", "hidden_size": 64, "batch": 2, "time": 4096}, ("forward",)),
     ({"model": "selective", "hidden_size": 256, "state_size": 16, "batch": 4, "time": 256}, EVERY_PASS),
 )
 IN_16_BITS: tuple[tuple[Mapping[str, Any], tuple[KernelPass, ...]], ...] = (

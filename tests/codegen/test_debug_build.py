@@ -146,6 +146,7 @@ def test_every_loop_without_a_count_is_bounded() -> None:
             "ptx/mbarrier.cuh.j2",
             "exchanges/means_grid.cuh.j2",
             "parts/affine_packet.cuh.j2",
+            "parts/coupled_enter.cuh.j2",
             "parts/state_packet.cuh.j2",
             "parts/grid_exchange.cuh.j2",
             "parts/large_batch_tile.cuh.j2",

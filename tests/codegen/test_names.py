@@ -61,6 +61,13 @@ s1[t] = v0 * s1[t-1] + v1
 s2[t] = s2[t-1] * v0 + p1
 s0[t] = tanh(s1[t] + s2[t])
 """
+COUPLED = """
+v0 = sigmoid(W.g0 + p0)
+s1[t] = v0 * s1[t-1] - 0.5 * s2[t-1] + W.g1
+s2[t] = 0.5 * s1[t-1] + p1 * s2[t-1]
+v1 = s1[t-1] * W.g2
+s0[t] = tanh(p1) * s0[t-1] + tanh(s2[t]) * v1
+"""
 DENSE = """
 v0 = sigmoid(W.g0 + R.g0)
 v1 = tanh(W.g1 + R.g1) * s2[t-1]
@@ -98,6 +105,7 @@ SPECS: dict[str, tuple[dict[str, Any], ...]] = {
     AFFINE: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
     PROJECTED: ({"precision": "bf16", "hidden_size": 128, "input_size": 64},),
     DIAGONAL: ({"precision": "bf16"}, {"precision": "fp32", "layout": "BDT"}),
+    COUPLED: ({"precision": "bf16"},),
     DENSE: ({"precision": "bf16"}, {"precision": "fp32"}),
     ROUNDS: ({"precision": "bf16"},),
     NORMS: ({"precision": "bf16"},),
@@ -111,6 +119,8 @@ PROGRAMS = {
         f"parts/{name}.cuh.j2"
         for name in ("cell", "cell_backward", "step", "step_behind_sums", "step_in_parts", "step_backward")
     ),
+    "parts/coupled_phase.j2",
+    "parts/coupled_phases.cuh.j2",
     "parts/rounds.j2",
     "parts/waits.j2",
     *(f"bodies/{name}.cuh.j2" for name in ("step_statements", "step_results", "prepared_statements")),
@@ -120,6 +130,7 @@ NAMES = {
     "scan 1": (AFFINE, "of stream state of stream state sum state_h place initial"),
     "scan 2": (AFFINE, "new template NULL saved_state stage tile float32_vectors batch carry sum"),
     "diagonal": (DIAGONAL, "threadIdx float4 half state INFINITY saved x long short previous"),
+    "coupled": (COUPLED, "own before running map end tile step constant value turn entering all"),
     "vectors": (VECTORS, "gate lane x constant state previous shared all_h this arriving k result"),
     "dense 1": (DENSE, "gate product dy gate product dy sum float32_vectors real storage_t"),
     "dense 2": (DENSE, "new template NULL CELL_COLUMNS this default READ_GATES is_storage errno bool"),
@@ -196,7 +207,9 @@ def test_a_template_writes_the_cells_names_behind_the_prefix(template: str) -> N
         assert before.startswith(PREFIX), before
 
 
-@pytest.mark.parametrize("text", SPECS, ids=("affine", "projected", "diagonal", "dense", "rounds", "norms", "vectors"))
+@pytest.mark.parametrize(
+    "text", SPECS, ids=("affine", "projected", "diagonal", "coupled", "dense", "rounds", "norms", "vectors")
+)
 def test_texts_differ_by_prefixed_identifiers_alone(text: str) -> None:
     """Two sets of names, none of them in a template: what differs between the kernels is of the cell."""
     first, second = ({slot: f"{mark}{slot}" for slot in SLOTS} for mark in ("qqq", "zzz"))

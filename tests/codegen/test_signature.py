@@ -60,6 +60,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": "gru", "precision": "fp16", "gpu": "t4"},
     {"model": "min_gru", "hidden_size": 128, "input_size": 64},
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
+    {"model": "complex_lru"},
 )
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots", "drafts")
 FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}

@@ -14,7 +14,8 @@ import jinja2.nodes
 import pytest
 from support.everyday import for_each
 
-from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText, StepsText
+from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText
+from minrnn_gen.codegen.coupled_text import CoupledText
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 from minrnn_gen.config.package_files import package_folder
@@ -99,7 +100,7 @@ def test_the_context_is_plan_cell_header_and_signature(name: str) -> None:
 
 
 # Of a scan, of steps and of cells with the axis n, forward and backward.
-TEXTS = {False: (CellText, StepsText, VectorsText), True: (CellBackwardText, StepsBackwardText, VectorsBackwardText)}
+TEXTS = {False: (CellText, CoupledText, VectorsText), True: (CellBackwardText, StepsBackwardText, VectorsBackwardText)}
 
 
 @for_each(TEMPLATES)

@@ -18,7 +18,7 @@ from minrnn_gen.errors import MinrnnError
 from minrnn_gen.plan.classes import CellKind
 from minrnn_gen.plan.families import FAMILIES, families_of
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import CellShape, Problem
+from minrnn_gen.plan.problem import CellShape, PhaseShape, Problem
 from minrnn_gen.plan.scan import projected
 from minrnn_gen.plan.solver import Family, solve
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
@@ -56,6 +56,7 @@ def problems_of(
         shared=("b",) if state_size else (),
         means=means,
         waits=((1, 1),) if any(means) else (),
+        phases=(PhaseShape("scalar", 1, 2),) if kind == "block-affine" else (),
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
         ("forward", "backward", "step", "arguments", "dropout", "filter", "filter_backward"),

@@ -609,6 +609,26 @@ TWO_STATES: dict[str, Any] = {
 }
 
 # (name, spec, wanted, calls, passes)
+# Coupled states: lanes along channels, or all of them along time.
+COUPLED = {"channel_lanes": 8, "threads": 64, "stages": 4, "chunk_tiles": 1}
+ALONG_TIME = COUPLED | {"channel_lanes": 1}
+CHUNKS = {"chunk_tiles": 32}
+# A block of three, which turns and shrinks, its delays, and a scan that reads them.
+THREE_STATES: dict[str, Any] = {
+    "model": {
+        "name": "three_states",
+        "states": ["a", "b", "c", "late", "later", "sum"],
+        "equations": "f = sigmoid(W.f)\n"
+        "a[t] = 0.5 * f * a[t-1] - 0.4 * b[t-1] + W.a\n"
+        "b[t] = 0.4 * a[t-1] + 0.3 * c[t-1]\n"
+        "c[t] = 0.6 * b[t-1] + 0.2 * a[t-1] + W.c\n"
+        "late[t] = a[t-1]\n"
+        "later[t] = late[t-1] * W.c\n"
+        "sum[t] = 0.9 * sum[t-1] + tanh(c[t]) * later[t-1]",
+        "output": "sum[t] + c[t]",
+    },
+    "hidden_size": 9,
+}
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
@@ -689,6 +709,30 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("no parameter", LEAKING, {}, "bare", BOTH),
         ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
+    ),
+    "coupled": (
+        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare", FORWARD),
+        ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
+        ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
+        (
+            "reverse",
+            BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 33},
+            COUPLED | {"channel_lanes": 32},
+            "resets",
+            FORWARD,
+        ),
+        ("reverse time", BDT | REVERSE | FP64 | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "resets whole", FORWARD),
+        ("three scans", THREE_STATES, COUPLED | {"stages": 2}, "long resets", FORWARD),
+        ("nan", GRU | {"model": "complex_lru"}, COUPLED | {"channel_lanes": 16}, "nan nan-resets", FORWARD),
+        ("chunks", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED | CHUNKS, "long resets", FORWARD),
+        ("chunks of doubles", BDT | {"model": "holt"}, ALONG_TIME | CHUNKS, "long resets", FORWARD),
+        (
+            "chunks of memory",
+            BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 20},
+            COUPLED | CHUNKS,
+            "long resets",
+            FORWARD,
+        ),
     ),
     "vectors": (
         (

@@ -39,9 +39,13 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
     A head with the counter of tiles taken, then a composition for each tile and each group of tiles; of blocks that are all
     resident a composition for each tile.
     """
-    if plan.strategy == "cooperative":
+    if plan.is_cooperative:
         if _column_blocks(plan, call, resident_blocks) == 1:
             return 0
+        if plan.strategy == "coupled":
+            tiles, groups = _tiles(plan, call.time), divided_up(_tiles(plan, call.time), plan.launch.group_tiles)
+            sizes = plan.launch.partition
+            return _columns(plan, call) * (tiles * sizes["map_bytes"] + groups * sizes["state_bytes"])
         tiles = _tile_rows(plan, call) * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
         return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
     if not plan.variables.get("lookback"):
@@ -149,12 +153,12 @@ def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) ->
 
 
 def _at_once(plan: KernelPlan, resident_blocks: int | None) -> int:
-    """How many blocks of a cooperative scan wait for each other at most."""
+    """How many blocks of a scan by all blocks wait for each other at most."""
     return plan.launch.resident_blocks if resident_blocks is None else least(plan.launch.resident_blocks, resident_blocks)
 
 
 def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
-    if plan.strategy == "cooperative":
+    if plan.is_cooperative:
         return least(_at_once(plan, resident_blocks), _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
     columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
     if plan.variables.get("lookback"):
@@ -164,5 +168,5 @@ def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
-    hands_on = plan.variables.get("lookback") or plan.strategy == "cooperative"
+    hands_on = plan.variables.get("lookback") or plan.is_cooperative
     return {"workspace_bytes": address_or_null(workspace)} if hands_on else {}
