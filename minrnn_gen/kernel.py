@@ -56,15 +56,13 @@ def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Pre
 class Kernel(Derivatives, Steps):
     """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
 
-    A pickle of a kernel is its recipe, and the profile of a GPU that its spec names: loaded, it is made again, for the GPU
-    there where none is named. Copies are the kernel itself.
+    A pickle of a kernel is its recipe, and the profile of a GPU that its spec names. Copies are the kernel itself.
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
     current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
-    run the same equations in NumPy. Results come in the caller's library. Thread-safe; of each pass there are few kernels, of
-    which the sizes of a call choose (docs/kernels/plan.md). The first call that needs another one, or is in another
-    specialization (alignment of the arrays, with resets, with all states), compiles once more. The first
-    call with CUDA arrays of other shapes, strides or dtypes is checked and prepared; every later one is launched at once.
+    run native code, or NumPy. Results come in the caller's library. Thread-safe. A pass has a few kernels, and the sizes of a
+    call choose one (docs/kernels/plan.md). A call that is the first to need it, by its sizes or its specialization (alignment,
+    resets, all states), compiles it. The first call of a form is checked and prepared; later ones are launched at once.
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...] = (), backend: Backend | None = None) -> None:
@@ -167,9 +165,8 @@ class Kernel(Derivatives, Steps):
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
-        of_drafts = self.executor.draft_plan(draft).in_words if draft else ""
-        directions = beside.in_words if beside else ""
-        return "\n\n".join(filter(None, (of_drafts, directions, text, folded_in_words(self._builder))))
+        before = (self.executor.draft_plan(draft).in_words if draft else "", beside.in_words if beside else "")
+        return "\n\n".join(filter(None, (*before, text, folded_in_words(self._builder))))
 
     def prepare(
         self,
@@ -191,10 +188,9 @@ class Kernel(Derivatives, Steps):
         if reset_states or holds:
             self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
         elif self.embedded is not None:
-            wanted = tuple(sizes)
-            self.embedded.prepare(wanted, watch, resets=resets, slots=slots)
+            self.embedded.prepare(sizes := tuple(sizes), watch, resets=resets, slots=slots)
             if self.folded:
-                self.folded[0].prepare(wanted, watch, resets=resets)
+                self.folded[0].prepare(sizes, watch, resets=resets)
         else:
             prepare(self._builder, self.executor.backend, self.executor.gpu, sizes_from(sizes), watch, resets, slots)
 
@@ -215,11 +211,10 @@ class Kernel(Derivatives, Steps):
         """Write the kernel as C sources that need neither Python nor headers of CUDA, and return what was written.
 
         In `folder`: rnn_NAME.h and rnn_NAME.c, the interface and the code; check.c, which repeats recorded calls;
-        CMakeLists.txt; and rnn_NAME.json, what it was made of. Names in C begin with rnn_NAME too, or with NAME where it begins
-        with rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are the GPUs to compile for, profiles
-        by name or path (without them this kernel's), and with `sizes`, pairs (batch, time), only the kernels that calls of
-        these sizes run are compiled. Calls of an export `without` "resets", "cu_seqlens" or "states" (those after every step)
-        have none, and no kernels are compiled for them. With `reset_states` or `holds` calls have these, as inputs X.*.
+        CMakeLists.txt; and rnn_NAME.json, their source. Names in C begin with rnn_NAME too, or with NAME where it begins with
+        rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are profiles by name or path (by default
+        this kernel's), and `sizes`, pairs (batch, time), limit what is compiled. Calls of an export `without` "resets",
+        "cu_seqlens" or "states" (after every step) have none. With `reset_states` or `holds` calls have these, as inputs X.*.
         `watch(done, of)` is called as kernels are ready. Raises BadInput where a part of the spec cannot be exported; with
         `partial` the rest is written, and the result's `left_out` says what is missing.
         """

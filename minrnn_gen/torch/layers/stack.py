@@ -258,13 +258,12 @@ class LayerStack:
         """Run all layers of an architecture by kernels, on arrays as these take them."""
         given_dtype = x.dtype
         x, precision, casts = self._in_precision(x)
+        taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
         if states:
-            taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
         (beginnings, holds), is_altered = altering, bool(altering[0]) or altering[1] is not None
         if beginnings:
-            taken_as = _CAST_BY_AUTOCAST if casts and self.precision is None else (STATES[precision], x.dtype, given_dtype)
             checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
         parameters = [self._beside(x, layer, casts, made) for layer in range(self.num_layers)]
         recipes = self._recipes(precision, made)
