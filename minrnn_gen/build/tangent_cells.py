@@ -21,6 +21,9 @@ class TangentRecipe:
 
     `products`: of each of its gates of R the place of the cell's own, and whose product it is: of R with the state ("R"), of R
     with the state's tangent ("d"), or of R's tangent with the state ("dR").
+    `sums`: of each gate of R of the cell, whether the product with the output of the call, which is known, is added to x; where
+    it is not, the product follows the cell's own `inputs`. None where the kernel multiplies the output itself. `output`: the
+    place of the state that is the cell's output.
     """
 
     recipe: str
@@ -30,6 +33,8 @@ class TangentRecipe:
     shared: Picks
     inputs: Picks
     products: tuple[tuple[int, Literal["R", "d", "dR"]], ...]
+    sums: tuple[bool, ...] | None = None
+    output: int = 0
 
 
 _TANGENTS: set[str] = set()
@@ -42,6 +47,7 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
     Raises BadInput for the recipe of a tangent, whose derivatives are third ones, for clipped gradients, and for a cell whose
     tangent is larger than a cell may be.
     """
+    from minrnn_gen.cell import expressions as ex
     from minrnn_gen.cell.files import find_cell
     from minrnn_gen.cell.language import parse_cell
     from minrnn_gen.cell.tangent import tangent_cell
@@ -81,8 +87,10 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
         _picks(tangent.states, names.states),
         _picks(tangent.parameters, names.parameters),
         _picks(tangent.vectors.shared, names.shared),
-        _picks(tangent.inputs, names.inputs),
+        _picks(tangent.inputs, {**names.inputs, **dict(names.inputs_of_products.values())}),
         tuple(of_R[gate] for gate in tangent.recurrent_gates),
+        tuple(gate not in names.inputs_of_products for gate in cell.recurrent_gates) if names.has_output else None,
+        next((place for place, state in enumerate(cell.states) if ex.current(state) == cell.output), 0),
     )
 
 

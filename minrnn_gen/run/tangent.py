@@ -7,9 +7,9 @@ NumPy, CuPy, torch or JAX, `xp` being their library's namespace.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any
 
@@ -18,22 +18,38 @@ from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
+from minrnn_gen.run.saved_output import SavedOutput
+from minrnn_gen.run.tangent_products import TangentProducts
 
 Arrays = Sequence[Any]
+Backward = Callable[[Any], Arrays]
+"""Returns the gradients of a call by slot, of that of its y."""
 
 
 @dataclass(frozen=True)
 class TangentCall:
-    """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes."""
+    """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes.
+
+    Of the call there are the arrays by slot, the tangents of these, and y.
+    """
 
     interface: Interface
     recipe: TangentRecipe
     xp: Any
+    arrays: Arrays
+    tangents: Arrays
+    y: Any
 
-    def arrays(self, arrays: Arrays, tangents: Arrays) -> list[Any]:
+    def arguments(self) -> list[Any]:
         """Return the arrays of the tangent's call by its slots."""
-        recipe, slots = self.recipe, self.interface.slots
+        recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
         x, dx = self._preactivations(arrays, tangents)
+        inputs, moved_inputs = ([*of[slots.inputs]] for of in (arrays, tangents))
+        if self._products is not None:
+            known, beside = self._products.of(tangent=False)
+            moved, moved_beside = self._products.of(tangent=True)
+            x, dx = _sum_of(x, known), _sum_of(dx, moved)
+            inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
         fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
         if arrays[R] is not None:
@@ -45,7 +61,7 @@ class TangentCall:
             *_picked(recipe.parameters, arrays[slots.parameters], tangents[slots.parameters]),
             *_picked(recipe.states, arrays[slots.states], tangents[slots.states]),
             *_picked(recipe.shared, arrays[slots.shared], tangents[slots.shared]),
-            *_picked(recipe.inputs, arrays[slots.inputs], tangents[slots.inputs]),
+            *map(self._contiguous, _picked(recipe.inputs, inputs, moved_inputs)),
         ]
 
     def incoming(self, dstate: Arrays) -> list[Any]:
@@ -57,15 +73,19 @@ class TangentCall:
         places = {pick: number for number, pick in enumerate(self.recipe.states)}
         return [states[places[place, True]] for place in range(len(self.interface.states))]
 
-    def gradients(self, arrays: Arrays, tangents: Arrays, arriving: Arrays) -> list[Any]:
-        """Return the gradients of the call's arrays of those of the tangent's call, None for what has none."""
-        recipe, slots = self.recipe, self.interface.slots
+    def gradients(self, arriving: Arrays, backward: Backward) -> list[Any]:
+        """Return the gradients of the call's arrays of those of the tangent's call, None for what has none.
+
+        `backward` is that of the call, for what the tangent has of y.
+        """
+        recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients: list[Any] = [None] * slots.total
+        of_x: list[Any] = [None, None]
         if arriving[X] is not None:
-            dx, along = (self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True))
-            gradients[X] = dx
+            of_x = [self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True)]
+            gradients[X] = of_x[0]
             if arrays[WEIGHT] is not None:
-                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, tangents, dx, along)
+                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, self.tangents, *of_x)
         if arriving[BIAS] is not None:
             bias = self._apart(recipe.gates, arriving[BIAS], len(self.interface.directions), False)
             gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
@@ -79,10 +99,32 @@ class TangentCall:
             (recipe.parameters, slots.parameters),
             (recipe.states, slots.states),
             (recipe.shared, slots.shared),
-            (recipe.inputs, slots.inputs),
         ):
             gradients[places] = _unpicked(picks, places.stop - places.start, [next(in_order) for _ in picks])
-        return gradients
+        of_inputs = dict(zip(recipe.inputs, in_order, strict=True))
+        count = slots.inputs.stop - slots.inputs.start
+        own = [pick for pick in recipe.inputs if pick[0] < count]
+        gradients[slots.inputs] = _unpicked(own, count, [of_inputs[pick] for pick in own])
+        if self._products is None:
+            return gradients
+        beside = range(count, count + len(recipe.sums or ()) - sum(recipe.sums or ()))
+        of_products = [(of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in enumerate(of_x)]
+        found, of_y, of_initial = self._products.back(*of_products)
+        found = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in found.items()}
+        if gradients[state := slots.states.start + recipe.output] is not None:
+            found[state] = of_initial
+        more = backward(self._contiguous(of_y))
+        return [_sum_of(_sum_of(gradient, more[slot]), found.get(slot)) for slot, gradient in enumerate(gradients)]
+
+    @cached_property
+    def _products(self) -> TangentProducts | None:
+        """The products that the tangent's kernel reads; None where it multiplies the output itself."""
+        recipe, interface = self.recipe, self.interface
+        if recipe.sums is None:
+            return None
+        output = SavedOutput(interface, self.xp, self.arrays, self.y, self.recipe.output)
+        matrix, moved = (self._shaped(of[R], interface.R_shape) for of in (self.arrays, self.tangents))
+        return TangentProducts(interface, recipe.sums, output, matrix, moved, self.arrays[RECURRENT_BIAS])
 
     @property
     def _gate_axis(self) -> int:
@@ -193,6 +235,11 @@ class TangentCall:
         if array is None or hasattr(array, "contiguous"):
             return array if array is None else array.contiguous()
         return self.xp.ascontiguousarray(array) if hasattr(self.xp, "ascontiguousarray") else array
+
+
+def _sum_of(first: Any, second: Any) -> Any:
+    """Return a sum of two arrays, of which either may be None."""
+    return first if second is None else second if first is None else first + second
 
 
 def _presence(array: Any) -> bool | None:

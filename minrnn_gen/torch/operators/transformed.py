@@ -106,8 +106,8 @@ class _CallFunction(torch.autograd.Function):
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         of, tensors = ctx.of, ctx.saved_tensors[: ctx.count]
         moved = [tangent if has_gradient(slot) else None for slot, tangent in enumerate(unbatched(tangents))]
-        moving, as_called, arrays = _tangent(of, tensors, moved)
-        results = call(moving.recipe, arrays)
+        moving, as_called = _tangent(of, tensors, moved, ctx.saved_tensors[ctx.count])
+        results = call(moving.recipe, as_called.arguments())
         final = as_called.final(results[1 : 1 + moving.final_count])
         return (results[0], *final, *(None,) * (len(ctx.saved_tensors) - ctx.count - 1 - of.final_count))
 
@@ -166,11 +166,12 @@ class _GradientsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *along: Any) -> Any:
         how, arriving = ctx.how, unbatched(along)
-        tensors, _, dy, dstate = how.parts(ctx.saved_tensors)
+        tensors, results, dy, dstate = how.parts(ctx.saved_tensors)
         if all(tangent is None for tangent in arriving):
             return (None,) * (1 + len(ctx.saved_tensors))
         needed = ctx.needs_input_grad[1 : 1 + len(tensors)]
-        gradients, moved, final = _second(how.of, tensors, how.by_slot(arriving), dy, dstate, _wanted(tensors, needed))
+        wanted = _wanted(tensors, needed)
+        gradients, moved, final = _second(how.of, tensors, results, how.by_slot(arriving), dy, dstate, wanted)
         return (None, *gradients, *(None,) * how.results, moved, *(final if dstate else ()))
 
     @staticmethod
@@ -186,7 +187,7 @@ class _GradientsFunction(torch.autograd.Function):
             states_moved = [torch.zeros_like(state) if tangent is None else tangent for state, tangent in pairs]
             totals = _gradients(how.of, how.wanted, tensors, results, dy_moved, states_moved)
         if any(tangent is not None for tangent in moved):
-            second, _, _ = _second(how.of, tensors, moved, dy, dstate, how.wanted)
+            second, _, _ = _second(how.of, tensors, results, moved, dy, dstate, how.wanted)
             totals = [_sum_of(*pair) for pair in zip(second, totals, strict=True)]
         return tuple(total for total, wanted in zip(totals, how.wanted, strict=True) if wanted)
 
@@ -206,18 +207,24 @@ class _GradientsFunction(torch.autograd.Function):
         return _unfolded(_GradientsFunction.apply(how, *folded), axes, info.batch_size), tuple(axes)
 
 
-def _tangent(of: _Call, tensors: Tensors, tangents: Tensors) -> tuple[_Call, TangentCall, list[Any]]:
-    """Return the call of the tangent, what makes its arrays, and these."""
+def _tangent(of: _Call, tensors: Tensors, tangents: Tensors, y: Any) -> tuple[_Call, TangentCall]:
+    """Return the call of the tangent of a call with this y, and what makes its arrays."""
     recipe = tangent_recipe(of.recipe, tangents[R] is not None)
-    as_called = TangentCall(of.kernel.interface, recipe, torch)
-    return _Call(recipe.recipe), as_called, as_called.arrays(tensors, tangents)
+    return _Call(recipe.recipe), TangentCall(of.kernel.interface, recipe, torch, tensors, tangents, y)
 
 
 def _second(
-    of: _Call, tensors: Tensors, tangents: Tensors, dy: Any, dstate: Tensors, wanted: tuple[bool, ...]
+    of: _Call,
+    tensors: Tensors,
+    own_results: Tensors,
+    tangents: Tensors,
+    dy: Any,
+    dstate: Tensors,
+    wanted: tuple[bool, ...],
 ) -> tuple[list[Any], Any, list[Any]]:
     """Return the gradients of sum(gradient * tangent): those wanted by slot, and of dy and the gradients of states."""
-    moving, as_called, arrays = _tangent(of, tensors, tangents)
+    moving, as_called = _tangent(of, tensors, tangents, own_results[0])
+    arrays = as_called.arguments()
     results = call(moving.recipe, arrays)
     final = as_called.final(results[1 : 1 + moving.final_count])
     needs = _wanted(arrays, [True] * len(arrays))
@@ -227,7 +234,7 @@ def _second(
     if not any(wanted):
         return [None] * len(tensors), results[0], final
     gradients = _gradients(moving, needs, arrays, results, dy, as_called.incoming(dstate))
-    by_slot = as_called.gradients(tensors, tangents, gradients)
+    by_slot = as_called.gradients(gradients, lambda dy: _gradients(of, wanted, tensors, own_results, dy, ()))
     return [gradient if is_wanted else None for gradient, is_wanted in zip(by_slot, wanted, strict=True)], results[0], final
 
 
