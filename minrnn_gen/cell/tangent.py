@@ -16,6 +16,7 @@ from minrnn_gen.cell.gradient import INVERSE_SLOPES, SLOPES
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.norms import composed
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.rounds import PRODUCTS_MOST
 from minrnn_gen.cell.tangent_names import NAME_LENGTH, Names, TangentNames
 from minrnn_gen.cell.value_numbering import COMPOSED
 from minrnn_gen.errors import BadInput
@@ -106,6 +107,8 @@ class _Tangent:
         inputs = [name for name in inputs if ex.channel_input(name).name in needed]
         data |= {"shared": shared} if shared else {}
         data |= {"inputs": inputs} if inputs else {}
+        # A tangent may be larger than what its cell may be.
+        data |= {"embedded": True} if len(self._arguments) > PRODUCTS_MOST else {}
         return data, named
 
     def _define(self, symbol: Symbol, expression: Expr) -> None:

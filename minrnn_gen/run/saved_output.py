@@ -1,6 +1,7 @@
-"""The output of a call as R multiplies it, which a tangent has whole: its products in one multiplication, and gradients back.
+"""The output of a call as R multiplies it, whose products are one multiplication over all steps, and gradients back.
 
-Arrays over time are [directions, B, T, …] here, one of directions where a call runs in one, and products [directions, B, T, G, H].
+Arrays over time have the axes [directions, B, T, …] here, with 1 where a call runs in one direction; products have
+[directions, B, T, G, H].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The products of R, and of its tangent, with the output of a call, as the kernel of the tangent reads them, and gradients back."""
+"""The products of R, and of its tangent, with the output of a call, as the tangent's kernel reads them, and gradients back."""
 
 from __future__ import annotations
 
