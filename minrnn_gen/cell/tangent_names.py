@@ -15,6 +15,7 @@ class TangentNames:
     `products`: of each gate of R that of its product with the tangent, and, where R has one, that of R's tangent. Where
     `has_output` R multiplies the tangent alone, since its products with the output are known: `inputs_of_products` has, of
     each gate of R whose product is not added to its gate of x, the input X.* that is the product, and that of its tangent.
+    `input_of_output`: the input X.* that is the output of the step before, of a scan that reads it so.
     """
 
     gates: Mapping[str, str]
@@ -25,6 +26,7 @@ class TangentNames:
     products: Mapping[str, tuple[str, str | None]]
     has_output: bool
     inputs_of_products: Mapping[str, tuple[str, str]]
+    input_of_output: tuple[str, str] | None
 
 
 class Names:
@@ -49,6 +51,10 @@ class Names:
     def of_product(self, gate: str) -> str:
         """Return the name of an input that is a product with R."""
         return self._free(f"R_{gate}")
+
+    def of_output(self, state: str) -> str:
+        """Return the name of an input that is the output of the step before."""
+        return self._free(f"last_{state}")
 
     def of_value(self) -> str:
         """Return the name of a value that several equations use."""

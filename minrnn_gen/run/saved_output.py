@@ -44,12 +44,12 @@ class SavedOutput:
     @cached_property
     def before(self) -> Any:
         """The output before each step."""
-        return self.xp.stack([self._before(run) for run in range(len(self._whole))])
+        return self._together([self._before(run) for run in range(len(self._whole))])
 
     def products(self, matrix: Any, bias: Any) -> Any:
         """Return the products with a matrix of the shape of R, with a bias of each gate or None."""
         results = [self._product(*pair) for pair in zip(self.before, self._by_run_of(matrix), strict=True)]
-        products = self.xp.stack(results) if len(results) > 1 else results[0][None]
+        products = self._together(results)
         if bias is None:
             return products
         flat = bias.reshape((len(results), 1, 1, -1, self._interface.hidden_size))
@@ -75,18 +75,24 @@ class SavedOutput:
     def of_output(self, gradient: Any, matrix: Any) -> tuple[Any, Any]:
         """Return the gradients of y and of the initial state, of that of products with a matrix."""
         heads, dim = self._interface.heads, self._interface.head_dim
-        of_y, of_initial = [], []
-        for run, (of_products, own) in enumerate(zip(gradient, self._by_run_of(matrix), strict=True)):
+        of_runs = []
+        for of_products, own in zip(gradient, self._by_run_of(matrix), strict=True):
             gates = of_products.shape[2]
             left = permuted(of_products.reshape((-1, gates, heads, dim)), (2, 0, 1, 3)).reshape((heads, -1, gates * dim))
             right = permuted(own, (1, 0, 2, 3)).reshape((heads, gates * dim, dim))
-            product = permuted(self._multiplied(left, right), (1, 0, 2)).reshape((self._rows, self._time, heads * dim))
-            shifted, initial = self._after(run, product)
-            of_y.append(shifted)
-            of_initial.append(initial)
-        whole = self.in_layout(self.xp.stack(of_y), self._interface.channel_axes).reshape(tuple(self._y.shape))
+            product = permuted(self._multiplied(left, right), (1, 0, 2))
+            of_runs.append(product.reshape((self._rows, self._time, heads * dim)))
+        return self.of_last(of_runs)
+
+    def of_last(self, gradient: Any) -> tuple[Any, Any]:
+        """Return the gradients of y and of the initial state, of that of `before`."""
+        of_y, of_initial = zip(*(self._after(run, of_run) for run, of_run in enumerate(gradient)), strict=True)
+        whole = self.in_layout(self._together(of_y), self._interface.channel_axes).reshape(tuple(self._y.shape))
         initial = self.xp.stack(of_initial) if self._interface.directions else of_initial[0]
         return whole, cast(initial, self._interface.precision.arithmetic_dtype)
+
+    def _together(self, of_runs: Sequence[Any]) -> Any:
+        return self.xp.stack(of_runs) if len(of_runs) > 1 else of_runs[0][None]
 
     def _by_run_of(self, matrix: Any) -> Any:
         return matrix if self._interface.directions else matrix[None]

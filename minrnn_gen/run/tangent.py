@@ -19,7 +19,7 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
 from minrnn_gen.run.saved_output import SavedOutput
-from minrnn_gen.run.tangent_products import TangentProducts
+from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts
 
 Arrays = Sequence[Any]
 Backward = Callable[[Any], Arrays]
@@ -45,9 +45,9 @@ class TangentCall:
         recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
         x, dx = self._preactivations(arrays, tangents)
         inputs, moved_inputs = ([*of[slots.inputs]] for of in (arrays, tangents))
-        if self._products is not None:
-            known, beside = self._products.of(tangent=False)
-            moved, moved_beside = self._products.of(tangent=True)
+        if self._of_output is not None:
+            known, beside = self._of_output.of(tangent=False)
+            moved, moved_beside = self._of_output.of(tangent=True)
             x, dx = _sum_of(x, known), _sum_of(dx, moved)
             inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
@@ -82,7 +82,10 @@ class TangentCall:
         gradients: list[Any] = [None] * slots.total
         of_x: list[Any] = [None, None]
         if arriving[X] is not None:
-            of_x = [self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True)]
+            reads_both = recipe.sums is not None or arrays[WEIGHT] is not None
+            of_x[: 1 + reads_both] = [
+                self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True)[: 1 + reads_both]
+            ]
             gradients[X] = of_x[0]
             if arrays[WEIGHT] is not None:
                 gradients[X], gradients[WEIGHT] = self._through_weight(arrays, self.tangents, *of_x)
@@ -105,24 +108,27 @@ class TangentCall:
         count = slots.inputs.stop - slots.inputs.start
         own = [pick for pick in recipe.inputs if pick[0] < count]
         gradients[slots.inputs] = _unpicked(own, count, [of_inputs[pick] for pick in own])
-        if self._products is None:
+        if self._of_output is None:
             return gradients
-        beside = range(count, count + len(recipe.sums or ()) - sum(recipe.sums or ()))
+        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
         of_products = [(of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in enumerate(of_x)]
-        found, of_y, of_initial = self._products.back(*of_products)
+        found, of_y, of_initial = self._of_output.back(*of_products)
         found = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in found.items()}
+        assert recipe.output is not None
         if gradients[state := slots.states.start + recipe.output] is not None:
             found[state] = of_initial
         more = backward(self._contiguous(of_y))
         return [_sum_of(_sum_of(gradient, more[slot]), found.get(slot)) for slot, gradient in enumerate(gradients)]
 
     @cached_property
-    def _products(self) -> TangentProducts | None:
-        """The products that the tangent's kernel reads; None where it multiplies the output itself."""
+    def _of_output(self) -> TangentProducts | LastOutputs | None:
+        """What the tangent's kernel reads of y, if anything."""
         recipe, interface = self.recipe, self.interface
-        if recipe.sums is None:
+        if recipe.output is None:
             return None
-        output = SavedOutput(interface, self.xp, self.arrays, self.y, self.recipe.output)
+        output = SavedOutput(interface, self.xp, self.arrays, self.y, recipe.output)
+        if recipe.sums is None:
+            return LastOutputs(interface, output)
         matrix, moved = (self._shaped(of[R], interface.R_shape) for of in (self.arrays, self.tangents))
         return TangentProducts(interface, recipe.sums, output, matrix, moved, self.arrays[RECURRENT_BIAS])
 
@@ -221,8 +227,11 @@ class TangentCall:
     def _apart(self, picks: Picks, gradient: Any, axis: int, moved: bool) -> Any:
         """Return the gradient of an array, or of its tangent, of that of `_together`."""
         places = {pick: number for number, pick in enumerate(picks)}
-        zeros = _zeros(_part(gradient, 0, axis))
         count = len(self.interface.gates)
+        first = places.get((0, moved), len(picks))
+        if picks[first : first + count] == tuple((place, moved) for place in range(count)):
+            return gradient[(*(slice(None),) * axis, slice(first, first + count))]
+        zeros = _zeros(_part(gradient, 0, axis))
         parts = [_part(gradient, places[place, moved], axis) if (place, moved) in places else zeros for place in range(count)]
         return self.xp.concatenate(parts, axis=axis)
 

@@ -1,4 +1,4 @@
-"""The products of R, and of its tangent, with the output of a call, as the tangent's kernel reads them, and gradients back."""
+"""What the tangent's kernel reads of the output of a call, the output itself or its products with R, and gradients back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,24 @@ from minrnn_gen.run.saved_output import SavedOutput
 
 # The axis of gates in products.
 GATES = 3
+
+
+class LastOutputs:
+    """The output of the step before, as an input X.*."""
+
+    def __init__(self, interface: Interface, output: SavedOutput) -> None:
+        """Take the output of a call of a kernel with this interface."""
+        self._interface, self._output = interface, output
+
+    def of(self, tangent: bool) -> tuple[None, list[Any]]:
+        """Return what `TangentProducts.of` does; a tangent there is none of."""
+        axes = self._interface.channel_axes
+        return None, [None if tangent else self._output.in_layout(self._output.before, axes)]
+
+    def back(self, known: Any, _moved: Any) -> tuple[dict[int, Any], Any, Any]:
+        """Return what `TangentProducts.back` does, without gradients of R."""
+        (gradient,) = known[1]
+        return {}, *self._output.of_last(self._output.by_run(gradient, self._interface.channel_axes))
 
 
 class TangentProducts:
