@@ -107,3 +107,27 @@ def test_gradients_per_sample(kind: str) -> None:
     for number, sample in enumerate(x):
         for name, gradient in torch.func.grad(loss)(parameters, sample).items():
             torch.testing.assert_close(together[name][number], gradient, **TOLERANCE)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_gradients_per_sample_by_opacus(kind: str, layers: int) -> None:
+    """Opacus samples gradients of a module that returns one tensor."""
+    opacus = needed("opacus.grad_sample")
+    ours, theirs = pair_of(kind, num_layers=layers)
+    own = type(ours)
+
+    class Output(own):  # type: ignore[misc, valid-type]
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)[0]
+
+    module = Output(INPUTS, HIDDEN, layers, batch_first=True, dtype=torch.float64)
+    module.load_state_dict(theirs.state_dict())
+    x = drawn(BATCH, TIME, INPUTS)
+    sampled = opacus.GradSampleModule(module, loss_reduction="sum")
+    sampled(x).square().sum().backward()
+    for (name, parameter), found in zip(theirs.named_parameters(), module.parameters(), strict=True):
+        samples = [torch.autograd.grad(theirs(sample[None])[0].square().sum(), parameter)[0] for sample in x]
+        torch.testing.assert_close(found.grad_sample, torch.stack(samples), msg=name, **TOLERANCE)
