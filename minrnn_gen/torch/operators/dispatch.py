@@ -55,9 +55,16 @@ _IS_TRANSLATED = ContextVar("is_translated", default=False)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
+def define(
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    record: Callable[..., Any],
+    under_transforms: Callable[..., Any] | None = None,
+) -> Any:
     """Define an operator and return it: what it computes, what it returns for tensors without values, and how it is recorded.
 
+    `under_transforms` computes it within a transform of torch.func that torch.compile traces, which is refused without.
     By `Library.define` and `impl`: through `custom_op` and `register_autograd` a call with lists of tensors takes some 80 us
     longer.
     """
@@ -65,7 +72,15 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
         LIBRARY.impl(name, run, backend)
-    LIBRARY.impl(name, record, "Autograd")
+
+    def record_or_transform(*arguments: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return record(*arguments)
+        if under_transforms is None:
+            raise BadInput(_NO_TRANSFORMS)
+        return under_transforms(*arguments)
+
+    LIBRARY.impl(name, record_or_transform, "Autograd")
 
     def fake_outside_of_onnx(*arguments: Any) -> Any:
         # An exporter of ONNX asks what a program of torch.export has in it before it translates it.
