@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.build.widened_recipes import without_projection
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.interface import Interface
@@ -191,7 +192,7 @@ def _operands(
     interface = kernel.interface
     check_x64(interface.precision.name)
     call = check_call(interface, described, values_of, arrays, single_step=single_step)
-    own = kernel_by(_projected(kernel.recipe))
+    own = kernel_by(without_projection(kernel.recipe))
     carried = jnp.dtype(interface.precision.arithmetic_dtype)
     R, bias, recurrent_bias = arrays.R, arrays.bias, arrays.recurrent_bias
     shaped = arrays._replace(
@@ -250,15 +251,6 @@ def _in_tf32(recipe: str) -> str:
     spec = spec_from(recipe)
     source = cell_source_of(spec)
     return recipe_of(load_spec(spec, fp32_product="tf32"), source) if has_recurrent_product(source) else recipe
-
-
-@lru_cache(maxsize=256)
-def _projected(recipe: str) -> str:
-    """Return the recipe of the same kernel on pre-activations."""
-    spec = spec_from(recipe)
-    if not spec.input_size:
-        return recipe
-    return recipe_of(load_spec(spec, input_size=None), cell_source_of(spec))
 
 
 def _project(interface: Interface, x: Any, weight: Any, single_step: bool) -> Any:
