@@ -106,12 +106,14 @@ class TangentCall:
             gradients[places] = _unpicked(picks, places.stop - places.start, [next(in_order) for _ in picks])
         of_inputs = dict(zip(recipe.inputs, in_order, strict=True))
         count = slots.inputs.stop - slots.inputs.start
-        own = [pick for pick in recipe.inputs if pick[0] < count]
+        own = tuple(pick for pick in recipe.inputs if pick[0] < count)
         gradients[slots.inputs] = _unpicked(own, count, [of_inputs[pick] for pick in own])
         if self._of_output is None:
             return gradients
         beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
-        of_products = [(of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in enumerate(of_x)]
+        of_products = [
+            (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
+        ]
         found, of_y, of_initial = self._of_output.back(*of_products)
         found = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in found.items()}
         assert recipe.output is not None

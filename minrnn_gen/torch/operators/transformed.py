@@ -72,7 +72,7 @@ class _Call:
         return _Call(recipe, self.all_states)
 
     def head_axes(self, tensors: Tensors, is_batched: Sequence[bool], count: int) -> Sequence[heads.HeadAxis] | None:
-        """Return for each result its axis of calls as heads; None where calls are none: resets, lengths or cu_seqlens differ."""
+        """Return for each result its axis of calls as heads; None where resets, lengths or cu_seqlens differ."""
         if any(is_batched[SEQUENCES]) or heads.wider_recipe(self.recipe, count) is None:
             return None
         return heads.axes_of_results(self.recipe, tensors[X].device.type == "cpu", self.all_states)
@@ -154,12 +154,12 @@ class _CallFunction(torch.autograd.Function):
         if not of.folds(tensors, is_batched):
             if (behind := of.head_axes(tensors, is_batched, count)) is None:
                 return _one_by_one(lambda own: _CallFunction.apply(of, *own), tensors, dims, count)
-            axes = heads.axes_of_call(of.kernel.interface)
+            slots = heads.axes_of_call(of.kernel.interface)
 
             def run(of: _Call, own: list[Any]) -> Tensors:
                 return _CallFunction.apply(of, *own)  # type: ignore[no-any-return]
 
-            return _by_heads(run, of, tensors, dims, axes, behind, count)
+            return _by_heads(run, of, tensors, dims, slots, behind, count)
         folded = _folded(tensors, dims, of.sequence_axes(), info.batch_size)
         axes = of.result_axes(on_cpu=folded[X].device.type == "cpu")
         return _unfolded(_CallFunction.apply(of, *folded), axes, info.batch_size), tuple(axes)
@@ -245,9 +245,9 @@ class _GradientsFunction(torch.autograd.Function):
             # Of weights each call has gradients of its own.
             if (behind := how.of.head_axes(tensors, batched, info.batch_size)) is None:
                 return _one_by_one(lambda own: _GradientsFunction.apply(how, *own), arguments, dims, info.batch_size)
-            of_slots = heads.axes_of_call(how.of.kernel.interface)
-            axes_of_all = [*of_slots, *behind[: len(results)], *behind[: 1 + how.states]]
-            wanted = [axis for axis, is_wanted in zip(of_slots, how.wanted, strict=True) if is_wanted]
+            slots = heads.axes_of_call(how.of.kernel.interface)
+            axes_of_all = [*slots, *behind[: len(results)], *behind[: 1 + how.states]]
+            wanted = [axis for axis, is_wanted in zip(slots, how.wanted, strict=True) if is_wanted]
 
             def run(of: _Call, own: list[Any]) -> Tensors:
                 return _GradientsFunction.apply(replace(how, of=of), *own)  # type: ignore[no-any-return]
