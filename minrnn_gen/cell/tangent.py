@@ -314,13 +314,13 @@ def _sums_of_products(cell: Cell) -> dict[Expr, str]:
         expression = waiting.pop()
         counts[expression] += 1
         waiting += ex.operation(expression)[1]
-    found = {}
+    sums = {}
     for gate in cell.recurrent_gates:
         pair = ex.gate(gate), ex.product(gate)
         for total in (ex.add(*pair), ex.add(*reversed(pair))):
             if counts[total] == counts[pair[0]] == counts[pair[1]] == 1:
-                found[total] = gate
-    return found
+                sums[total] = gate
+    return sums
 
 
 def _plain(expression: Expr) -> Expr:

@@ -85,9 +85,9 @@ class SecondDerivatives:
             [array if axis is None or type(array) is ad.Zero else jnp.expand_dims(array, axis) for array, axis in pairs]
             for pairs in (zip(primals, axes, strict=True), zip(tangents, axes, strict=True))
         ]
-        found = self.jvp(*over_time, request=replace(request, kind="forward"))
+        both = self.jvp(*over_time, request=replace(request, kind="forward"))
         time = Y_AXES[request.interface.layout].index("t")
-        results, along = ((y.squeeze(time), *states) for y, *states in found)
+        results, along = ((y.squeeze(time), *states) for y, *states in both)
         return [*results], [*along]
 
     def _linear(self, name: str, run: Callable[..., list[Any]], transpose: Callable[..., list[Any]]) -> Primitive:
@@ -195,8 +195,8 @@ class SecondDerivatives:
         gradients = dict(zip(backward.gradient_slots, self._bind(backward, (*operands, *incoming)), strict=True))
 
         def first(dy: Any) -> list[Any]:
-            found = self._bind(request, (*known, dy, *map(jnp.zeros_like, dstate)))
-            by_slot = dict(zip(request.gradient_slots, found, strict=True))
+            gradients_of_y = self._bind(request, (*known, dy, *map(jnp.zeros_like, dstate)))
+            by_slot = dict(zip(request.gradient_slots, gradients_of_y, strict=True))
             return [by_slot.get(slot) for slot in range(len(request.present))]
 
         by_slot = as_called.gradients([gradients.get(slot) for slot in range(len(of_tangent))], first)

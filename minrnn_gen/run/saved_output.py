@@ -60,14 +60,14 @@ class SavedOutput:
     def of_matrix(self, gradient: Any) -> Any:
         """Return the gradient of the matrix, of that of products."""
         heads, dim = self._interface.heads, self._interface.head_dim
-        found = []
+        matrices = []
         for before, of_products in zip(self.before, gradient, strict=True):
             gates = of_products.shape[2]
             left = permuted(of_products.reshape((-1, gates, heads, dim)), (2, 1, 3, 0)).reshape((heads, gates * dim, -1))
             right = permuted(before.reshape((-1, heads, dim)), (1, 0, 2))
-            found.append(permuted(self._multiplied(left, right).reshape((heads, gates, dim, dim)), (1, 0, 2, 3)))
-        shape = self._interface.directions + tuple(found[0].shape)
-        return self.xp.stack(found).reshape(shape)
+            matrices.append(permuted(self._multiplied(left, right).reshape((heads, gates, dim, dim)), (1, 0, 2, 3)))
+        shape = self._interface.directions + tuple(matrices[0].shape)
+        return self.xp.stack(matrices).reshape(shape)
 
     def of_bias(self, gradient: Any, like: Any) -> Any:
         """Return the gradient of the bias, of that of products."""

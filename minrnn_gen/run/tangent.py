@@ -114,13 +114,13 @@ class TangentCall:
         of_products = [
             (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
         ]
-        found, of_y, of_initial = self._of_output.back(*of_products)
-        found = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in found.items()}
+        of_weights, of_y, of_initial = self._of_output.back(*of_products)
+        of_weights = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in of_weights.items()}
         assert recipe.output is not None
         if gradients[state := slots.states.start + recipe.output] is not None:
-            found[state] = of_initial
+            of_weights[state] = of_initial
         more = backward(self._contiguous(of_y))
-        return [_sum_of(_sum_of(gradient, more[slot]), found.get(slot)) for slot, gradient in enumerate(gradients)]
+        return [_sum_of(_sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
 
     @cached_property
     def _of_output(self) -> TangentProducts | LastOutputs | None:

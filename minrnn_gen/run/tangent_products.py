@@ -66,14 +66,14 @@ class TangentProducts:
         """
         xp, axis = self._output.xp, len(self._interface.directions)
         gradient = self._of_gates(*known)
-        found = {R: self._output.of_matrix(gradient)}
+        of_weights = {R: self._output.of_matrix(gradient)}
         if self._bias is not None:
-            found[RECURRENT_BIAS] = self._output.of_bias(gradient, self._bias)
+            of_weights[RECURRENT_BIAS] = self._output.of_bias(gradient, self._bias)
         matrix = self._matrix
         if self._moved is not None:
             gradient = xp.concatenate([gradient, self._of_gates(*moved)], axis=GATES)
             matrix = xp.concatenate([matrix, self._moved], axis=axis)
-        return found, *self._output.of_output(gradient, matrix)
+        return of_weights, *self._output.of_output(gradient, matrix)
 
     def _of_gates(self, of_x: Any, of_inputs: Sequence[Any]) -> Any:
         """Return the gradients of the products of all gates of R."""

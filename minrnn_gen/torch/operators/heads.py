@@ -112,7 +112,9 @@ def in_pieces(
     rows = []
     for start, size in _powers(count):
         pairs = zip(first, shared, strict=True)
-        rows.append(run(size, [one if one is None or is_shared else one[start : start + size] for one, is_shared in pairs]))
+        rows.append(
+            run(size, [tensor if tensor is None or is_shared else tensor[start : start + size] for tensor, is_shared in pairs])
+        )
     return tuple(rows[0]) if len(rows) == 1 else tuple(torch.cat(row) for row in zip(*rows, strict=True))
 
 

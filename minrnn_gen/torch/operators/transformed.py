@@ -332,13 +332,13 @@ def _by_heads(
     axes_of_results: Sequence[heads.HeadAxis | None],
     count: int,
 ) -> Any:
-    """Return the stacked results of as many calls, run as heads of one, and that they are stacked."""
+    """Return the stacked results of as many calls, run as heads of tensor, and that they are stacked."""
 
     def run_together(size: int, own: list[Any]) -> list[Any]:
         pairs = zip(own, axes, strict=True)
         results = run(
             of if size == 1 else of.with_heads(size),
-            [one if one is None or axis is None else axis.fold(one) for one, axis in pairs],
+            [tensor if tensor is None or axis is None else axis.fold(tensor) for tensor, axis in pairs],
         )
         return [axis.unfold(result, size) for result, axis in zip(results, axes_of_results, strict=True) if axis]
 
