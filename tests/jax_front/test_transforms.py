@@ -219,6 +219,7 @@ def test_derivatives_of_a_call_in_forward_mode_are_those_of_plain_equations() ->
     near(*(jax.jit(lambda run=run: derivatives(run))() for run in (ours, lambda *of: by_lax_scan("lstm", *of, resets=RESETS))))
 
 
+@pytest.mark.matrix_full
 def test_a_step_has_derivatives_in_both_modes() -> None:
     def run(step: Any) -> Any:
         return jax.jvp(step, (X[:, 0], R), (X[:, 1], R)), jax.grad(lambda *of: (step(*of) ** 2).sum(), (0, 1))(X[:, 0], R)
