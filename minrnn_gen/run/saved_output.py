@@ -138,7 +138,9 @@ class SavedOutput:
 
     def _moves_words(self, array: Any) -> bool:
         """Say whether torch copies an array on a GPU as words of 16 bytes; it copies numbers of 16 bits at half the speed."""
-        if self.xp.__name__ != "torch" or not array.is_cuda or array.requires_grad or not array.is_contiguous():
+        if self.xp.__name__ != "torch" or not array.is_cuda or not array.is_contiguous():
+            return False
+        if array.requires_grad and self.xp.is_grad_enabled():
             return False
         is_plain = not self.xp._C._are_functorch_transforms_active() and not self.xp.compiler.is_compiling()
         return is_plain and array.shape[-1] * array.itemsize % WORD_BYTES == 0 == array.data_ptr() % WORD_BYTES
