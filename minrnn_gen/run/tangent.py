@@ -16,10 +16,9 @@ from typing import Any
 from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
 from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
 from minrnn_gen.run.saved_output import SavedOutput
-from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts
+from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts, zeros_of
 
 Arrays = Sequence[Any]
 Backward = Callable[[Any], Arrays]
@@ -48,7 +47,7 @@ class TangentCall:
         if self._of_output is not None:
             known, beside = self._of_output.of(tangent=False)
             moved, moved_beside = self._of_output.of(tangent=True)
-            x, dx = _sum_of(x, known), _sum_of(dx, moved)
+            x, dx = sum_of(x, known), sum_of(dx, moved)
             inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
         fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
@@ -66,7 +65,7 @@ class TangentCall:
 
     def incoming(self, dstate: Arrays) -> list[Any]:
         """Return the gradients of the final states of the tangent's call, of those of the call; of none, none."""
-        return [dstate[place] if is_tangent else _zeros(dstate[place]) for place, is_tangent in self.recipe.states if dstate]
+        return [dstate[place] if is_tangent else zeros_of(dstate[place]) for place, is_tangent in self.recipe.states if dstate]
 
     def final(self, states: Arrays) -> list[Any]:
         """Return the tangents of the final states, of the final states of the tangent's call."""
@@ -120,7 +119,7 @@ class TangentCall:
         if gradients[state := slots.states.start + recipe.output] is not None:
             of_weights[state] = of_initial
         more = backward(self._contiguous(of_y))
-        return [_sum_of(_sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
+        return [sum_of(sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
 
     @cached_property
     def _of_output(self) -> TangentProducts | LastOutputs | None:
@@ -202,7 +201,7 @@ class TangentCall:
             return None
         axis, shape = len(self.interface.directions), self.interface.recurrent_bias_shape
         primal = self._shaped(bias, shape)
-        zeros = _zeros(primal)
+        zeros = zeros_of(primal)
         kinds = {"R": primal, "d": zeros if tangent is None else self._shaped(tangent, shape), "dR": zeros}
         parts = [_part(kinds[kind], place, axis) for place, kind in self.recipe.products]
         return self._contiguous(self.xp.concatenate(parts, axis=axis))
@@ -214,12 +213,12 @@ class TangentCall:
         for number, (place, kind) in enumerate(self.recipe.products):
             if kind in kinds:
                 by_place[place].append(_part(gradient, number, axis))
-        zeros = _zeros(_part(gradient, 0, axis))
+        zeros = zeros_of(_part(gradient, 0, axis))
         return self.xp.concatenate([reduce(add, parts) if parts else zeros for parts in by_place.values()], axis=axis)
 
     def _together(self, picks: Picks, primal: Any, tangent: Any, axis: int) -> Any:
         """Return the picked parts of an array and of its tangent along an axis."""
-        moved = _zeros(primal) if tangent is None else tangent
+        moved = zeros_of(primal) if tangent is None else tangent
         count = primal.shape[axis]
         if picks == tuple((place, is_moved) for is_moved in (False, True) for place in range(count)):
             return self.xp.concatenate([primal, moved], axis=axis)
@@ -233,7 +232,7 @@ class TangentCall:
         first = places.get((0, moved), len(picks))
         if picks[first : first + count] == tuple((place, moved) for place in range(count)):
             return gradient[(*(slice(None),) * axis, slice(first, first + count))]
-        zeros = _zeros(_part(gradient, 0, axis))
+        zeros = zeros_of(_part(gradient, 0, axis))
         parts = [_part(gradient, places[place, moved], axis) if (place, moved) in places else zeros for place in range(count)]
         return self.xp.concatenate(parts, axis=axis)
 
@@ -248,17 +247,13 @@ class TangentCall:
         return self.xp.ascontiguousarray(array) if hasattr(self.xp, "ascontiguousarray") else array
 
 
-def _sum_of(first: Any, second: Any) -> Any:
+def sum_of(first: Any, second: Any) -> Any:
     """Return a sum of two arrays, of which either may be None."""
     return first if second is None else second if first is None else first + second
 
 
 def _presence(array: Any) -> bool | None:
     return None if array is None else True
-
-
-def _zeros(like: Any) -> Any:
-    return zeros_like(like, tuple(like.shape))
 
 
 def _part(array: Any, place: int, axis: int) -> Any:
@@ -272,7 +267,7 @@ def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
         return [None] * len(picks)
     likes = [next((array for array in pair if array is not None), present) for pair in zip(primal, tangents, strict=True)]
     chosen = [(tangents if is_tangent else primal)[place] for place, is_tangent in picks]
-    return [_zeros(likes[place]) if array is None else array for (place, _), array in zip(picks, chosen, strict=True)]
+    return [zeros_of(likes[place]) if array is None else array for (place, _), array in zip(picks, chosen, strict=True)]
 
 
 def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
@@ -281,4 +276,4 @@ def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
     if not present:
         return [None] * count
     # A value without an effect on the tangent is left out of it, but its tangent is there.
-    return [present[place, False] if (place, False) in present else _zeros(present[place, True]) for place in range(count)]
+    return [present[place, False] if (place, False) in present else zeros_of(present[place, True]) for place in range(count)]

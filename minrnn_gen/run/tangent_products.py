@@ -54,7 +54,7 @@ class TangentProducts:
             return None, inputs
         gates, own = self._interface.gates, self._gates_with_sums
         if tuple(own) != gates:
-            zeros = _zeros(products[:, :, :, :1])
+            zeros = zeros_of(products[:, :, :, :1])
             parts = [products[:, :, :, own[gate] : own[gate] + 1] if gate in own else zeros for gate in gates]
             products = self._output.xp.concatenate(parts, axis=GATES)
         return self._output.in_layout(products, self._interface.preactivation_axes), inputs
@@ -88,7 +88,7 @@ class TangentProducts:
                 parts.append(x[:, :, :, place : place + 1])
             else:
                 gradient = next(inputs)
-                zeros = _zeros(x[:, :, :, :1])
+                zeros = zeros_of(x[:, :, :, :1])
                 parts.append(
                     zeros if gradient is None else self._output.by_run(gradient, interface.channel_axes)[:, :, :, None]
                 )
@@ -100,5 +100,6 @@ class TangentProducts:
         return {gate: place for place, (gate, is_sum) in pairs if is_sum}
 
 
-def _zeros(like: Any) -> Any:
+def zeros_of(like: Any) -> Any:
+    """Return zeros of the shape of an array."""
     return zeros_like(like, tuple(like.shape))

@@ -20,7 +20,7 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS, SEQUENCES, R, X, has_gradient
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.run.tangent import TangentCall
+from minrnn_gen.run.tangent import TangentCall, sum_of
 from minrnn_gen.torch.operators import calls, heads, kernel_operator
 from minrnn_gen.torch.operators.dispatch import unbatched
 from minrnn_gen.torch.operators.recorded import Tensors
@@ -232,7 +232,7 @@ class _GradientsFunction(torch.autograd.Function):
             totals = _gradients(how.of, how.wanted, tensors, results, dy_moved, states_moved)
         if any(tangent is not None for tangent in moved):
             second, _, _ = _second(how.of, tensors, results, moved, dy, dstate, how.wanted)
-            totals = [_sum_of(*pair) for pair in zip(second, totals, strict=True)]
+            totals = [sum_of(*pair) for pair in zip(second, totals, strict=True)]
         return tuple(total for total, wanted in zip(totals, how.wanted, strict=True) if wanted)
 
     @staticmethod
@@ -289,11 +289,6 @@ def _second(
     gradients = _gradients(moving, needs, arrays, results, dy, as_called.incoming(dstate))
     by_slot = as_called.gradients(gradients, lambda dy: _gradients(of, wanted, tensors, own_results, dy, ()))
     return [gradient if is_wanted else None for gradient, is_wanted in zip(by_slot, wanted, strict=True)], results[0], final
-
-
-def _sum_of(first: Any, second: Any) -> Any:
-    """Return a sum of two gradients, of which either may be None."""
-    return first if second is None else second if first is None else first + second
 
 
 def _wanted(tensors: Tensors, needed: Sequence[bool]) -> tuple[bool, ...]:
