@@ -19,6 +19,8 @@ OF_REPLACED = (
     "and replace(model, leave=[…]) leaves some"
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
+# By the name of an operator, a function of its arguments that has the transforms of torch.func.
+UNDER_TRANSFORMS: dict[str, Callable[..., Any]] = {}
 _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, "
     f"scan and the layers have them, and torch.autograd has gradients of all; {OF_REPLACED}"
@@ -55,16 +57,10 @@ _IS_TRANSLATED = ContextVar("is_translated", default=False)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
-def define(
-    schema: str,
-    run: Callable[..., Any],
-    fake: Callable[..., Any],
-    record: Callable[..., Any],
-    under_transforms: Callable[..., Any] | None = None,
-) -> Any:
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
     """Define an operator and return it: what it computes, what it returns for tensors without values, and how it is recorded.
 
-    `under_transforms` computes it within a transform of torch.func that torch.compile traces, which is refused without.
+    Within a transform of torch.func that torch.compile traces, `UNDER_TRANSFORMS` computes it, which is refused without.
     By `Library.define` and `impl`: through `custom_op` and `register_autograd` a call with lists of tensors takes some 80 us
     longer.
     """
@@ -76,9 +72,9 @@ def define(
     def record_or_transform(*arguments: Any) -> Any:
         if not torch._C._are_functorch_transforms_active():
             return record(*arguments)
-        if under_transforms is None:
+        if name not in UNDER_TRANSFORMS:
             raise BadInput(_NO_TRANSFORMS)
-        return under_transforms(*arguments)
+        return UNDER_TRANSFORMS[name](*arguments)
 
     LIBRARY.impl(name, record_or_transform, "Autograd")
 

@@ -207,17 +207,7 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
     return below_autograd(OPERATOR, recipe, saves, all_states, *call)  # type: ignore[no-any-return]
 
 
-def _run_under_transforms(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]:
-    from minrnn_gen.torch.operators import transformed  # which calls this operator
-
-    states = len(kernel_by(recipe).states)
-    results = transformed.call(recipe, in_order(call, states), all_states)
-    return [*results] if saves else [*results[: 1 + states]]
-
-
-OPERATOR = define(
-    f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record, _run_under_transforms
-)
+OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
 _BACKWARD = define_backward(
     "recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients, _second_gradients
 )

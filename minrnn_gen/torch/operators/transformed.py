@@ -22,7 +22,8 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.tangent import TangentCall, sum_of
 from minrnn_gen.torch.operators import calls, heads, kernel_operator
-from minrnn_gen.torch.operators.dispatch import unbatched
+from minrnn_gen.torch.operators.backward_operator import in_order
+from minrnn_gen.torch.operators.dispatch import UNDER_TRANSFORMS, unbatched
 from minrnn_gen.torch.operators.recorded import Tensors
 
 # Two sizes of the batch, and a time: the axis whose size differs is that of the batch.
@@ -95,6 +96,16 @@ def call(recipe: str, tensors: Tensors, all_states: bool = False) -> tuple[Any, 
     matrix, bias, recurrent_bias = (_shaped(tensor, shape) for tensor, shape in pairs)
     of = _Call(recipe, all_states)
     return _CallFunction.apply(of, x, matrix, None, bias, recurrent_bias, *others)  # type: ignore[no-any-return]
+
+
+def _operator(recipe: str, saves: bool, all_states: bool, *arguments: Any) -> list[Any]:
+    """Return what the operator does."""
+    states = len(kernel_by(recipe).states)
+    results = call(recipe, in_order(arguments, states), all_states)
+    return [*results] if saves else [*results[: 1 + states]]
+
+
+UNDER_TRANSFORMS["recurrence"] = _operator
 
 
 def _preactivations(interface: Interface, x: Any, weight: Any) -> Any:
