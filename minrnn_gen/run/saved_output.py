@@ -46,7 +46,9 @@ class SavedOutput:
     @cached_property
     def before(self) -> Any:
         """The output before each step."""
-        return self._together([self._before(run) for run in range(len(self._whole))])
+        before = self._together([self._before(run) for run in range(len(self._whole))])
+        # CuPy chooses among numbers of 16 bits in float32.
+        return cast(before, self._interface.precision.storage_dtype)
 
     def products(self, matrix: Any, bias: Any) -> Any:
         """Return the products with a matrix of the shape of R, with a bias of each gate or None."""
@@ -91,7 +93,8 @@ class SavedOutput:
         of_y, of_initial = zip(*(self._after(run, of_run) for run, of_run in enumerate(gradient)), strict=True)
         whole = self.in_layout(self._together(of_y), self._interface.channel_axes).reshape(tuple(self._y.shape))
         initial = self.xp.stack(of_initial) if self._interface.directions else of_initial[0]
-        return whole, cast(initial, self._interface.precision.arithmetic_dtype)
+        precision = self._interface.precision
+        return cast(whole, precision.storage_dtype), cast(initial, precision.arithmetic_dtype)
 
     def _together(self, of_runs: Sequence[Any]) -> Any:
         return self.xp.stack(of_runs) if len(of_runs) > 1 else of_runs[0][None]
