@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from support.round_cells import EVERY_CELL as OF_ROUNDS
 from support.uncompiled_kernels import compiled_for_host
 
 import minrnn_gen
-from minrnn_gen.cell.files import input_library_names, library_names, projected_library_names, vector_library_names
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.files import find_cell, input_library_names, library_names, projected_library_names, vector_library_names
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.tangent import tangent_cell
 from minrnn_gen.errors import BadInput
@@ -273,10 +276,6 @@ def flat(value: Any) -> list[Any]:
 
 
 def cell_of(equations: str, **keys: Any) -> Cell:
-    from pathlib import Path
-
-    from minrnn_gen.cell.files import find_cell
-
     return parse_cell(find_cell({"name": "own", "equations": equations, **keys}, Path(), "test"))
 
 
@@ -285,6 +284,20 @@ def test_what_a_tangent_does_not_depend_on_is_left_out() -> None:
     assert data["equations"] == "d_h[t] = 0.5 * d_h[t-1] + W.d_x"
     assert (data["gates"], data["states"]) == (["d_x"], ["d_h"])
     assert (names.gates, names.states) == ({"x": "d_x"}, {"h": "d_h"})
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_tangents_multiply_as_often_as_their_cells_and_are_scans(name: str) -> None:
+    cell = built_in(name)
+    data, names = tangent_cell(cell, True)
+    tangent = parse_cell(find_cell(data, Path(), "test"))
+    if names.has_output:
+        assert len(tangent.recurrent_gates) == len(cell.recurrent_gates)
+    else:
+        assert cell.arguments or cell.norms or not cell.recurrent_gates
+    is_scan_of_output = classify(cell).is_scan and (cell.output,) == tuple(map(ex.current, cell.states))
+    assert (names.input_of_output is not None) == is_scan_of_output
+    assert classify(tangent).is_scan or not is_scan_of_output
 
 
 def test_names_that_a_cell_has_are_not_taken() -> None:
