@@ -206,6 +206,8 @@ $(DROP_INS): constraints.txt | $(TEST)
 		|| echo "the packages whose layers are replaced cannot be installed here: the tests that need them are skipped"
 	@$(PIP) --no-deps spikingjelly snntorch && $(PIP) loguru tqdm \
 		|| echo "the libraries of spiking neurons cannot be installed here: the tests that need them are skipped"
+	@$(PIP) --no-deps opacus && $(PIP) opt_einsum \
+		|| echo "opacus cannot be installed here: the tests that need it are skipped"
 	@$(PIP) onnxruntime onnxscript || echo "ONNX Runtime cannot be installed here: the tests that need it are skipped"
 	touch $@
 

@@ -21,6 +21,9 @@ class TangentRecipe:
 
     `products`: of each of its gates of R the place of the cell's own, and whose product it is: of R with the state ("R"), of R
     with the state's tangent ("d"), or of R's tangent with the state ("dR").
+    `sums`: of each gate of R of the cell, whether the product with the output of the call, which is known, is added to x; where
+    it is not, the product follows the cell's own `inputs`. None where the kernel multiplies the output itself. `output`: the
+    place of the state that is the cell's output, where the kernel reads y; without `sums` it is the last of `inputs`.
     """
 
     recipe: str
@@ -30,6 +33,8 @@ class TangentRecipe:
     shared: Picks
     inputs: Picks
     products: tuple[tuple[int, Literal["R", "d", "dR"]], ...]
+    sums: tuple[bool, ...] | None = None
+    output: int | None = None
 
 
 _TANGENTS: set[str] = set()
@@ -42,6 +47,7 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
     Raises BadInput for the recipe of a tangent, whose derivatives are third ones, for clipped gradients, and for a cell whose
     tangent is larger than a cell may be.
     """
+    from minrnn_gen.cell import expressions as ex
     from minrnn_gen.cell.files import find_cell
     from minrnn_gen.cell.language import parse_cell
     from minrnn_gen.cell.tangent import tangent_cell
@@ -75,14 +81,18 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
         along, of_matrix = names.products[gate]
         of_R |= {gate: (place, "R"), along: (place, "d")}
         of_R |= {of_matrix: (place, "dR")} if of_matrix else {}
+    of_output = [names.input_of_output] if names.input_of_output else []
+    reads_output = names.has_output or bool(of_output)
     return TangentRecipe(
         text,
         _picks(tangent.gates, names.gates),
         _picks(tangent.states, names.states),
         _picks(tangent.parameters, names.parameters),
         _picks(tangent.vectors.shared, names.shared),
-        _picks(tangent.inputs, names.inputs),
+        _picks(tangent.inputs, {**names.inputs, **dict(names.inputs_of_products.values()), **dict(of_output)}),
         tuple(of_R[gate] for gate in tangent.recurrent_gates),
+        tuple(gate not in names.inputs_of_products for gate in cell.recurrent_gates) if names.has_output else None,
+        next(place for place, state in enumerate(cell.states) if ex.current(state) == cell.output) if reads_output else None,
     )
 
 

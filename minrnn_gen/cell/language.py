@@ -225,7 +225,7 @@ class _Reader(ExpressionReader):
                 raise self.product_uses[gate].error(
                     f"R.{gate} is the last of {level} products that each need the one before; a step has at most {LEVELS_MOST}"
                 )
-        if arguments and len(levels) > PRODUCTS_MOST:
+        if arguments and len(levels) > PRODUCTS_MOST and not self.file.embedded:
             gate = tuple(levels)[PRODUCTS_MOST]
             raise self.product_uses[gate].error(f"R has {len(levels)} gates; a cell has at most {PRODUCTS_MOST} products")
         return arguments

@@ -5,38 +5,25 @@ Its backward is the double backward of the cell, and every kernel that runs cell
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
+from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
 from minrnn_gen.cell.gradient import INVERSE_SLOPES, SLOPES
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.norms import composed
 from minrnn_gen.cell.printing import equation_text
+from minrnn_gen.cell.rounds import PRODUCTS_MOST
+from minrnn_gen.cell.tangent_names import NAME_LENGTH, Names, TangentNames
 from minrnn_gen.cell.value_numbering import COMPOSED
 from minrnn_gen.errors import BadInput
 
-NAME_LENGTH = 64
 # Digits of a number that an equation spells out; longer ones are rounded to float64.
 DIGITS_MOST = 15
-
-
-@dataclass(frozen=True)
-class TangentNames:
-    """Names of the tangent cell: of each array of the cell that of its tangent.
-
-    `products`: of each gate of R that of its product with the tangent, and, where R has one, that of R's tangent.
-    """
-
-    gates: Mapping[str, str]
-    states: Mapping[str, str]
-    parameters: Mapping[str, str]
-    shared: Mapping[str, str]
-    inputs: Mapping[str, str]
-    products: Mapping[str, tuple[str, str | None]]
 
 
 def tangent_cell(cell: Cell, moves_R: bool) -> tuple[dict[str, Any], TangentNames]:
@@ -50,16 +37,27 @@ def tangent_cell(cell: Cell, moves_R: bool) -> tuple[dict[str, Any], TangentName
 class _Tangent:
     def __init__(self, cell: Cell, moves_R: bool) -> None:
         self._cell, self._moves_R = cell, moves_R
-        self._names = _Names((*cell.states, *cell.parameters, *(name for name, _ in cell.lets)))
-        of_gates = _Names((*cell.gates, *cell.recurrent_gates))
+        self._names = Names((*cell.states, *cell.parameters, *(name for name, _ in cell.lets)))
+        of_gates = Names((*cell.gates, *cell.recurrent_gates))
         gates = of_gates.tangents_of(tuple(dict.fromkeys((*cell.gates, *cell.recurrent_gates))))
+        of_inputs = Names(cell.inputs)
+        inputs = of_inputs.tangents_of(cell.inputs)
+        has_output = bool(cell.recurrent_gates) and not (cell.arguments or cell.projection or cell.norms)
+        self._sums = _sums_of_products(cell) if has_output else {}
+        beside = [gate for gate in cell.recurrent_gates if gate not in self._sums.values()] if has_output else []
         self._named = TangentNames(
             {gate: gates[gate] for gate in cell.gates},
             self._names.tangents_of(cell.states),
             self._names.tangents_of(cell.parameters),
-            _Names(cell.vectors.shared).tangents_of(cell.vectors.shared),
-            _Names(cell.inputs).tangents_of(cell.inputs),
-            {gate: (gates[gate], of_gates.of_matrix(gate) if moves_R else None) for gate in cell.recurrent_gates},
+            Names(cell.vectors.shared).tangents_of(cell.vectors.shared),
+            inputs,
+            {
+                gate: (gates[gate], of_gates.of_matrix(gate) if moves_R and not has_output else None)
+                for gate in cell.recurrent_gates
+            },
+            has_output,
+            {gate: (of_inputs.of_product(gate), of_inputs.of_matrix(gate)) for gate in beside},
+            (of_inputs.of_output(cell.states[0]), of_inputs.tangent_of("last")) if _is_scan_of_output(cell) else None,
         )
         # Values that a definition gives another name.
         self._renamed: dict[str, str] = {}
@@ -72,6 +70,9 @@ class _Tangent:
         self._tangents |= {ex.named(name): ex.named(tangent) for name, tangent in self._named.parameters.items()}
         self._tangents |= {ex.shared(name): ex.shared(tangent) for name, tangent in self._named.shared.items()}
         self._tangents |= {ex.channel_input(name): ex.channel_input(tangent) for name, tangent in self._named.inputs.items()}
+        self._known = {}
+        if self._named.input_of_output:
+            self._known[ex.previous(cell.states[0])] = ex.channel_input(self._named.input_of_output[0])
 
     def file(self) -> tuple[dict[str, Any], TangentNames]:
         for symbol, expression in self._cell.definitions:
@@ -106,9 +107,14 @@ class _Tangent:
             "parameters": parameters if has_axes else list(parameters),
         }
         shared = [name for name, _ in _primal_first(named.shared) if ex.shared(name).name in needed]
-        inputs = [name for name, _ in _primal_first(named.inputs) if ex.channel_input(name).name in needed]
+        of_products = (name for names in zip(*named.inputs_of_products.values(), strict=True) for name in names)
+        of_output = [named.input_of_output[0]] if named.input_of_output else []
+        inputs = [*(name for name, _ in _primal_first(named.inputs)), *of_products, *of_output]
+        inputs = [name for name in inputs if ex.channel_input(name).name in needed]
         data |= {"shared": shared} if shared else {}
         data |= {"inputs": inputs} if inputs else {}
+        # A tangent may be larger than what its cell may be.
+        data |= {"embedded": True} if len(self._arguments) > PRODUCTS_MOST else {}
         return data, named
 
     def _define(self, symbol: Symbol, expression: Expr) -> None:
@@ -149,6 +155,9 @@ class _Tangent:
             return self._of_symbol(expression)
         if isinstance(expression, fn.CellFunction):
             return self._of_call(expression)
+        if expression in self._sums:
+            gate = self._sums[expression]
+            return ex.gate(gate), _plus(self._tangents[ex.gate(gate)], self._along(gate))
         values, tangents = zip(*map(self._both, operands), strict=True)
         value = ex.rebuilt(expression, values)
         if name in ("add", "subtract"):
@@ -172,9 +181,20 @@ class _Tangent:
         return value, ZERO if above == ZERO else ex.divide(above, below)
 
     def _of_symbol(self, symbol: Symbol) -> tuple[Expr, Expr]:
+        gate = symbol.name.removeprefix("R.")
+        if self._named.has_output and gate != symbol.name:
+            known, tangent = map(ex.channel_input, self._named.inputs_of_products[gate])
+            return known, _plus(self._along(gate), tangent if self._moves_R else ZERO)
         if symbol.name.startswith("R.") and symbol not in self._tangents:
             self._tangents[symbol] = self._of_product(symbol.name.removeprefix("R."))
-        return symbol, self._tangents[symbol]
+        return self._known.get(symbol, symbol), self._tangents[symbol]
+
+    def _along(self, gate: str) -> Expr:
+        """Return the product of R.g with the tangent of the output."""
+        along = self._named.products[gate][0]
+        output = self._cell.output.name.removesuffix("[t]")  # type: ignore[attr-defined]
+        self._arguments[along] = ex.previous(self._named.states[output])
+        return ex.product(along)
 
     def _of_product(self, gate: str) -> Expr:
         """Return the tangent of a product, R.g of the argument's tangent and that of R of the argument."""
@@ -275,44 +295,32 @@ class _Tangent:
         return ex.rebuilt(expression, [self._with_arguments(operand) for operand in operands]) if operands else expression
 
 
-class _Names:
-    """Names that a cell does not use, for tangents and values."""
-
-    def __init__(self, used: Collection[str]) -> None:
-        self._used = set(used)
-
-    def tangents_of(self, names: Collection[str]) -> dict[str, str]:
-        return {name: self.tangent_of(name) for name in names}
-
-    def tangent_of(self, name: str) -> str:
-        return self._free(f"d_{name}")
-
-    def of_matrix(self, gate: str) -> str:
-        return self._free(f"dR_{gate}")
-
-    def of_value(self) -> str:
-        return next(filter(self._take, _numbered("v")))
-
-    def _free(self, name: str) -> str:
-        candidates = (candidate for candidate in (name, f"{name}_") if len(candidate) <= NAME_LENGTH)
-        return next(filter(self._take, (*candidates,)), None) or next(filter(self._take, _numbered("d")))
-
-    def _take(self, name: str) -> bool:
-        is_free = name not in self._used
-        self._used.add(name)
-        return is_free
-
-
-def _numbered(stem: str) -> Iterator[str]:
-    place = 0
-    while True:
-        yield f"{stem}{place}"
-        place += 1
-
-
 def _primal_first(names: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return all names, those of tangents last, each with the one whose tangent it is or itself."""
     return [*((name, name) for name in names), *((tangent, name) for name, tangent in names.items())]
+
+
+def _is_scan_of_output(cell: Cell) -> bool:
+    """Say whether a cell is a scan whose one state is its output, so that the tangent is a scan that reads y."""
+    is_output = cell.output == ex.current(cell.states[0])
+    return len(cell.states) == 1 and is_output and not cell.vectors and not cell.projection and classify(cell).is_scan
+
+
+def _sums_of_products(cell: Cell) -> dict[Expr, str]:
+    """Return the sums W.g + R.g of a cell, each with its g, of those g that it has nowhere else."""
+    counts: Counter[Expr] = Counter()
+    waiting = [*(expression for _, expression in cell.definitions), cell.output]
+    while waiting:
+        expression = waiting.pop()
+        counts[expression] += 1
+        waiting += ex.operation(expression)[1]
+    sums = {}
+    for gate in cell.recurrent_gates:
+        pair = ex.gate(gate), ex.product(gate)
+        for total in (ex.add(*pair), ex.add(*reversed(pair))):
+            if counts[total] == counts[pair[0]] == counts[pair[1]] == 1:
+                sums[total] = gate
+    return sums
 
 
 def _plain(expression: Expr) -> Expr:

@@ -17,6 +17,7 @@ from minrnn_gen.cli.terminal import command_line, console, facts, new_table, pri
 if TYPE_CHECKING:
     from minrnn_gen.cell.files import CellFile
     from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.tangent_names import TangentNames
 
 app = command_line("List the cells, or show one.")
 
@@ -127,8 +128,17 @@ def _show_tangent(name: str, as_json: bool) -> None:
         *((key, ", ".join(data[key])) for key in ("gates", "states", "parameters", "shared", "inputs") if data.get(key)),
         ("tangents", ", ".join(f"{tangent} of {of}" for of, tangent in tangents.items())),
         ("products", "; ".join(_products_of(gate, along, moved) for gate, (along, moved) in names.products.items())),
+        ("from y", "; ".join(_known_of(names))),
     ]
     screen.print(facts([(label, text) for label, text in rows if text]))
+
+
+def _known_of(names: TangentNames) -> list[str]:
+    """Return what the tangent has of the output, which is known."""
+    inputs = names.inputs_of_products
+    known = [f"W.{gate} has R.{gate} added" for gate in names.products if names.has_output and gate not in inputs]
+    known += [f"X.{product} is R.{gate}, X.{moved} that of its tangent" for gate, (product, moved) in inputs.items()]
+    return [*known, f"X.{names.input_of_output[0]} is y of the step before"] if names.input_of_output else known
 
 
 def _products_of(gate: str, along: str, moved: str | None) -> str:

@@ -7,7 +7,6 @@ weights of their own are run one by one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.build.widened_recipes import with_heads
 from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.slots import CU_SEQLENS, X, has_gradient
-from minrnn_gen.config.spec import SIZE_LIMIT, load_spec
 from minrnn_gen.jax.request import Request, Shaped
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.raw_scan.filter_results import FILTER_PASSES, PASSED
@@ -78,14 +76,9 @@ def _is_weight(request: Request, slot: int) -> bool:
 
 def _with_heads(request: Request, count: int) -> Request | None:
     """Return the request with so many times the heads, or None where no spec has so many channels, or heads need each other."""
-    spec = spec_from(request.recipe)
-    if spec.hidden_size * count > SIZE_LIMIT or kernel_by(request.recipe).builder.cell_shape.means_over_all:
-        return None
-    shares = {"heads": spec.heads * count}
-    if request.interface.has_vectors:  # their channels are no heads, and without inputs S.* they have no groups either
-        shares = {"groups": (spec.groups or 1) * count} if request.interface.shared else {}
-    wider = load_spec(json.loads(request.recipe), hidden_size=spec.hidden_size * count, **shares)
-    return replace(request, recipe=recipe_of(wider, cell_source_of(wider)))
+    means_over_all = kernel_by(request.recipe).builder.cell_shape.means_over_all
+    recipe = with_heads(request.recipe, count, request.interface, means_over_all)
+    return None if recipe is None else replace(request, recipe=recipe)
 
 
 def _folded(

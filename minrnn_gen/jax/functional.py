@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_from
+from minrnn_gen.build.widened_recipes import without_projection
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.folding import Folding
@@ -26,7 +27,6 @@ from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.jax.altered import altered_call
 from minrnn_gen.jax.arrays import as_array, as_integers, check_static, described, is_traced, values_of
-from minrnn_gen.jax.differentiable import run
 from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
 from minrnn_gen.jax.primitive import bind
@@ -54,9 +54,9 @@ def recurrence(
     step, each shaped like y; gradients do not go through them. Shapes and dtypes are those of a kernel's call
     (docs/python.md). The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are
     known, and those of tracers are clipped to what x has. With `axis_name` x and resets are this device's pieces of time in a
-    `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. Gradients have gradients, but over an
-    axis (docs/how-to/derivatives.md); there is no derivative of the call itself in forward mode. Raises BadInput for
-    arguments that do not fit.
+    `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. A call has derivatives in forward
+    mode, and gradients have gradients, but over an axis (docs/how-to/derivatives.md). Raises BadInput for arguments that do
+    not fit.
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
@@ -89,7 +89,7 @@ def recurrence(
         flat = with_initial_states(flat, interface, sequences_count, carried)
     request = Request("forward", tuple(array is not None for array in flat), recipe, keeps=all_states)
     operands = tuple(array for array in flat if array is not None)
-    y, *states = run(request, operands) if axis_name is None else run_over_time(request, axis_name, operands)
+    y, *states = bind(request, operands) if axis_name is None else run_over_time(request, axis_name, operands)
     count = len(interface.states)
     final = dict(zip(interface.states, states[:count], strict=True))
     if not all_states:
@@ -140,10 +140,9 @@ def step(
                 check_exact_shape(described(flat[-1], name), (rows,))
         flat.append(None)
     present, operands = tuple(array is not None for array in flat), tuple(array for array in flat if array is not None)
-    if pool is None:
-        y, *results = run(Request("step", present, recipe), operands)
-    else:
-        y, *results = bind(Request("step_on_pool", present, recipe, pad_slot=pad_slot), operands)
+    is_plain = pool is None
+    request = Request("step", present, recipe) if is_plain else Request("step_on_pool", present, recipe, pad_slot=pad_slot)
+    y, *results = bind(request, operands)
     return y, dict(zip(interface.states, results, strict=True))
 
 
@@ -209,7 +208,7 @@ def _operands(
     interface = kernel.interface
     check_x64(interface.precision.name)
     call = check_call(interface, described, values_of, arrays, single_step=single_step)
-    own = kernel_by(_projected(kernel.recipe))
+    own = kernel_by(without_projection(kernel.recipe))
     carried = jnp.dtype(interface.precision.arithmetic_dtype)
     R, bias, recurrent_bias = arrays.R, arrays.bias, arrays.recurrent_bias
     shaped = arrays._replace(
@@ -268,15 +267,6 @@ def _in_tf32(recipe: str) -> str:
     spec = spec_from(recipe)
     source = cell_source_of(spec)
     return recipe_of(load_spec(spec, fp32_product="tf32"), source) if has_recurrent_product(source) else recipe
-
-
-@lru_cache(maxsize=256)
-def _projected(recipe: str) -> str:
-    """Return the recipe of the same kernel on pre-activations."""
-    spec = spec_from(recipe)
-    if not spec.input_size:
-        return recipe
-    return recipe_of(load_spec(spec, input_size=None), cell_source_of(spec))
 
 
 def _project(interface: Interface, x: Any, weight: Any, single_step: bool) -> Any:

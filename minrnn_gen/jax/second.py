@@ -13,7 +13,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from minrnn_gen.build.tangent_cells import tangent_recipe
-from minrnn_gen.call.slots import R, has_gradient
+from minrnn_gen.call.interface import Y_AXES
+from minrnn_gen.call.slots import R, X, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.jax.request import Request
 from minrnn_gen.layers.kernels import kernel_by
@@ -48,7 +49,8 @@ class SecondDerivatives:
     """The rules of a primitive, which `bind` binds, for its derivatives.
 
     Operands of a forward are arrays of a call by slot; of a backward those, y and perhaps states after every step, dy, and the
-    gradients of the final states.
+    gradients of the final states. The tangent of a forward takes what a backward reads in addition, so that its transpose is
+    that backward, and no forward runs again.
     """
 
     def __init__(self, bind: Bind) -> None:
@@ -58,23 +60,43 @@ class SecondDerivatives:
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, request: Request) -> tuple[list[Any], list[Any]]:
         """Return the results of a request and their derivatives along tangents."""
+        if request.kind == "step":
+            return self._of_step(request, primals, tangents)
         if request.kind not in ("forward", "backward"):
             raise BadInput(_NO_SECOND)
-        results, moved = self._bind(request, primals), tuple(type(tangent) is not ad.Zero for tangent in tangents)
+        moved = tuple(type(tangent) is not ad.Zero and jnp.issubdtype(tangent.dtype, jnp.inexact) for tangent in tangents)
         present = [tangent for tangent, is_moved in zip(tangents, moved, strict=True) if is_moved]
         if request.kind == "backward":
-            return results, self._second.bind(*primals, *present, request=request, moved=moved)
+            return self._bind(request, primals), self._second.bind(*primals, *present, request=request, moved=moved)
+        if not kernel_by(request.recipe).spec.training:
+            raise BadInput("the spec says training: false; leave it out for gradients")
         count = 1 + len(request.interface.states)
-        along = self._tangent.bind(*primals, *present, request=request, moved=moved)
+        saving = replace(request, keeps=request.keeps or backward_reads_states(request.recipe), trains=True)
+        saved = self._bind(saving, primals)
+        along = self._tangent.bind(*primals, saved[0], *saved[count:], *present, request=request, moved=moved)
+        results = saved if request.keeps else saved[:count]
         # States after every step are for a backward, whose derivative asks for those of its arguments.
         return results, [*along, *map(jnp.zeros_like, results[count:])]
+
+    def _of_step(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return those of one step, by the same call over time."""
+        axes = _time_axes(request)
+        over_time = [
+            [array if axis is None or type(array) is ad.Zero else jnp.expand_dims(array, axis) for array, axis in pairs]
+            for pairs in (zip(primals, axes, strict=True), zip(tangents, axes, strict=True))
+        ]
+        both = self.jvp(*over_time, request=replace(request, kind="forward"))
+        time = Y_AXES[request.interface.layout].index("t")
+        results, along = ((y.squeeze(time), *states) for y, *states in both)
+        return [*results], [*along]
 
     def _linear(self, name: str, run: Callable[..., list[Any]], transpose: Callable[..., list[Any]]) -> Primitive:
         primitive = Primitive(name)
         primitive.multiple_results = True
 
         def flat(*operands: Any, request: Request, moved: Present) -> list[Any]:
-            return run(request, operands[: len(moved)], _spread(moved, operands[len(moved) :]))
+            primals, saved, tangents = _parts(moved, operands)
+            return run(request, primals, saved, _spread(moved, tangents))
 
         def abstract(*operands: Any, **settings: Any) -> list[Any]:
             shapes = jax.eval_shape(partial(flat, **settings), *operands)
@@ -85,12 +107,13 @@ class SecondDerivatives:
             return results, [0] * len(results)
 
         def transposed(cotangents: Sequence[Any], *operands: Any, request: Request, moved: Present) -> list[Any]:
-            primals = operands[: len(moved)]
+            primals, saved, _ = _parts(moved, operands)
             if all(type(cotangent) is ad.Zero for cotangent in cotangents):
                 return [None] * len(operands)
             arriving = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-            by_operand = transpose(request, primals, arriving)
-            return [*(None for _ in primals), *(by_operand[place] for place, is_moved in enumerate(moved) if is_moved)]
+            by_operand = transpose(request, primals, saved, arriving)
+            constant = [None] * (len(primals) + len(saved))
+            return [*constant, *(by_operand[place] for place, is_moved in enumerate(moved) if is_moved)]
 
         primitive.def_impl(jax.jit(flat, static_argnames=("request", "moved")))
         primitive.def_abstract_eval(abstract)
@@ -101,33 +124,35 @@ class SecondDerivatives:
         return primitive
 
     def _moving(
-        self, request: Request, arrays: Sequence[Any], tangents: Sequence[Any], keeps: bool
+        self, request: Request, arrays: Sequence[Any], y: Any, tangents: Sequence[Any], keeps: bool
     ) -> tuple[Request, TangentCall, list[Any], list[Any]]:
         """Return the request of the tangent's forward, what makes its arrays, these by slot, and its results."""
         recipe = tangent_recipe(request.recipe, tangents[R] is not None)
-        as_called = TangentCall(request.interface, recipe, jnp)
-        of_tangent = as_called.arrays(arrays, tangents)
+        as_called = TangentCall(request.interface, recipe, jnp, arrays, tangents, y)
+        of_tangent = as_called.arguments()
         present = tuple(array is not None for array in of_tangent)
         forward = Request("forward", present, recipe.recipe, keeps=keeps, trains=keeps)
         return forward, as_called, of_tangent, self._bind(forward, [array for array in of_tangent if array is not None])
 
-    def _run_tangent(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    def _run_tangent(
+        self, request: Request, primals: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any]
+    ) -> list[Any]:
         arrays, moved = _by_slot(request, primals), _gradients_by_slot(request, tangents)
-        forward, as_called, _, results = self._moving(request, arrays, moved, False)
+        forward, as_called, _, results = self._moving(request, arrays, saved[0], moved, False)
         return [results[0], *as_called.final(results[1 : 1 + len(forward.interface.states)])]
 
-    def _transpose_tangent(self, request: Request, primals: Sequence[Any], arriving: Sequence[Any]) -> list[Any]:
+    def _transpose_tangent(
+        self, request: Request, primals: Sequence[Any], saved: Sequence[Any], arriving: Sequence[Any]
+    ) -> list[Any]:
         """Return the gradients of the operands: those of the first backward."""
-        keeps = backward_reads_states(request.recipe)
-        saving = replace(request, keeps=keeps, trains=True)
-        results = self._bind(saving, primals)
-        saved = (results[0], *results[1 + len(request.interface.states) :])
-        backward = replace(request, kind="backward", keeps=keeps)
+        backward = replace(request, kind="backward", keeps=len(saved) > 1)
         gradients = self._bind(backward, (*primals, *saved, *arriving))
         by_slot = dict(zip(request.gradient_slots, gradients, strict=True))
         return [by_slot.get(slot) for slot in request.slots]
 
-    def _run_second(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    def _run_second(
+        self, request: Request, primals: Sequence[Any], _saved: Sequence[Any], tangents: Sequence[Any]
+    ) -> list[Any]:
         count, states = len(request.slots), len(request.interface.states)
         dy, *dstate = primals[len(primals) - 1 - states :]
         of_call, of_arriving = tangents[:count], tangents[len(primals) - 1 - states :]
@@ -142,7 +167,9 @@ class SecondDerivatives:
             totals = [total + gradient for total, gradient in zip(totals, second, strict=True)]
         return totals
 
-    def _transpose_second(self, request: Request, primals: Sequence[Any], arriving: Sequence[Any]) -> list[Any]:
+    def _transpose_second(
+        self, request: Request, primals: Sequence[Any], _saved: Sequence[Any], arriving: Sequence[Any]
+    ) -> list[Any]:
         """Return the gradients of tangents: a Hessian is symmetric, and that of dy is the derivative of y."""
         states = len(request.interface.states)
         by_slot = dict(zip(request.gradient_slots, arriving, strict=True))
@@ -155,16 +182,24 @@ class SecondDerivatives:
     def _gradients(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the gradients of sum(gradient * tangent), and the derivatives of y and of the final states."""
         states, arrays = len(request.interface.states), _by_slot(request, primals[: len(request.slots)])
-        dy, *dstate = primals[len(primals) - 1 - states :]
+        split = len(primals) - 1 - states
+        known, (dy, *dstate) = primals[:split], primals[split:]
         recipe = tangent_recipe(request.recipe, tangents[R] is not None)
         keeps = backward_reads_states(recipe.recipe)
-        forward, as_called, of_tangent, results = self._moving(request, arrays, tangents, keeps)
+        y = known[len(request.slots)]
+        forward, as_called, of_tangent, results = self._moving(request, arrays, y, tangents, keeps)
         count = 1 + len(forward.interface.states)
         operands = [array for array in of_tangent if array is not None]
         backward = replace(forward, kind="backward")
         incoming = (results[0], *results[count:], dy, *as_called.incoming(dstate))
         gradients = dict(zip(backward.gradient_slots, self._bind(backward, (*operands, *incoming)), strict=True))
-        by_slot = as_called.gradients(arrays, tangents, [gradients.get(slot) for slot in range(len(of_tangent))])
+
+        def first(dy: Any) -> list[Any]:
+            gradients_of_y = self._bind(request, (*known, dy, *map(jnp.zeros_like, dstate)))
+            by_slot = dict(zip(request.gradient_slots, gradients_of_y, strict=True))
+            return [by_slot.get(slot) for slot in range(len(request.present))]
+
+        by_slot = as_called.gradients([gradients.get(slot) for slot in range(len(of_tangent))], first)
         return [by_slot[slot] for slot in request.gradient_slots], [results[0], *as_called.final(results[1:count])]
 
 
@@ -177,6 +212,21 @@ def backward_reads_states(recipe: str) -> bool:
     kernel = kernel_by(recipe)
     platforms = (False,) if kernel.interface.has_vectors else (False, True)
     return any(kernel.executor.keeps_states(on_cpu=on_cpu) for on_cpu in platforms)
+
+
+def _time_axes(request: Request) -> list[int | None]:
+    """Return the axis of time that each operand of a step has in the same call over time, None where it has none."""
+    interface = request.interface
+    slots = interface.slots
+    axes = {X: interface.x_axes.index("t"), **dict.fromkeys(range(slots.total)[slots.shared], interface.shared_axes.index("t"))}
+    axes |= dict.fromkeys(range(slots.total)[slots.inputs], interface.channel_axes.index("t"))
+    return [axes.get(slot) for slot in request.slots]
+
+
+def _parts(moved: Present, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """Return the primals, what was saved beside them, and the tangents that are present, of a linear primitive."""
+    behind = len(operands) - sum(moved)
+    return operands[: len(moved)], operands[len(moved) : behind], operands[behind:]
 
 
 def _spread(moved: Present, tangents: Sequence[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from minrnn_gen.errors import BadInput, nearest_name
 from minrnn_gen.gpu import memory
 from minrnn_gen.run.altered import AlteredSaved
 from minrnn_gen.run.embedded import EmbeddedExecutor
-from minrnn_gen.run.saved import Forward, Saved
+from minrnn_gen.run.saved import Forward, ForwardReplay, Saved
 from minrnn_gen.run.tangent import TangentCall
 
 # The arguments of a call that have tangents.
@@ -51,6 +51,8 @@ class SavedCall:
     owner: DerivedKernel
     kernel: DerivedKernel
     arrays: list[Any]
+    forward: Forward | ForwardReplay
+    y: Any
     embedding: Any = None
 
     @classmethod
@@ -65,16 +67,17 @@ class SavedCall:
                 "pass its value in all channels, or take the derivative by minrnn_gen.torch.recurrence"
             )
         opened = saved.open_for(kernel.executor)
-        call = (opened if isinstance(opened, Forward) else opened.metadata()).call
+        forward = opened if isinstance(opened, Forward) else opened.metadata()
+        call, y = forward.call, forward.outputs.y.owner
         arrays = [None if array is None else array.owner for array in call.flat()]
         if not isinstance(kernel.executor, EmbeddedExecutor):
-            return cls(kernel, kernel, arrays)
+            return cls(kernel, kernel, arrays, opened, y)
         assert kernel.embedded is not None
         embedding = kernel.executor.embedding
         if not kernel.executor.serves(call):
             outer = CallArguments.from_flat(kernel.interface, arrays)
             arrays = embedding.arguments(outer).flat(embedding.inner) or []
-        return cls(kernel, kernel.embedded, arrays, embedding)
+        return cls(kernel, kernel.embedded, arrays, opened, y, embedding)
 
     def tangents(self, by_name: Mapping[str, Any]) -> list[Any]:
         """Return tangents by slot, of those by name of the arguments of `owner`; raises BadInput for what does not fit."""
@@ -230,14 +233,13 @@ class _TangentRun:
 
     def __init__(self, call: SavedCall, tangents: list[Any]) -> None:
         kernel = call.kernel
-        self._call, self._tangents = call, tangents
+        self._call = call
         self._recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
         self._kernel = call.owner.of_recipe(self._recipe.recipe)
-        self._as_called = TangentCall(kernel.interface, self._recipe, call.xp)
+        self._as_called = TangentCall(kernel.interface, self._recipe, call.xp, call.arrays, tangents, call.y)
 
     def forward(self, saves: bool) -> tuple[Any, Any]:
-        arrays = self._as_called.arrays(self._call.arrays, self._tangents)
-        arguments = CallArguments.from_flat(self._kernel.interface, arrays)
+        arguments = CallArguments.from_flat(self._kernel.interface, self._as_called.arguments())
         result, forward = self._kernel.executor.forward(arguments, False, saves)
         return result, forward
 
@@ -256,9 +258,14 @@ class _TangentRun:
         pairs = zip(self._kernel.states, self._recipe.states, strict=True)
         of_tangents = {name: states.get(call.kernel.states[place]) for name, (place, is_tangent) in pairs if is_tangent}
         incoming = {name: state for name, state in of_tangents.items() if state is not None}
-        named = self._kernel.executor.backward(forward, dy, incoming or None)
-        flat = CallArguments(**{name: named.get(name) for name in CallArguments._fields}).flat(self._kernel.interface)
-        gradients = self._as_called.gradients(call.arrays, self._tangents, flat or [])
+        arriving = self._backward(self._kernel, forward, dy, incoming or None)
+        gradients = self._as_called.gradients(arriving, lambda dy: self._backward(call.kernel, call.forward, dy, None))
         of_call = CallArguments.from_flat(call.kernel.interface, gradients)._asdict()
         present = {name: value for name, value in of_call.items() if value is not None}
         return present if embedding is None else embedding.gradients(present)
+
+    def _backward(self, kernel: Any, forward: Any, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any]:
+        """Return the gradients of a forward by slot."""
+        named = kernel.executor.backward(forward, dy, dstate)
+        by_name = CallArguments(**{name: named.get(name) for name in CallArguments._fields})
+        return by_name.flat(kernel.interface) or []

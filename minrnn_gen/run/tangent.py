@@ -7,33 +7,48 @@ NumPy, CuPy, torch or JAX, `xp` being their library's namespace.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any
 
 from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
 from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
+from minrnn_gen.run.saved_output import SavedOutput
+from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts, zeros_of
 
 Arrays = Sequence[Any]
+Backward = Callable[[Any], Arrays]
+"""Returns the gradients of a call by slot, of that of its y."""
 
 
 @dataclass(frozen=True)
 class TangentCall:
-    """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes."""
+    """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes.
+
+    Of the call there are the arrays by slot, the tangents of these, and y.
+    """
 
     interface: Interface
     recipe: TangentRecipe
     xp: Any
+    arrays: Arrays
+    tangents: Arrays
+    y: Any
 
-    def arrays(self, arrays: Arrays, tangents: Arrays) -> list[Any]:
+    def arguments(self) -> list[Any]:
         """Return the arrays of the tangent's call by its slots."""
-        recipe, slots = self.recipe, self.interface.slots
+        recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
         x, dx = self._preactivations(arrays, tangents)
+        inputs, moved_inputs = ([*of[slots.inputs]] for of in (arrays, tangents))
+        if self._of_output is not None:
+            known, beside = self._of_output.of(tangent=False)
+            moved, moved_beside = self._of_output.of(tangent=True)
+            x, dx = sum_of(x, known), sum_of(dx, moved)
+            inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
         fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
         if arrays[R] is not None:
@@ -45,27 +60,34 @@ class TangentCall:
             *_picked(recipe.parameters, arrays[slots.parameters], tangents[slots.parameters]),
             *_picked(recipe.states, arrays[slots.states], tangents[slots.states]),
             *_picked(recipe.shared, arrays[slots.shared], tangents[slots.shared]),
-            *_picked(recipe.inputs, arrays[slots.inputs], tangents[slots.inputs]),
+            *map(self._contiguous, _picked(recipe.inputs, inputs, moved_inputs)),
         ]
 
     def incoming(self, dstate: Arrays) -> list[Any]:
         """Return the gradients of the final states of the tangent's call, of those of the call; of none, none."""
-        return [dstate[place] if is_tangent else _zeros(dstate[place]) for place, is_tangent in self.recipe.states if dstate]
+        return [dstate[place] if is_tangent else zeros_of(dstate[place]) for place, is_tangent in self.recipe.states if dstate]
 
     def final(self, states: Arrays) -> list[Any]:
         """Return the tangents of the final states, of the final states of the tangent's call."""
         places = {pick: number for number, pick in enumerate(self.recipe.states)}
         return [states[places[place, True]] for place in range(len(self.interface.states))]
 
-    def gradients(self, arrays: Arrays, tangents: Arrays, arriving: Arrays) -> list[Any]:
-        """Return the gradients of the call's arrays of those of the tangent's call, None for what has none."""
-        recipe, slots = self.recipe, self.interface.slots
+    def gradients(self, arriving: Arrays, backward: Backward) -> list[Any]:
+        """Return the gradients of the call's arrays of those of the tangent's call, None for what has none.
+
+        `backward` is that of the call, for what the tangent has of y.
+        """
+        recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients: list[Any] = [None] * slots.total
+        of_x: list[Any] = [None, None]
         if arriving[X] is not None:
-            dx, along = (self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True))
-            gradients[X] = dx
+            reads_both = recipe.sums is not None or arrays[WEIGHT] is not None
+            of_x[: 1 + reads_both] = [
+                self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True)[: 1 + reads_both]
+            ]
+            gradients[X] = of_x[0]
             if arrays[WEIGHT] is not None:
-                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, tangents, dx, along)
+                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, self.tangents, *of_x)
         if arriving[BIAS] is not None:
             bias = self._apart(recipe.gates, arriving[BIAS], len(self.interface.directions), False)
             gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
@@ -79,10 +101,37 @@ class TangentCall:
             (recipe.parameters, slots.parameters),
             (recipe.states, slots.states),
             (recipe.shared, slots.shared),
-            (recipe.inputs, slots.inputs),
         ):
             gradients[places] = _unpicked(picks, places.stop - places.start, [next(in_order) for _ in picks])
-        return gradients
+        of_inputs = dict(zip(recipe.inputs, in_order, strict=True))
+        count = slots.inputs.stop - slots.inputs.start
+        own = tuple(pick for pick in recipe.inputs if pick[0] < count)
+        gradients[slots.inputs] = _unpicked(own, count, [of_inputs[pick] for pick in own])
+        if self._of_output is None:
+            return gradients
+        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
+        of_products = [
+            (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
+        ]
+        of_weights, of_y, of_initial = self._of_output.back(*of_products)
+        of_weights = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in of_weights.items()}
+        assert recipe.output is not None
+        if gradients[state := slots.states.start + recipe.output] is not None:
+            of_weights[state] = of_initial
+        more = backward(self._contiguous(of_y))
+        return [sum_of(sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
+
+    @cached_property
+    def _of_output(self) -> TangentProducts | LastOutputs | None:
+        """What the tangent's kernel reads of y, if anything."""
+        recipe, interface = self.recipe, self.interface
+        if recipe.output is None:
+            return None
+        output = SavedOutput(interface, self.xp, self.arrays, self.y, recipe.output)
+        if recipe.sums is None:
+            return LastOutputs(interface, output)
+        matrix, moved = (self._shaped(of[R], interface.R_shape) for of in (self.arrays, self.tangents))
+        return TangentProducts(interface, recipe.sums, output, matrix, moved, self.arrays[RECURRENT_BIAS])
 
     @property
     def _gate_axis(self) -> int:
@@ -152,7 +201,7 @@ class TangentCall:
             return None
         axis, shape = len(self.interface.directions), self.interface.recurrent_bias_shape
         primal = self._shaped(bias, shape)
-        zeros = _zeros(primal)
+        zeros = zeros_of(primal)
         kinds = {"R": primal, "d": zeros if tangent is None else self._shaped(tangent, shape), "dR": zeros}
         parts = [_part(kinds[kind], place, axis) for place, kind in self.recipe.products]
         return self._contiguous(self.xp.concatenate(parts, axis=axis))
@@ -164,12 +213,12 @@ class TangentCall:
         for number, (place, kind) in enumerate(self.recipe.products):
             if kind in kinds:
                 by_place[place].append(_part(gradient, number, axis))
-        zeros = _zeros(_part(gradient, 0, axis))
+        zeros = zeros_of(_part(gradient, 0, axis))
         return self.xp.concatenate([reduce(add, parts) if parts else zeros for parts in by_place.values()], axis=axis)
 
     def _together(self, picks: Picks, primal: Any, tangent: Any, axis: int) -> Any:
         """Return the picked parts of an array and of its tangent along an axis."""
-        moved = _zeros(primal) if tangent is None else tangent
+        moved = zeros_of(primal) if tangent is None else tangent
         count = primal.shape[axis]
         if picks == tuple((place, is_moved) for is_moved in (False, True) for place in range(count)):
             return self.xp.concatenate([primal, moved], axis=axis)
@@ -179,8 +228,11 @@ class TangentCall:
     def _apart(self, picks: Picks, gradient: Any, axis: int, moved: bool) -> Any:
         """Return the gradient of an array, or of its tangent, of that of `_together`."""
         places = {pick: number for number, pick in enumerate(picks)}
-        zeros = _zeros(_part(gradient, 0, axis))
         count = len(self.interface.gates)
+        first = places.get((0, moved), len(picks))
+        if picks[first : first + count] == tuple((place, moved) for place in range(count)):
+            return gradient[(*(slice(None),) * axis, slice(first, first + count))]
+        zeros = zeros_of(_part(gradient, 0, axis))
         parts = [_part(gradient, places[place, moved], axis) if (place, moved) in places else zeros for place in range(count)]
         return self.xp.concatenate(parts, axis=axis)
 
@@ -195,12 +247,13 @@ class TangentCall:
         return self.xp.ascontiguousarray(array) if hasattr(self.xp, "ascontiguousarray") else array
 
 
+def sum_of(first: Any, second: Any) -> Any:
+    """Return a sum of two arrays, of which either may be None."""
+    return first if second is None else second if first is None else first + second
+
+
 def _presence(array: Any) -> bool | None:
     return None if array is None else True
-
-
-def _zeros(like: Any) -> Any:
-    return zeros_like(like, tuple(like.shape))
 
 
 def _part(array: Any, place: int, axis: int) -> Any:
@@ -214,7 +267,7 @@ def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
         return [None] * len(picks)
     likes = [next((array for array in pair if array is not None), present) for pair in zip(primal, tangents, strict=True)]
     chosen = [(tangents if is_tangent else primal)[place] for place, is_tangent in picks]
-    return [_zeros(likes[place]) if array is None else array for (place, _), array in zip(picks, chosen, strict=True)]
+    return [zeros_of(likes[place]) if array is None else array for (place, _), array in zip(picks, chosen, strict=True)]
 
 
 def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
@@ -223,4 +276,4 @@ def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
     if not present:
         return [None] * count
     # A value without an effect on the tangent is left out of it, but its tangent is there.
-    return [present[place, False] if (place, False) in present else _zeros(present[place, True]) for place in range(count)]
+    return [present[place, False] if (place, False) in present else zeros_of(present[place, True]) for place in range(count)]

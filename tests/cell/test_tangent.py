@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from support.round_cells import EVERY_CELL as OF_ROUNDS
 from support.uncompiled_kernels import compiled_for_host
 
 import minrnn_gen
-from minrnn_gen.cell.files import input_library_names, library_names, projected_library_names, vector_library_names
+from minrnn_gen.cell import expressions as ex
+from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.files import find_cell, input_library_names, library_names, projected_library_names, vector_library_names
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.tangent import tangent_cell
 from minrnn_gen.errors import BadInput
@@ -96,9 +99,8 @@ def test_of_every_cell(name: str, spec: dict[str, Any]) -> None:
     assert abs(dot(moving, dy) + dot(states_moving, dstate) - expected) <= 1e-11 * (1 + abs(expected))
     second = kernel.second_backward(saved, dy, tangents, dstate)
     np.testing.assert_array_equal(second["dy"], moving)
-    source = str(CELLS[name][0]) if isinstance(CELLS[name][0], dict) else built_in(name).equations
-    if "surrogate(" in source or "detach(" in source:
-        return  # no limit of differences
+    if not is_limit_of_differences(name):
+        return
 
     def first(step: float) -> float:
         _, _, saved = kernel.forward(**moved(arrays, along, step), **sequences)
@@ -107,6 +109,12 @@ def test_of_every_cell(name: str, spec: dict[str, Any]) -> None:
     step = 1e-5
     found = dot(along, second) + dot(dy_along, second["dy"]) + dot(states_along, second["dstate"])
     assert abs(found - (first(step) - first(-step)) / (2 * step)) <= 1e-6 * (1 + abs(found))
+
+
+def is_limit_of_differences(name: str) -> bool:
+    """Say whether the derivatives of a cell are those of its values, which surrogates and detached values have others than."""
+    source = str(CELLS[name][0]) if isinstance(CELLS[name][0], dict) else built_in(name).equations
+    return "surrogate(" not in source and "detach(" not in source
 
 
 def like(value: Any, draw: Draw) -> Any:
@@ -143,11 +151,13 @@ SQUARES: dict[str, tuple[Any, float, float, float]] = {
     "gru_reset_before": ("gru_reset_before", 1.4677922498739435, 8.671734475644321, 0.6679881993716326),
     "lstm_projected": ("lstm_projected", 0.5557202061367539, 1.0160307392043233, 2.4368175566996952),
     "layer_norm_lstm": ("layer_norm_lstm", 13.03030263416367, 14.174773149642707, 48.35172051640085),
+    "block_gru": ("block_gru", 0.07731550547430638, 6.236053119474768, 0.40684790178866476),
     "biquad": (BIQUAD, 23.687393321933364, 26.290001372693197, 0),
     "complex_lru": (COMPLEX_LRU, 8.172487601965244, 16.406959905542443, 0),
     "lif": ("lif", 9.62940769076069, 2.2886224146085863, 0),
     "zoneout_lstm": ("zoneout_lstm", 1.2972259942307898, 4.010599785335288, 3.372363981663411),
 }
+SIZES = {"lstm_projected": {"projection_size": 2}, "block_gru": {"projection_size": 2, "heads": 2}}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +165,7 @@ SQUARES: dict[str, tuple[Any, float, float, float]] = {
 )
 def test_second_gradients_of_others(name: str) -> None:
     model, *expected = SQUARES[name]
-    kernel = host_kernel(model, HIDDEN, "fp64", **({"projection_size": 2} if name == "lstm_projected" else {}))
+    kernel = host_kernel(model, HIDDEN, "fp64", **SIZES.get(name, {}))
     interface, places = kernel.interface, iter(range(140, 170))
     first = {"x": 1, "R": 2, "recurrent_bias": 20, "parameters": 40, "state": 60}
     shapes: dict[str, Any] = {"x": interface.shape(interface.x_axes, BATCH, TIME)}
@@ -187,6 +197,56 @@ def test_second_gradients_of_others(name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
+CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "resets": ({}, {"resets": np.array([[0, 0, 1, 0, 0], [1, 0, 0, 1, 0]], bool)}),
+    "lengths in reverse": ({"direction": "reverse", "layout": "TBD"}, {"lengths": np.array([TIME, 3])}),
+    "both directions": ({"direction": "bidirectional", "layout": "BDT"}, {"lengths": np.array([2, TIME])}),
+    "packed": ({"direction": "bidirectional"}, {"cu_seqlens": np.array([0, 3, TIME])}),
+}
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("call", CALLS)
+def test_second_gradients_of_every_call(name: str, call: str) -> None:
+    """Second gradients along drawn directions are differences of first ones, as gradgradcheck has it in its fast mode."""
+    spec, sequences = CALLS[call]
+    generator = np.random.default_rng(3)
+    kernel = kernel_of(name, **spec)
+    arrays, tangents, along = (call_of(kernel, lambda shape: generator.standard_normal(shape) / 2) for _ in range(3))
+    if "cu_seqlens" in sequences:
+        arrays, tangents, along = (packed_of(kernel, one) for one in (arrays, tangents, along))
+    y, final, saved = kernel.forward(**arrays, **sequences)
+    dy, dstate = (like(one, lambda shape: generator.standard_normal(shape)) for one in (y, final))
+    moving, states_moving = kernel.tangent(saved, tangents)
+    expected = dot(tangents, kernel.backward(saved, dy, dstate))
+    assert abs(dot(moving, dy) + dot(states_moving, dstate) - expected) <= 1e-11 * (1 + abs(expected))
+    found = dot(along, kernel.second_backward(saved, dy, tangents, dstate))
+    if not is_limit_of_differences(name):
+        return
+
+    def first(step: float) -> float:
+        _, _, saved = kernel.forward(**moved(arrays, along, step), **sequences)
+        return dot(tangents, kernel.backward(saved, dy, dstate))
+
+    step = 1e-5
+    assert abs(found - (first(step) - first(-step)) / (2 * step)) <= 1e-6 * (1 + abs(found))
+
+
+def packed_of(kernel: minrnn_gen.Kernel, arrays: Arrays) -> Arrays:
+    """Return the arrays of a call of packed sequences, one for each state: the first row of what has a batch."""
+    interface = kernel.interface
+
+    def row(array: Any, axes: str) -> Any:
+        return array.take([0], axes.index("b"))
+
+    changed: Arrays = {"x": row(arrays["x"], interface.x_axes)}
+    for key, axes in (("shared", interface.shared_axes), ("inputs", interface.channel_axes)):
+        if key in arrays:
+            changed[key] = {name: row(array, axes) for name, array in arrays[key].items()}
+    return {**arrays, **changed}
+
+
 @pytest.mark.matrix_full
 @pytest.mark.parametrize("name", CELLS)
 def test_kernels_of_a_gpu_have_them(name: str) -> None:
@@ -216,10 +276,6 @@ def flat(value: Any) -> list[Any]:
 
 
 def cell_of(equations: str, **keys: Any) -> Cell:
-    from pathlib import Path
-
-    from minrnn_gen.cell.files import find_cell
-
     return parse_cell(find_cell({"name": "own", "equations": equations, **keys}, Path(), "test"))
 
 
@@ -228,6 +284,20 @@ def test_what_a_tangent_does_not_depend_on_is_left_out() -> None:
     assert data["equations"] == "d_h[t] = 0.5 * d_h[t-1] + W.d_x"
     assert (data["gates"], data["states"]) == (["d_x"], ["d_h"])
     assert (names.gates, names.states) == ({"x": "d_x"}, {"h": "d_h"})
+
+
+@pytest.mark.parametrize("name", library_names())
+def test_tangents_multiply_as_often_as_their_cells_and_are_scans(name: str) -> None:
+    cell = built_in(name)
+    data, names = tangent_cell(cell, True)
+    tangent = parse_cell(find_cell(data, Path(), "test"))
+    if names.has_output:
+        assert len(tangent.recurrent_gates) == len(cell.recurrent_gates)
+    else:
+        assert cell.arguments or cell.norms or not cell.recurrent_gates
+    is_scan_of_output = classify(cell).is_scan and (cell.output,) == tuple(map(ex.current, cell.states))
+    assert (names.input_of_output is not None) == is_scan_of_output
+    assert classify(tangent).is_scan or not is_scan_of_output
 
 
 def test_names_that_a_cell_has_are_not_taken() -> None:

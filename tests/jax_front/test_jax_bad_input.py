@@ -179,10 +179,7 @@ def test_numpys_arrays_go_with_those_of_jax() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: jax.jvp(total, (X,), (X,)),
-        lambda: jax.jacfwd(total)(X),
         lambda: jax.jvp(lambda a: scan(a, a)[0].sum(), (X,), (X,)),
-        lambda: jax.jvp(lambda x: step(SPEC, x)[0].sum(), (X[:, 0],), (X[:, 0],)),
         lambda: recurrence(SPEC, X, hx=X),
         lambda: step(SPEC, X[:, 0], resets=X),
         lambda: scan(X, X, dim=1),

@@ -204,6 +204,27 @@ def test_derivatives_of_gradients_are_those_of_plain_equations() -> None:
         np.testing.assert_allclose(product, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
-def test_derivatives_of_a_call_in_forward_mode_are_refused() -> None:
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jit(lambda x: jax.jvp(lambda x: loss(x, R, RESETS), (x,), (x,)))(X)
+def test_derivatives_of_a_call_in_forward_mode_are_those_of_plain_equations() -> None:
+    along = np.linspace(-1, 1, X.size, dtype=X.dtype).reshape(X.shape)
+
+    def derivatives(run: Any) -> Any:
+        def of_x(v: Any) -> Any:
+            return jax.jvp(lambda x: run(x, R)[0], (X,), (v,))[1]
+
+        return jax.jvp(run, (X, R), (along, R)), jax.jacfwd(run, 1)(X, R), jax.vmap(of_x)(np.stack([along, X]))
+
+    def ours(x: Any, R: Any) -> Any:
+        return front.recurrence(LSTM, x, R, resets=RESETS)
+
+    near(*(jax.jit(lambda run=run: derivatives(run))() for run in (ours, lambda *of: by_lax_scan("lstm", *of, resets=RESETS))))
+
+
+@pytest.mark.matrix_full
+def test_a_step_has_derivatives_in_both_modes() -> None:
+    def run(step: Any) -> Any:
+        return jax.jvp(step, (X[:, 0], R), (X[:, 1], R)), jax.grad(lambda *of: (step(*of) ** 2).sum(), (0, 1))(X[:, 0], R)
+
+    near(
+        run(lambda x, R: front.step(LSTM, x, R)[0]),
+        run(lambda x, R: by_lax_scan("lstm", x[:, None], R)[0][:, 0]),
+    )

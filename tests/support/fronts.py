@@ -170,6 +170,12 @@ def in_numpy(row: Row, _: Path) -> None:
     row.kernel.backward(saved, row.inputs.dy, row.inputs.dstate)
 
 
+def second_gradients(row: Row, _: Path) -> None:
+    a_cell(row)
+    *_, saved = row.kernel.forward(**row.inputs.forward)
+    row.kernel.second_backward(saved, row.inputs.dy, {"x": row.inputs.forward["x"]}, row.inputs.dstate)
+
+
 def native(row: Row) -> str:
     """Return why host arrays are NumPy's, as far as that is known without compiling; nothing where they are not."""
     with pytest.MonkeyPatch.context() as patch:
@@ -229,6 +235,20 @@ def torch_recurrence(row: Row, _: Path) -> None:
     arguments = mapped(row.inputs.forward, torch.from_numpy)
     arguments["x"].requires_grad_()
     front.recurrence(row.kernel, **arguments)[0].sum().backward()
+
+
+def torch_twice(row: Row, _: Path) -> None:
+    """A backward of gradients, which autograd recorded."""
+    torch, front = library_of("torch")
+    if row.is_raw:
+        x, b = map(torch.from_numpy, row.scanned)
+        y = front.scan(x.requires_grad_(), b)[0].abs()
+    else:
+        arguments = mapped(row.inputs.forward, torch.from_numpy)
+        x = arguments["x"].requires_grad_()
+        y = front.recurrence(row.kernel, **arguments)[0]
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    gradient.abs().sum().backward()
 
 
 def torch_module(row: Row) -> tuple[Any, tuple[Any, ...]]:
@@ -342,6 +362,17 @@ def _under_vmap(jax: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **given: jax.vmap(lambda one: function(**one))(given)
 
 
+def jax_forward_mode(row: Row, _: Path) -> None:
+    a_cell(row)
+    jax, front = library_of("jax")
+    arguments = mapped(row.inputs.forward, jax.numpy.asarray)
+
+    def run(x: Any, others: dict[str, Any]) -> Any:
+        return jax.jvp(lambda x: front.recurrence(row.kernel.spec, x, **others), (x,), (x,))
+
+    jax.eval_shape(run, arguments.pop("x"), arguments)
+
+
 def jax_layer(row: Row, _: Path) -> None:
     a_cell(row)
     jax, front = library_of("jax")
@@ -440,7 +471,9 @@ FRONTS: dict[str, Front] = {
     "`verify`": Front(emulated),
     "single step": Front(single_step),
     "`reset_states`, `holds`": Front(altered_calls),
+    "second gradients": Front(second_gradients, compiles=True),
     "torch `recurrence`": Front(torch_recurrence, "torch"),
+    "double backward": Front(torch_twice, "torch", compiles=True),
     "torch `RNN`": Front(torch_layer, "torch"),
     "`torch.nn`": Front(torch_nn, "torch"),
     "`SelectiveScan`": Front(selective_scan, "torch"),
@@ -450,6 +483,7 @@ FRONTS: dict[str, Front] = {
     "JAX `recurrence`, `step`": Front(jax_functions, "jax"),
     "JAX `RNN`": Front(jax_layer, "jax"),
     "JAX `vmap`": Front(functools.partial(jax_functions, batched=True), "jax"),
+    "JAX `jvp`": Front(jax_forward_mode, "jax", compiles=True),
     "C for CPUs": Front(export_for_cpus),
     "C for GPUs": Front(export_for_gpus),
     "operators": Front(operators, "torch", compiles=True),

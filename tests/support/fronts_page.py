@@ -23,9 +23,10 @@ PAGE = ROOT / "docs" / "fronts.md"
 WRITE = "PYTHONPATH=tests python -m support.fronts_page writes the page"
 # The columns of the classes of cells, in tables that a page has room for.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Calls": ("NumPy", "native C", "GPU", "`verify`", "single step", "`reset_states`, `holds`"),
+    "Calls": ("NumPy", "native C", "GPU", "`verify`", "single step", "`reset_states`, `holds`", "second gradients"),
     "torch": (
         "torch `recurrence`",
+        "double backward",
         "torch `RNN`",
         "`torch.nn`",
         "`SelectiveScan`",
@@ -33,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "`torch.export`",
         "autocast",
     ),
-    "JAX": ("JAX `recurrence`, `step`", "JAX `RNN`", "JAX `vmap`"),
+    "JAX": ("JAX `recurrence`, `step`", "JAX `RNN`", "JAX `vmap`", "JAX `jvp`"),
     "Without Python": ("C for CPUs", "C for GPUs", "operators"),
     "Over ranks": ("`pipeline`", "`correct`", "`summary`", "`head_group`"),
     "Ahead of calls": ("`prepare`", "`tune`", "CUDA graphs"),
@@ -59,6 +60,12 @@ REASONS = (
         "`minrnn_gen.scan` is given its coefficients. It has no weights that a layer could hold, its step is `a * h + b`, "
         "which begins from b where a is 0, and no channel reads another, so that each rank scans its own.",
         ("single step", "`reset_states`, `holds`", "torch `RNN`", "JAX `RNN`", "`head_group`"),
+        (_COMPLEX,),
+    ),
+    Reason(
+        "Second derivatives, and derivatives in forward mode in JAX, are those of equations. A scan of complex numbers has no "
+        "equations; torch differentiates the gradient of its `scan`.",
+        ("second gradients", "JAX `jvp`"),
         (_COMPLEX,),
     ),
     Reason(

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from support.needed import needed
 
+import minrnn_gen
+from minrnn_gen.cell.files import library_names, projected_library_names, vector_library_names
+
 torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
 
@@ -107,3 +110,88 @@ def test_gradients_per_sample(kind: str) -> None:
     for number, sample in enumerate(x):
         for name, gradient in torch.func.grad(loss)(parameters, sample).items():
             torch.testing.assert_close(together[name][number], gradient, **TOLERANCE)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_gradients_per_sample_by_opacus(kind: str, layers: int) -> None:
+    """Opacus samples gradients of a module that returns one tensor."""
+    opacus = needed("opacus.grad_sample")
+    ours, theirs = pair_of(kind, num_layers=layers)
+    own = type(ours)
+
+    class Output(own):  # type: ignore[misc, valid-type]
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)[0]
+
+    module = Output(INPUTS, HIDDEN, layers, batch_first=True, dtype=torch.float64)
+    module.load_state_dict(theirs.state_dict())
+    x = drawn(BATCH, TIME, INPUTS)
+    sampled = opacus.GradSampleModule(module, loss_reduction="sum")
+    sampled(x).square().sum().backward()
+    for (name, parameter), found in zip(theirs.named_parameters(), module.parameters(), strict=True):
+        samples = [torch.autograd.grad(theirs(sample[None])[0].square().sum(), parameter)[0] for sample in x]
+        torch.testing.assert_close(found.grad_sample, torch.stack(samples), msg=name, **TOLERANCE)
+
+
+OF_LIBRARY = [*library_names(), *projected_library_names(), *vector_library_names()]
+KEYS = {
+    **{name: {"projection_size": 2} for name in projected_library_names()},
+    **{name: {"state_size": 2} for name in vector_library_names()},
+}
+# Their derivatives are not those of their values.
+OF_OTHER_VALUES = ("lif", "recurrent_lif", "slstm")
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("name", [name for name in OF_LIBRARY if name not in OF_OTHER_VALUES])
+def test_gradgradcheck(name: str) -> None:
+    """Of every cell in both directions, with states and resets, by torch's own check."""
+    spec = {"model": name, "hidden_size": 2, "precision": "fp64", "direction": "bidirectional", **KEYS.get(name, {})}
+    kernel, generator = minrnn_gen.compile(spec), torch.Generator().manual_seed(2)
+    interface, leaves = kernel.interface, []
+
+    def leaf(shape: tuple[int, ...]) -> Any:
+        leaves.append((torch.randn(shape, dtype=torch.float64, generator=generator) / 2).requires_grad_())
+        return leaves[-1]
+
+    shapes: dict[str, Any] = {"x": interface.shape(interface.x_axes, 1, 3)}
+    if interface.recurrent_gates:
+        pairs = zip(interface.recurrent_gates, interface.product_shapes, strict=True)
+        shapes["R"] = {gate: (2, *shape) for gate, shape in pairs} if interface.has_unequal_products else interface.R_shape
+    shapes["parameters"] = {one: interface.shape_of_parameter(one) for one in interface.parameters}
+    shapes["state"] = {one: interface.shape_of_state(one, 1) for one in interface.states}
+    shapes["shared"] = {one: interface.shape(interface.shared_axes, 1, 3) for one in interface.shared}
+    shapes["inputs"] = {one: interface.shape(interface.channel_axes, 1, 3) for one in interface.inputs}
+    for shape in torch.utils._pytree.tree_leaves(shapes, is_leaf=lambda one: isinstance(one, tuple)):
+        leaf(shape)
+
+    def run(*tensors: Any) -> Any:
+        in_order = iter(tensors)
+        named = {
+            key: {one: next(in_order) for one in of} if isinstance(of, dict) else next(in_order) for key, of in shapes.items()
+        }
+        y, final = wing.recurrence(
+            kernel, **{key: of for key, of in named.items() if not isinstance(of, dict) or of}, resets=resets
+        )
+        return y, *final.values()
+
+    resets = torch.tensor([[False, True, False]])
+    assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.matrix_full
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about our frames
+def test_transforms_within_a_compiled_function() -> None:
+    """torch's compiler leaves them out of its graph; as constants in it they had zeros for gradients."""
+    kernel, x = minrnn_gen.compile({"model": "min_gru", "hidden_size": 2, "precision": "fp64"}), drawn(1, 2, 2, 2)
+
+    def penalty(x: Any) -> Any:
+        gradient = torch.func.grad(lambda x: wing.recurrence(kernel, x)[0].square().sum())
+        return torch.func.grad(lambda x: gradient(x).square().sum())(x)
+
+    expected = penalty(x)
+    torch.testing.assert_close(torch.compile(penalty, backend="aot_eager")(x), expected, **TOLERANCE)
+    assert expected.abs().max() > 0

@@ -33,7 +33,8 @@ def define_backward(
     """Define the operator `name` of `settings`, a call and what arrives at its results, and return it.
 
     `run` takes its arguments; `have_gradients` says of each tensor of a call whether a gradient of it is returned. `twice`, of
-    an operator with gradients, takes its settings and how many gradients of states arrive, then as `gradients_twice` has it.
+    an operator with gradients, takes its settings, how many arrays were saved and how many gradients of states arrive, then as
+    `gradients_twice` has it.
     """
 
     def fake(*arguments: Any) -> list[Any]:
@@ -43,9 +44,9 @@ def define_backward(
         return [tensor.new_empty(tensor.shape) for tensor, has_gradient in pairs if has_gradient]
 
     def record(*arguments: Any) -> list[Any]:
-        *of_call, y, _saved, dy, dstate = arguments[len(settings) :]
-        tensors = (*in_order(of_call, 0), y, dy, *dstate)
-        again = None if twice is None else partial(twice, arguments[: len(settings)], len(dstate))
+        *of_call, y, saved, dy, dstate = arguments[len(settings) :]
+        tensors = (*in_order(of_call, 0), y, *saved, dy, *dstate)
+        again = None if twice is None else partial(twice, arguments[: len(settings)], len(saved), len(dstate))
         return list(gradients_twice(lambda: below_autograd(operator, *arguments), again, tensors))
 
     operator = define(f"{name}({', '.join(settings)}, {call}, {_BEHIND_CALL}) -> Tensor[]", run, fake, record)

@@ -19,6 +19,8 @@ OF_REPLACED = (
     "and replace(model, leave=[…]) leaves some"
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
+# By the name of an operator, a function of its arguments that has the transforms of torch.func.
+UNDER_TRANSFORMS: dict[str, Callable[..., Any]] = {}
 _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, "
     f"scan and the layers have them, and torch.autograd has gradients of all; {OF_REPLACED}"
@@ -58,6 +60,7 @@ _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
     """Define an operator and return it: what it computes, what it returns for tensors without values, and how it is recorded.
 
+    Within a transform of torch.func that torch.compile traces, `UNDER_TRANSFORMS` computes it, which is refused without.
     By `Library.define` and `impl`: through `custom_op` and `register_autograd` a call with lists of tensors takes some 80 us
     longer.
     """
@@ -65,7 +68,15 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
         LIBRARY.impl(name, run, backend)
-    LIBRARY.impl(name, record, "Autograd")
+
+    def record_or_transform(*arguments: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return record(*arguments)
+        if name not in UNDER_TRANSFORMS:
+            raise BadInput(_NO_TRANSFORMS)
+        return UNDER_TRANSFORMS[name](*arguments)
+
+    LIBRARY.impl(name, record_or_transform, "Autograd")
 
     def fake_outside_of_onnx(*arguments: Any) -> Any:
         # An exporter of ONNX asks what a program of torch.export has in it before it translates it.

@@ -113,39 +113,50 @@ def gradients_of(
     return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
 
 
-def _second_gradients(settings: tuple[str, bool], states_count: int, arguments: Tensors, along: Tensors) -> list[Any]:
+def _second_gradients(
+    settings: tuple[str, bool], saved_count: int, states_count: int, arguments: Tensors, along: Tensors
+) -> list[Any]:
     """Return the gradients of what a backward takes, `arguments`, of those of its results, `along`; as `Twice` says.
 
     y is a function of the tensors of the call, whose gradients are all there is of its.
     """
     kernel = kernel_by(settings[0])
     slots = kernel.interface.slots
-    split = len(arguments) - states_count - 2
-    present, (_, dy, *dstate) = arguments[:split], arguments[split:]
+    split = len(arguments) - states_count - saved_count - 2
+    present, results, (dy, *dstate) = (
+        arguments[:split],
+        arguments[split : split + 1 + saved_count],
+        arguments[split + 1 + saved_count :],
+    )
     absent = () if split == slots.total else (None,) * len(kernel.states)
     tensors = (*present[: slots.states.start], *absent, *present[slots.states.start :])
     in_order = iter(along)
     tangents = [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
-    gradients, ddy, ddstate = second_gradients(kernel, tensors, tangents, dy, dstate)
+    gradients, ddy, ddstate = _second_gradients_of(kernel, settings[1], tensors, tangents, results, dy, dstate)
     of_present = [*gradients[: slots.states.start], *gradients[slots.states.start + len(absent) :]]
     of_tensors = [None if tensor is None else gradient for tensor, gradient in zip(present, of_present, strict=True)]
-    return [*of_tensors, None, ddy, *(ddstate if dstate else ())]
+    return [*of_tensors, *(None,) * len(results), ddy, *(ddstate if dstate else ())]
 
 
-def second_gradients(
-    kernel: Kernel, tensors: Tensors, tangents: Tensors, dy: Any, dstate: Tensors
+def _second_gradients_of(
+    kernel: Kernel, all_states: bool, tensors: Tensors, tangents: Tensors, results: Tensors, dy: Any, dstate: Tensors
 ) -> tuple[list[Any], Any, list[Any]]:
     """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, dy and dstate.
 
     The last two are the derivatives of y and of the final states along the tangents.
     """
+    own_y, *own_extra = results
     recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
-    moving, as_called = kernel_by(recipe.recipe), TangentCall(kernel.interface, recipe, torch)
-    arrays = as_called.arrays(tensors, tangents)
+    moving, as_called = kernel_by(recipe.recipe), TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y)
+    arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
     gradients = gradients_of(moving, arrays, y, extra, dy, as_called.incoming(dstate))
-    return as_called.gradients(tensors, tangents, gradients), y, as_called.final(final)
+
+    def backward(dy: Any) -> list[Any]:
+        return gradients_of(kernel, tensors, own_y, own_extra, dy, (), all_states)
+
+    return as_called.gradients(gradients, backward), y, as_called.final(final)
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:

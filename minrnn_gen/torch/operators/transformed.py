@@ -6,21 +6,24 @@ tangent's kernel, whose own are third ones and refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from minrnn_gen.build.tangent_cells import tangent_recipe
-from minrnn_gen.call.interface import Y_AXES
-from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS, R, X, has_gradient
+from minrnn_gen.build.widened_recipes import without_projection
+from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS, SEQUENCES, R, X, has_gradient
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
-from minrnn_gen.run.tangent import TangentCall
-from minrnn_gen.torch.operators import calls, kernel_operator
-from minrnn_gen.torch.operators.dispatch import unbatched
+from minrnn_gen.run.tangent import TangentCall, sum_of
+from minrnn_gen.torch.operators import calls, heads, kernel_operator
+from minrnn_gen.torch.operators.backward_operator import in_order
+from minrnn_gen.torch.operators.dispatch import UNDER_TRANSFORMS, unbatched
 from minrnn_gen.torch.operators.recorded import Tensors
 
 # Two sizes of the batch, and a time: the axis whose size differs is that of the batch.
@@ -63,6 +66,18 @@ class _Call:
         ]
         return [Y_AXES[interface.layout].index("b"), *[len(interface.directions)] * self.final_count, *saved]
 
+    def with_heads(self, count: int) -> _Call:
+        """Return the call with so many times the heads."""
+        recipe = heads.wider_recipe(self.recipe, count)
+        assert recipe is not None
+        return _Call(recipe, self.all_states)
+
+    def head_axes(self, tensors: Tensors, is_batched: Sequence[bool], count: int) -> Sequence[heads.HeadAxis] | None:
+        """Return for each result its axis of calls as heads; None where resets, lengths or cu_seqlens differ."""
+        if any(is_batched[SEQUENCES]) or heads.wider_recipe(self.recipe, count) is None:
+            return None
+        return heads.axes_of_results(self.recipe, tensors[X].device.type == "cpu", self.all_states)
+
     def folds(self, tensors: Tensors, is_batched: Sequence[bool]) -> bool:
         """Say whether a batch of calls is one call of as many times the sequences: one of arrays of sequences alone."""
         of_sequences = (axis is not None for axis in self.sequence_axes())
@@ -71,8 +86,40 @@ class _Call:
 
 
 def call(recipe: str, tensors: Tensors, all_states: bool = False) -> tuple[Any, ...]:
-    """Return y, the final states and what a backward needs, under whatever transforms there are."""
-    return _CallFunction.apply(_Call(recipe, all_states), *tensors)  # type: ignore[no-any-return]
+    """Return y, the final states and what a backward on pre-activations needs, under whatever transforms there are."""
+    interface = kernel_by(recipe).interface
+    x, matrix, weight, bias, recurrent_bias, *others = tensors
+    if weight is not None:
+        recipe, x = without_projection(recipe), _preactivations(interface, x, weight)
+    shapes = (interface.R_shape, interface.shape(interface.gate_axes, 0, 0), interface.recurrent_bias_shape)
+    pairs = zip((matrix, bias, recurrent_bias), shapes, strict=True)
+    matrix, bias, recurrent_bias = (_shaped(tensor, shape) for tensor, shape in pairs)
+    of = _Call(recipe, all_states)
+    return _CallFunction.apply(of, x, matrix, None, bias, recurrent_bias, *others)  # type: ignore[no-any-return]
+
+
+def _operator(recipe: str, saves: bool, all_states: bool, *arguments: Any) -> list[Any]:
+    """Return what the operator does."""
+    states = len(kernel_by(recipe).states)
+    results = call(recipe, in_order(arguments, states), all_states)
+    return [*results] if saves else [*results[: 1 + states]]
+
+
+UNDER_TRANSFORMS["recurrence"] = _operator
+
+
+def _preactivations(interface: Interface, x: Any, weight: Any) -> Any:
+    """Return x times the weight, whose batches torch multiplies."""
+    own = interface.x_axes.replace("i", "") + interface.gate_axes
+    product = torch.matmul(x.movedim(interface.x_axes.index("i"), -1), weight.transpose(0, 1))
+    product = product.unflatten(-1, interface.shape(interface.gate_axes, 0, 0))
+    return product.permute([own.index(axis) for axis in interface.preactivation_axes])
+
+
+def _shaped(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor in the shape that kernels have; one of another size is refused with all others."""
+    is_other = tensor is not None and tuple(tensor.shape) != shape and tensor.numel() == math.prod(shape)
+    return tensor.reshape(shape) if is_other else tensor
 
 
 class _CallFunction(torch.autograd.Function):
@@ -106,16 +153,24 @@ class _CallFunction(torch.autograd.Function):
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         of, tensors = ctx.of, ctx.saved_tensors[: ctx.count]
         moved = [tangent if has_gradient(slot) else None for slot, tangent in enumerate(unbatched(tangents))]
-        moving, as_called, arrays = _tangent(of, tensors, moved)
-        results = call(moving.recipe, arrays)
+        moving, as_called = _tangent(of, tensors, moved, ctx.saved_tensors[ctx.count])
+        results = call(moving.recipe, as_called.arguments())
         final = as_called.final(results[1 : 1 + moving.final_count])
         return (results[0], *final, *(None,) * (len(ctx.saved_tensors) - ctx.count - 1 - of.final_count))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, of: _Call, *tensors: Any) -> Any:
-        dims = in_dims[1:]
-        if not of.folds(tensors, [dim is not None for dim in dims]):
-            return _one_by_one(lambda own: _CallFunction.apply(of, *own), tensors, dims, info.batch_size)
+        dims, count = in_dims[1:], info.batch_size
+        is_batched = [dim is not None for dim in dims]
+        if not of.folds(tensors, is_batched):
+            if (behind := of.head_axes(tensors, is_batched, count)) is None:
+                return _one_by_one(lambda own: _CallFunction.apply(of, *own), tensors, dims, count)
+            slots = heads.axes_of_call(of.kernel.interface)
+
+            def run(of: _Call, own: list[Any]) -> Tensors:
+                return _CallFunction.apply(of, *own)  # type: ignore[no-any-return]
+
+            return _by_heads(run, of, tensors, dims, slots, behind, count)
         folded = _folded(tensors, dims, of.sequence_axes(), info.batch_size)
         axes = of.result_axes(on_cpu=folded[X].device.type == "cpu")
         return _unfolded(_CallFunction.apply(of, *folded), axes, info.batch_size), tuple(axes)
@@ -166,11 +221,12 @@ class _GradientsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *along: Any) -> Any:
         how, arriving = ctx.how, unbatched(along)
-        tensors, _, dy, dstate = how.parts(ctx.saved_tensors)
+        tensors, results, dy, dstate = how.parts(ctx.saved_tensors)
         if all(tangent is None for tangent in arriving):
             return (None,) * (1 + len(ctx.saved_tensors))
         needed = ctx.needs_input_grad[1 : 1 + len(tensors)]
-        gradients, moved, final = _second(how.of, tensors, how.by_slot(arriving), dy, dstate, _wanted(tensors, needed))
+        wanted = _wanted(tensors, needed)
+        gradients, moved, final = _second(how.of, tensors, results, how.by_slot(arriving), dy, dstate, wanted)
         return (None, *gradients, *(None,) * how.results, moved, *(final if dstate else ()))
 
     @staticmethod
@@ -186,8 +242,8 @@ class _GradientsFunction(torch.autograd.Function):
             states_moved = [torch.zeros_like(state) if tangent is None else tangent for state, tangent in pairs]
             totals = _gradients(how.of, how.wanted, tensors, results, dy_moved, states_moved)
         if any(tangent is not None for tangent in moved):
-            second, _, _ = _second(how.of, tensors, moved, dy, dstate, how.wanted)
-            totals = [_sum_of(*pair) for pair in zip(second, totals, strict=True)]
+            second, _, _ = _second(how.of, tensors, results, moved, dy, dstate, how.wanted)
+            totals = [sum_of(*pair) for pair in zip(second, totals, strict=True)]
         return tuple(total for total, wanted in zip(totals, how.wanted, strict=True) if wanted)
 
     @staticmethod
@@ -198,7 +254,16 @@ class _GradientsFunction(torch.autograd.Function):
         is_of_sequences = all(axis is not None for axis, wanted in zip(of_call, how.wanted, strict=True) if wanted)
         if not (is_of_sequences and how.of.folds(tensors, batched)):
             # Of weights each call has gradients of its own.
-            return _one_by_one(lambda own: _GradientsFunction.apply(how, *own), arguments, dims, info.batch_size)
+            if (behind := how.of.head_axes(tensors, batched, info.batch_size)) is None:
+                return _one_by_one(lambda own: _GradientsFunction.apply(how, *own), arguments, dims, info.batch_size)
+            slots = heads.axes_of_call(how.of.kernel.interface)
+            axes_of_all = [*slots, *behind[: len(results)], *behind[: 1 + how.states]]
+            wanted = [axis for axis, is_wanted in zip(slots, how.wanted, strict=True) if is_wanted]
+
+            def run(of: _Call, own: list[Any]) -> Tensors:
+                return _GradientsFunction.apply(replace(how, of=of), *own)  # type: ignore[no-any-return]
+
+            return _by_heads(run, how.of, arguments, dims, axes_of_all, wanted, info.batch_size)
         of_results = how.of.result_axes(on_cpu=tensors[X].device.type == "cpu")
         arriving = of_results[: 1 + how.states]
         folded = _folded(arguments, dims, [*of_call, *of_results[: len(results)], *arriving], info.batch_size)
@@ -206,18 +271,24 @@ class _GradientsFunction(torch.autograd.Function):
         return _unfolded(_GradientsFunction.apply(how, *folded), axes, info.batch_size), tuple(axes)
 
 
-def _tangent(of: _Call, tensors: Tensors, tangents: Tensors) -> tuple[_Call, TangentCall, list[Any]]:
-    """Return the call of the tangent, what makes its arrays, and these."""
+def _tangent(of: _Call, tensors: Tensors, tangents: Tensors, y: Any) -> tuple[_Call, TangentCall]:
+    """Return the call of the tangent of a call with this y, and what makes its arrays."""
     recipe = tangent_recipe(of.recipe, tangents[R] is not None)
-    as_called = TangentCall(of.kernel.interface, recipe, torch)
-    return _Call(recipe.recipe), as_called, as_called.arrays(tensors, tangents)
+    return _Call(recipe.recipe), TangentCall(of.kernel.interface, recipe, torch, tensors, tangents, y)
 
 
 def _second(
-    of: _Call, tensors: Tensors, tangents: Tensors, dy: Any, dstate: Tensors, wanted: tuple[bool, ...]
+    of: _Call,
+    tensors: Tensors,
+    own_results: Tensors,
+    tangents: Tensors,
+    dy: Any,
+    dstate: Tensors,
+    wanted: tuple[bool, ...],
 ) -> tuple[list[Any], Any, list[Any]]:
     """Return the gradients of sum(gradient * tangent): those wanted by slot, and of dy and the gradients of states."""
-    moving, as_called, arrays = _tangent(of, tensors, tangents)
+    moving, as_called = _tangent(of, tensors, tangents, own_results[0])
+    arrays = as_called.arguments()
     results = call(moving.recipe, arrays)
     final = as_called.final(results[1 : 1 + moving.final_count])
     needs = _wanted(arrays, [True] * len(arrays))
@@ -227,13 +298,8 @@ def _second(
     if not any(wanted):
         return [None] * len(tensors), results[0], final
     gradients = _gradients(moving, needs, arrays, results, dy, as_called.incoming(dstate))
-    by_slot = as_called.gradients(tensors, tangents, gradients)
+    by_slot = as_called.gradients(gradients, lambda dy: _gradients(of, wanted, tensors, own_results, dy, ()))
     return [gradient if is_wanted else None for gradient, is_wanted in zip(by_slot, wanted, strict=True)], results[0], final
-
-
-def _sum_of(first: Any, second: Any) -> Any:
-    """Return a sum of two gradients, of which either may be None."""
-    return first if second is None else second if first is None else first + second
 
 
 def _wanted(tensors: Tensors, needed: Sequence[bool]) -> tuple[bool, ...]:
@@ -261,6 +327,29 @@ def _folded(tensors: Tensors, dims: Sequence[int | None], axes: Sequence[int | N
 def _unfolded(tensors: Tensors, axes: Sequence[int], count: int) -> tuple[Any, ...]:
     pairs = zip(tensors, axes, strict=True)
     return tuple(tensor.unflatten(axis, (count, tensor.shape[axis] // count)) for tensor, axis in pairs)
+
+
+def _by_heads(
+    run: Callable[[_Call, list[Any]], Tensors],
+    of: _Call,
+    tensors: Tensors,
+    dims: Sequence[int | None],
+    axes: Sequence[heads.HeadAxis | None],
+    axes_of_results: Sequence[heads.HeadAxis | None],
+    count: int,
+) -> Any:
+    """Return the stacked results of as many calls, run as heads of tensor, and that they are stacked."""
+
+    def run_together(size: int, own: list[Any]) -> list[Any]:
+        pairs = zip(own, axes, strict=True)
+        results = run(
+            of if size == 1 else of.with_heads(size),
+            [tensor if tensor is None or axis is None else axis.fold(tensor) for tensor, axis in pairs],
+        )
+        return [axis.unfold(result, size) for result, axis in zip(results, axes_of_results, strict=True) if axis]
+
+    rows = heads.in_pieces(run_together, tensors, dims, [axis is None for axis in axes], count)
+    return rows, (0,) * len(rows)
 
 
 def _one_by_one(run: Callable[[list[Any]], Tensors], tensors: Tensors, dims: Sequence[int | None], count: int) -> Any:

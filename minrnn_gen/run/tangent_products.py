@@ -1,0 +1,105 @@
+"""What the tangent's kernel reads of the output of a call, the output itself or its products with R, and gradients back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minrnn_gen.call.interface import Interface
+from minrnn_gen.call.joined import zeros_like
+from minrnn_gen.call.slots import RECURRENT_BIAS, R
+from minrnn_gen.run.saved_output import SavedOutput
+
+# The axis of gates in products.
+GATES = 3
+
+
+class LastOutputs:
+    """The output of the step before, as an input X.*."""
+
+    def __init__(self, interface: Interface, output: SavedOutput) -> None:
+        """Take the output of a call of a kernel with this interface."""
+        self._interface, self._output = interface, output
+
+    def of(self, tangent: bool) -> tuple[None, list[Any]]:
+        """Return what `TangentProducts.of` does; a tangent there is none of."""
+        axes = self._interface.channel_axes
+        return None, [None if tangent else self._output.in_layout(self._output.before, axes)]
+
+    def back(self, known: Any, _moved: Any) -> tuple[dict[int, Any], Any, Any]:
+        """Return what `TangentProducts.back` does, without gradients of R."""
+        (gradient,) = known[1]
+        return {}, *self._output.of_last(self._output.by_run(gradient, self._interface.channel_axes))
+
+
+class TangentProducts:
+    """The products of a call: some are added to pre-activations, as `sums` says of each gate of R, others are inputs X.*."""
+
+    def __init__(
+        self, interface: Interface, sums: Sequence[bool], output: SavedOutput, matrix: Any, moved: Any, bias: Any
+    ) -> None:
+        """Take R, its tangent or None, and the recurrent bias or None."""
+        self._interface, self._sums, self._output = interface, sums, output
+        self._matrix, self._moved, self._bias = matrix, moved, bias
+
+    def of(self, tangent: bool) -> tuple[Any, list[Any]]:
+        """Return the sum that pre-activations, or their tangents, get, and the inputs; None where there are none."""
+        beside = [place for place, is_sum in enumerate(self._sums) if not is_sum]
+        if tangent and self._moved is None:
+            return None, [None] * len(beside)
+        products = self._output.products(*((self._moved, None) if tangent else (self._matrix, self._bias)))
+        axes = self._interface.channel_axes
+        inputs = [self._output.in_layout(products[:, :, :, place], axes) for place in beside]
+        if len(beside) == len(self._sums):
+            return None, inputs
+        gates, own = self._interface.gates, self._gates_with_sums
+        if tuple(own) != gates:
+            zeros = zeros_of(products[:, :, :, :1])
+            parts = [products[:, :, :, own[gate] : own[gate] + 1] if gate in own else zeros for gate in gates]
+            products = self._output.xp.concatenate(parts, axis=GATES)
+        return self._output.in_layout(products, self._interface.preactivation_axes), inputs
+
+    def back(self, known: Any, moved: Any) -> tuple[dict[int, Any], Any, Any]:
+        """Return the gradients of R and its bias by slot, of y, and of its initial state, of those of the products.
+
+        known, moved: of the products with R and with its tangent, each a gradient of pre-activations and those of the inputs.
+        """
+        xp, axis = self._output.xp, len(self._interface.directions)
+        gradient = self._of_gates(*known)
+        of_weights = {R: self._output.of_matrix(gradient)}
+        if self._bias is not None:
+            of_weights[RECURRENT_BIAS] = self._output.of_bias(gradient, self._bias)
+        matrix = self._matrix
+        if self._moved is not None:
+            gradient = xp.concatenate([gradient, self._of_gates(*moved)], axis=GATES)
+            matrix = xp.concatenate([matrix, self._moved], axis=axis)
+        return of_weights, *self._output.of_output(gradient, matrix)
+
+    def _of_gates(self, of_x: Any, of_inputs: Sequence[Any]) -> Any:
+        """Return the gradients of the products of all gates of R."""
+        interface, inputs = self._interface, iter(of_inputs)
+        x, own = self._output.by_run(of_x, interface.preactivation_axes), self._gates_with_sums
+        if tuple(own) == interface.gates == interface.recurrent_gates:
+            return x
+        parts = []
+        for gate in interface.recurrent_gates:
+            if gate in own:
+                place = interface.gates.index(gate)
+                parts.append(x[:, :, :, place : place + 1])
+            else:
+                gradient = next(inputs)
+                zeros = zeros_of(x[:, :, :, :1])
+                parts.append(
+                    zeros if gradient is None else self._output.by_run(gradient, interface.channel_axes)[:, :, :, None]
+                )
+        return self._output.xp.concatenate(parts, axis=GATES)
+
+    @property
+    def _gates_with_sums(self) -> dict[str, int]:
+        pairs = enumerate(zip(self._interface.recurrent_gates, self._sums, strict=True))
+        return {gate: place for place, (gate, is_sum) in pairs if is_sum}
+
+
+def zeros_of(like: Any) -> Any:
+    """Return zeros of the shape of an array."""
+    return zeros_like(like, tuple(like.shape))
