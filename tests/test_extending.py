@@ -92,7 +92,7 @@ REGISTERED: dict[str, tuple[tuple[str, str, str], ...]] = {
             r"^    match problem\.cell\.kind:$",
             """        case "memoryless":
             # A single step and gradients are those of a cell whose class is not known.
-            return (elementwise.FORWARD if problem.kernel_pass == "forward" else _diagonal_family(problem),)""",
+            return (elementwise.FORWARD,) if problem.kernel_pass == "forward" else _diagonal_families(problem)""",
         ),
         (
             "minrnn_gen/codegen/signature.py",

@@ -110,7 +110,10 @@ def strategy_in_words(plan: KernelPlan) -> str:
         case "coupled":
             return "scan of maps: coupled states are composed over lanes, warps and blocks, then each thread runs its steps"
         case "serial":
-            return "step by step: a thread takes all steps of its channels"
+            why = f"; {plan.prediction.passed_over}" if plan.prediction.passed_over else ""
+            return f"step by step: a thread takes all steps of its channels{why}"
+        case "cooperative" if segments := plan.variables.get("segments"):
+            return f"a scan in time, whatever the cell: all blocks share it, each in {segments} segments, which are taken twice"
         case _:
             return ""
 
@@ -121,7 +124,13 @@ def _values(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _specialization(plan: KernelPlan) -> str:
     copies = plan.launch.copies_are_asynchronous and plan.launch.partition.get("copied_bytes", 1) > 0
-    kind = ("asynchronous copies",) if copies else ("plain copies",) if plan.budget.shared_bytes > 0 else ()
+    kind = (
+        ("asynchronous copies",)
+        if copies
+        else ("plain copies",)
+        if plan.budget.shared_bytes > 0 and "segments" not in plan.variables
+        else ()
+    )
     return ", ".join((_alignment(plan), *kind, *_kinds_of_calls(plan)))
 
 

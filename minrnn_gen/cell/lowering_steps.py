@@ -167,6 +167,20 @@ class LoweredStepsBackward:
         return tuple(state for state in self.states if f"previous_{state}" in read)
 
     @property
+    def gradient_paths(self) -> tuple[int, int]:
+        """Which gradients of states after a step those before it depend on, and after any number of steps, as bits.
+
+        Bit s * m + k of m states: that of state s before depends on that of state k after.
+        """
+        states, programs = self.states, (self.backward.restricted([f"gradient_previous_{state}"]) for state in self.states)
+        of_step = [[f"gradient_state_{state}" in program.inputs for state in states] for program in programs]
+        of_any = [[direct or s == k for k, direct in enumerate(row)] for s, row in enumerate(of_step)]
+        for via in range(len(states)):
+            of_any = [[there or (row[via] and of_any[via][k]) for k, there in enumerate(row)] for row in of_any]
+        numbers = (sum(bit << n for n, bit in enumerate(bit for row in rows for bit in row)) for rows in (of_step, of_any))
+        return next(numbers), next(numbers)
+
+    @property
     def previous_states(self) -> tuple[str, ...]:
         """The states whose values before a step the backward reads."""
         return self.read_states

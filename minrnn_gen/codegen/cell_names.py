@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from minrnn_gen.cell.lowering import Lowered, LoweredBackward, LoweredScanBackward
 from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
@@ -77,3 +78,8 @@ class GradientNames(CellNames):
     def read_inputs(self) -> tuple[int, ...]:
         """Their places among the inputs."""
         return tuple(map(self.inputs.index, self.read_input_names))
+
+    @property
+    def gradient_paths(self) -> tuple[int, int]:
+        """Which gradients of states depend on which others in one step, and in any number, as bits."""
+        return cast(LoweredStepsBackward, self.lowered).gradient_paths

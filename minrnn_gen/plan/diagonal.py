@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
@@ -21,6 +22,8 @@ TEMPORARIES_MAX = 16
 # argument. How much of a step is such a chain is not known here: all of it is assumed to be.
 CYCLES_PER_OPERATION = 4.0
 CYCLES_PER_TRANSCENDENTAL = 24.0
+# In fp64 functions are long programs: 716 cycles of a step with four of their results and 11 operations, on an H200.
+CYCLES_PER_TRANSCENDENTAL_FP64 = 168.0
 INSTRUCTIONS_PER_ACCESS = 3.0  # address, predicate, and the load or store
 # Around a tile: its loop, and the latency of what ends it.
 INSTRUCTIONS_PER_TILE = 13.0
@@ -57,7 +60,7 @@ def _vectors(problem: Problem, channels_per_lane: int, stages: int) -> int:
     return stages * channels_per_lane // whole_vector_values(problem, stages, channels_per_lane)
 
 
-def _registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
+def registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
     """Return an estimate: the tile at hand and the one under way, what is carried on, and one step's own values."""
     cell, precision = problem.cell, problem.precision
     words = problem.registers_per_value
@@ -101,7 +104,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
-            Quantity(tile, lambda *of_tile: _registers(problem, *of_tile)),
+            Quantity(tile, lambda *of_tile: registers(problem, *of_tile)),
             Quantity(("threads",), lambda _: 0),
         ),
         limits.unrolled_constraint(problem, Quantity(tile, lambda channels_per_lane, steps: channels_per_lane * steps)),
@@ -114,10 +117,34 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=threads,
         channels_per_block=threads * channels_per_lane,
-        registers_estimated=_registers(problem, channels_per_lane, steps),
+        registers_estimated=registers(problem, channels_per_lane, steps),
         shared_map={},
         tile_steps=steps,
     )
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """Work of a warp's tile: what it executes, how long its steps take, one after the other, and its accesses to memory."""
+
+    instructions: float
+    latency_cycles: float
+    accesses: int
+
+
+def work_of_tile(problem: Problem, channels_per_lane: int, steps: int, *, gradients: int = 1, writes: bool = True) -> TileWork:
+    """Return the work of a tile whose cell is computed once, and its gradients so many times."""
+    cell, elements = problem.cell, steps * channels_per_lane
+    arrays = cell.read_count + (cell.written_count if writes else 0)
+    vectors = arrays * _vectors(problem, channels_per_lane, steps)
+    # Gradients are products: about as many of a step's operations as it has states, and half of the rest.
+    again = (gradients - 1) * cell.operation_count / 2
+    instructions = elements * (gpu_rates.operations_per_element(problem) + again) + vectors * INSTRUCTIONS_PER_ACCESS
+    instructions += INSTRUCTIONS_PER_TILE
+    per_function = CYCLES_PER_TRANSCENDENTAL_FP64 if problem.precision.name == "fp64" else CYCLES_PER_TRANSCENDENTAL
+    operations, special = cell.varying_counts if cell.keeps_constants else (cell.operation_count, cell.transcendental_count)
+    step_cycles = CYCLES_PER_OPERATION * operations + per_function * special
+    return TileWork(instructions, CYCLES_PER_TILE + max(steps * step_cycles, instructions), vectors)
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
@@ -125,13 +152,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
     elements = steps * channels_per_lane
-    vectors = (cell.read_count + cell.written_count) * _vectors(problem, channels_per_lane, steps)
-    instructions = (
-        elements * gpu_rates.operations_per_element(problem) + vectors * INSTRUCTIONS_PER_ACCESS + INSTRUCTIONS_PER_TILE
-    )
-    operations, special = cell.varying_counts if cell.keeps_constants else (cell.operation_count, cell.transcendental_count)
-    step_cycles = CYCLES_PER_OPERATION * operations + CYCLES_PER_TRANSCENDENTAL * special
-    tile_cycles = CYCLES_PER_TILE + max(steps * step_cycles, instructions)
+    work = work_of_tile(problem, channels_per_lane, steps)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
     is_by_time = problem.layout == "BDT"
     blocks = (
@@ -149,10 +170,12 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
             warps=threads // limits.WARP_LANES,
             tile_steps=steps,
             in_flight_bytes=in_flight_bytes,
-            instructions=instructions,
-            latency_cycles=max(tile_cycles, memory_cycles),
+            instructions=work.instructions,
+            latency_cycles=max(work.latency_cycles, memory_cycles),
             elements_per_lane=elements,
             memory=MEMORY,
+            # Where time is contiguous each lane has a row of its own: an access takes as many lines, one in a cycle of the SM.
+            shared_waves=work.accesses * limits.WARP_LANES if is_by_time else 0.0,
             row_bytes=(steps if is_by_time else limits.WARP_LANES * channels_per_lane) * problem.precision.storage_bytes,
             full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes),
         ),

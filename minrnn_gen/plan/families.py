@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from minrnn_gen.errors import Infeasible
-from minrnn_gen.plan import coupled, diagonal, pointwise
+from minrnn_gen.plan import coupled, diagonal, diagonal_scan, pointwise
 from minrnn_gen.plan.dense import decode, large_batch, normed, persistent, stepwise
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import channels, cooperative, filter, projected, time
@@ -36,6 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     diagonal.FORWARD,
     diagonal.BACKWARD,
     coupled.FORWARD,
+    diagonal_scan.BACKWARD,
     pointwise.DIAGONAL,
     pointwise.DROPOUT,
     filter.FORWARD,
@@ -54,7 +55,8 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
     The one for any size says why the others were passed over.
     """
-    if problem.family in ("scan", "diagonal"):
+    # Of the backward of a diagonal cell the sequential kernel says why time is not divided.
+    if problem.family == "scan" or (problem.family == "diagonal" and problem.kernel_pass != "backward"):
         yield from _ranked(problem, families_of(problem))
         return
     *preferred, last = families_of(problem)
@@ -75,6 +77,8 @@ def solutions(problem: Problem) -> Iterator[Solution]:
         slower = f"all steps in one launch would take {fused_us / 1e3:.3g} ms, one after the other {last_us / 1e3:.3g} ms"
         if problem.kernel_pass == "step":
             slower = f"a kernel of its own would take {fused_us:.3g} us, a product and a pointwise kernel {last_us:.3g} us"
+        elif problem.family == "diagonal":
+            slower = f"time divided among blocks would take {fused_us:.3g} us, each channel by one thread {last_us:.3g} us"
         yield replace(at_last, passed_over=slower)
         yield from fused
         return
@@ -134,7 +138,12 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
 
 
 def _refusal(problem: Problem) -> str:
-    """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
+    """Return why the preferred kernels are not for a `problem`; empty where they are, or where none is asked for.
+
+    They have R on the chip, or divide the time of a diagonal cell.
+    """
+    if problem.family == "diagonal" and problem.kernel_pass == "backward":
+        return diagonal_scan.refusal(problem)
     is_over_time = problem.cell.has_matrix and problem.kernel_pass in ("forward", "backward")
     return persistent.refusal(problem) if is_over_time else ""
 
@@ -156,7 +165,7 @@ def _diagonal_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
         return (pointwise.DIAGONAL,)
     if problem.kernel_pass == "backward":
-        return (diagonal.BACKWARD,)
+        return (diagonal.BACKWARD,) if diagonal_scan.refusal(problem) else (diagonal_scan.BACKWARD, diagonal.BACKWARD)
     # Blocks of complex numbers are not proved to have an order of composition that keeps their bits.
     is_coupled = problem.cell.phases and not problem.precision.name.startswith("complex")
     return (diagonal.FORWARD, coupled.FORWARD) if is_coupled else (diagonal.FORWARD,)

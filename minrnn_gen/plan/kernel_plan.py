@@ -320,6 +320,11 @@ class KernelPlan:
         return self.problem.state_count * (1 if self.problem.layout == "BDT" else self.launch.channels_per_block)
 
     @property
+    def packet_bytes(self) -> int:
+        """Bytes of one map that blocks pass on: of m states, m x m + m numbers; of one, two."""
+        return self.launch.partition.get("map_bytes", 2 * self.problem.arithmetic_bytes)
+
+    @property
     def predicted_total_us(self) -> float:
         """Predicted time at the typical sizes, in microseconds."""
         return float(total_us(self.prediction.predicted_us))

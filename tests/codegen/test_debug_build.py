@@ -73,7 +73,7 @@ WAITING = (
 NOT_WAITING = (
     Way("lstm", "a100", "bf16", "BTD", (("cluster_blocks", 1), ("grid_blocks", 1))),
     Way("min_gru", "h200", "fp32", "BTD", (("cluster_blocks", 1), ("lookback", 0))),
-    Way("ind_rnn", "h200", "fp32", "BTD", ()),
+    Way("ind_rnn", "h200", "fp32", "BTD", (("threads", 32), ("channels_per_lane", 1))),
 )
 OF_DEBUG_BUILDS = ("check_timeout", "report_timeout", "printf", "trap", "globaltimer", "debug build")
 
@@ -147,6 +147,7 @@ def test_every_loop_without_a_count_is_bounded() -> None:
             "exchanges/means_grid.cuh.j2",
             "parts/affine_packet.cuh.j2",
             "parts/coupled_enter.cuh.j2",
+            "parts/diagonal_exchange.cuh.j2",
             "parts/state_packet.cuh.j2",
             "parts/grid_exchange.cuh.j2",
             "parts/large_batch_tile.cuh.j2",

@@ -88,6 +88,9 @@ def check(kernel: Kernel, load: Any, case: Case, without: set[str], gap: int, ke
             hold(found[name], gradients[name], name)
 
 
+# A thread that takes all of time, and time divided among blocks.
+SERIAL = {"threads": 32, "stages": 2}
+DIVIDED = SERIAL | {"threads": 64, "segments": 4}
 # (layout, direction, hidden size, variables of the kernels, lengths around their tiles); in fp64 16 bytes are two values.
 WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
     ("BTD", "forward", 3, {"threads": 32, "channels_per_lane": 1, "stages": 4}, (0, 1, 2, 3, 4, 5, 8, 9)),
@@ -96,13 +99,17 @@ WAYS: tuple[tuple[str, str, int, dict[str, int], tuple[int, ...]], ...] = (
     ("TBD", "forward", 3, {}, (1, 63, 64, 65, 129)),
     ("BDT", "forward", 3, {"threads": 32, "stages": 4}, (0, 1, 2, 4, 6, 7, 8, 9)),
     ("BDT", "reverse", 40, {"threads": 32, "stages": 4}, (0, 1, 3, 4, 5, 6, 10)),
+    # Time divided among blocks and their segments, of fewer tiles than there are segments, and of more.
+    ("BTD", "forward", 5, {"threads": 64, "stages": 2, "segments": 8}, (0, 1, 7, 95, 97, 193)),
+    ("TBD", "reverse", 40, {"threads": 64, "channels_per_lane": 2, "stages": 2, "segments": 4}, (0, 2, 31, 49, 130)),
+    ("BDT", "reverse", 3, {"threads": 64, "stages": 4, "segments": 32}, (0, 1, 100, 800)),
 )
 
 
 # Every day one direction of each layout.
 @pytest.mark.parametrize(
     ("layout", "direction", "hidden", "variables", "times"),
-    [pytest.param(*way, marks=() if number in (0, 2, 5) else pytest.mark.matrix_full) for number, way in enumerate(WAYS)],
+    [pytest.param(*way, marks=() if number in (0, 2, 5, 6) else pytest.mark.matrix_full) for number, way in enumerate(WAYS)],
 )
 @settings(max_examples=examples(6))  # most bring kernels of their own, which take longer to compile than to run
 @given(data=st.data(), without=st.sets(st.sampled_from(("bias", "state"))), gap=st.integers(0, 1), keeps=st.booleans())
@@ -237,7 +244,7 @@ def test_a_step_is_a_sequence_of_one(model: str, precision: str, folder: Path) -
 def test_nan_does_not_pass_a_reset_or_a_neighbour(layout: str, direction: str, folder: Path) -> None:
     """A tile is one channel of one sequence where no reset separates it."""
     kernel = kernel_of("veiled", direction, layout, hidden_size=6)
-    load = loaded(kernel, folder)
+    load = loaded(kernel, folder, *(SERIAL if direction == "forward" else DIVIDED).items())
     case = drawn_once("veiled", "lengths and resets", 12, 6, "fp64")
     resets, lengths = np.zeros((3, 12), bool), np.full(3, 12)
     resets[:, [4, 7]] = True

@@ -13,6 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
 from minrnn_gen.codegen.render import render
+from minrnn_gen.interpret.backend import resident_blocks
 from minrnn_gen.interpret.library import EmulatedKernel, Memory, emulated_kernel
 from minrnn_gen.interpret.toolchain import has_compiler
 from minrnn_gen.plan.kernel_plan import KernelPlan
@@ -35,6 +36,9 @@ class HostCode:
     def plan(self) -> KernelPlan:
         return self.kernel.plan
 
+    def resident_blocks(self, _device: int, _threads: int) -> int:
+        return resident_blocks(self.plan)
+
     def launch(self, _like: Any, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         assert threads == self.plan.launch.threads
         self.run(blocks, arguments)
@@ -52,11 +56,13 @@ class HostCode:
 
 
 def loading(builder: Builder, folder: Path, **wanted: int) -> Callable[..., tuple[HostCode, KernelPlan]]:
-    """Return what gives the kernels of `as_if_on_a_device`: the best of those with most of the variables wanted."""
+    """Return what gives the kernels of `as_if_on_a_device`: the best with most of what is wanted, of the likest family."""
 
     @functools.cache
     def load(key: KernelKey) -> tuple[HostCode, KernelPlan]:
-        solution = builder.solve(key)
+        solutions = tuple(builder.solutions(key))
+        alike = [len(wanted.keys() & one.candidates[0]) / len(wanted.keys() | one.candidates[0]) for one in solutions]
+        solution = solutions[alike.index(max(alike))]
 
         def having(rank: int) -> int:
             return len(wanted.items() & solution.candidates[rank].items())

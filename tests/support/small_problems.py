@@ -94,8 +94,13 @@ class WantedBuilder(EmulatedBuilder):
 
 
 def solution_wanted(solutions: Iterable[Solution], wanted: Mapping[str, int]) -> Solution:
-    """Return the candidates of the family that has most of the variables wanted, of several the first one's."""
-    return max(solutions, key=lambda solution: len(wanted.keys() & solution.candidates[0].keys()))
+    """Return the candidates of the family that has most of the variables wanted, then of the values, else of the first one."""
+
+    def having(solution: Solution) -> tuple[int, int]:
+        there = {item for candidate in solution.candidates for item in candidate.items()}
+        return len(wanted.keys() & solution.candidates[0].keys()), len(wanted.items() & there)
+
+    return max(solutions, key=having)
 
 
 def most_wanted(solution: Solution, wanted: Mapping[str, int]) -> int:
@@ -492,6 +497,10 @@ CHANNELS = {
 }  # fmt: skip
 # All blocks on the same stretch of time.
 COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lane": 2, "stages": 3}
+# A diagonal cell whose threads each take all of time.
+SERIAL = {"threads": 32}
+# Time of a diagonal cell that blocks and their segments share.
+DIVIDED = {"threads": 64, "channels_per_lane": 1, "stages": 2, "segments": 4}
 # A scan in one kernel with its projection, of more chunks than there are stages.
 PROJECTED = {"channel_warpgroups": 2, "stages": 2}
 INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
@@ -590,6 +599,11 @@ LEAKING: dict[str, Any] = {"model": {"name": "leaking", "equations": "h[t] = tan
 
 BOUNDED: dict[str, Any] = {
     "model": {"name": "bounded", "equations": "h[t] = max(min(W.n + h[t-1], 0.5), -0.5)"},
+    "hidden_size": 20,
+}
+# Two states that depend on each other, so that the gradients of time divided among blocks are maps of 2 x 2.
+ENTANGLED: dict[str, Any] = {
+    "model": {"name": "entangled", "equations": "a[t] = tanh(W.a + b[t-1])\nb[t] = sigmoid(W.b) * b[t-1] + tanh(a[t-1])"},
     "hidden_size": 20,
 }
 # A scan whose y depends on the state before the step, and one whose gradients depend on two states before and after it.
@@ -702,11 +716,18 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("one channel", BDT | {"hidden_size": 1}, TIME, "whole", BOTH),
     ),
     "diagonal": (
-        ("channels", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "long resets bare mixed", BOTH),
+        ("channels", BF16 | {"model": "ind_rnn", "hidden_size": 20}, SERIAL, "long resets bare mixed", BOTH),
         ("all", BF16 | {"model": "ind_rnn", "hidden_size": 20}, {}, "all nan-resets", FORWARD),
-        ("time", BDT | {"model": "ind_rnn"}, {"stages": 4}, "long resets bare pieces pieces-resets", BOTH),
-        ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, {}, "resets", BOTH),
-        ("no parameter", LEAKING, {}, "bare", BOTH),
+        ("time", BDT | {"model": "ind_rnn"}, SERIAL | {"stages": 4}, "long resets bare pieces pieces-resets", BOTH),
+        ("reverse", BDT | REVERSE | {"model": "ind_rnn"}, SERIAL, "resets", BOTH),
+        ("no parameter", LEAKING, SERIAL, "bare", BOTH),
+        ("divided", BF16 | {"model": "ind_rnn", "hidden_size": 20}, DIVIDED, "long resets bare mixed", BACKWARD),
+        ("divided time", BDT | {"model": "ind_rnn"}, DIVIDED, "long resets pieces", BACKWARD),
+        ("divided, reverse", BDT | REVERSE | {"model": "ind_rnn"}, DIVIDED, "resets", BACKWARD),
+        ("divided fp64", BOUNDED | FP64, DIVIDED, "resets", BACKWARD),
+        ("divided states", ENTANGLED, DIVIDED, "long resets", BACKWARD),
+        ("divided columns", ENTANGLED | {"hidden_size": 60, "batch": 64}, DIVIDED, "resets", BACKWARD),
+        ("divided, packed", ENTANGLED | BF16, DIVIDED, "packed", BACKWARD),
         ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),

@@ -89,6 +89,7 @@ SERVED: dict[str, Served] = {
     "normed_arguments": Served(_NORMS, "arguments", _FEW),
     "diagonal_forward": Served(_DIAGONAL, "forward", _FEW),
     "diagonal_backward": Served(_DIAGONAL, "backward", _FEW),
+    "diagonal_backward_scan": Served(_DIAGONAL, "backward", _LONG),
     "diagonal_step": Served(_DIAGONAL, "step", _FEW),
     "dropout": Served(_LSTM, "dropout", _FEW),
     "filter_forward": Served(_LSTM, "filter", _LONG),

@@ -46,13 +46,15 @@ def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None
             tiles, groups = _tiles(plan, call.time), divided_up(_tiles(plan, call.time), plan.launch.group_tiles)
             sizes = plan.launch.partition
             return _columns(plan, call) * (tiles * sizes["map_bytes"] + groups * sizes["state_bytes"])
+        if "map_bytes" in plan.launch.partition:  # of each block, one for all states
+            return plan.packet_bytes * plan.launch.channels_per_block * _blocks(plan, call, resident_blocks)
         tiles = _tile_rows(plan, call) * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
-        return 2 * plan.problem.arithmetic_bytes * tiles * plan.packets_per_tile
+        return plan.packet_bytes * tiles * plan.packets_per_tile
     if not plan.variables.get("lookback"):
         return 0
     tiles = _tiles(plan, call.time)
     packets = _columns(plan, call) * (tiles + divided_up(tiles, plan.launch.group_tiles)) * plan.packets_per_tile
-    return plan.workspace_head_bytes + 2 * plan.problem.arithmetic_bytes * packets
+    return plan.workspace_head_bytes + plan.packet_bytes * packets
 
 
 def forward_launch_of(
@@ -131,7 +133,7 @@ def step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, outputs: Out
 
 def _columns(plan: KernelPlan, call: Call) -> int:
     """How many columns there are, each walked in the order of time."""
-    if plan.problem.layout == "BDT":
+    if plan.problem.layout == "BDT" and plan.strategy != "cooperative":
         return call.batch * plan.problem.hidden_size
     return call.batch * divided_up(plan.problem.hidden_size, plan.launch.channels_per_block)
 
