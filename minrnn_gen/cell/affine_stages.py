@@ -43,11 +43,11 @@ class AffineStage:
 
 def affine_stages(cell: Cell) -> tuple[AffineStage, ...]:
     """Return the stages of a cell in their order: one of a scan, each state by itself; none where steps do not compose."""
+    if cell.recurrent_gates or cell.norms:
+        return ()
     recurrence = classify(cell)
     if recurrence.is_scan:
         return (AffineStage(cell.states, {(state, state): a for state, a in recurrence.a}, False),)
-    if recurrence.kind == "dense":
-        return ()
     stages: list[AffineStage] = []
     for block in partition(cell):
         joined = (*stages[-1].states, *block) if stages else block
