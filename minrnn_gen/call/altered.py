@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minrnn_gen.call.array import is_tensor
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.known_names import known_names
 from minrnn_gen.errors import BadInput
@@ -125,4 +126,4 @@ def in_axes(array: Any, own: str, axes: str) -> Any:
 
 def permuted(array: Any, order: Sequence[int]) -> Any:
     """View an array with its axes in another order."""
-    return array.permute(*order) if hasattr(array, "permute") else array.transpose(*order)
+    return array.permute(*order) if is_tensor(array) else array.transpose(*order)

@@ -90,6 +90,11 @@ class Array:
         return all(stride == want for stride, want, size in axes if (size if type(size) is int else bounds(size)[1]) > 1)
 
 
+def is_tensor(array: Any) -> bool:
+    """Say whether an array is torch's, by an attribute: compilers of torch before 2.11 find no method of a tensor."""
+    return hasattr(array, "requires_grad")
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides, in elements, of a C-contiguous array."""
     strides, step = [], 1

@@ -90,7 +90,7 @@ class Embedding:
 
     def of_states(self, states: Sequence[Any]) -> list[Any]:
         """Return states in the cell's order of the inner kernel; of none, none."""
-        pairs = zip(self.outer.states, states, strict=False)
+        pairs = zip(self.outer.states, states, strict=True) if states else ()
         return [self.widened(value) if name in self.outer.projected_states else value for name, value in pairs]
 
     def final(self, states: Sequence[Any]) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class Embedding:
 
     def over_time(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return states after every step of those of the inner kernel; of none, none."""
-        pairs = zip(self.outer.states, states, strict=False)
+        pairs = zip(self.outer.states, states, strict=True) if states else ()
         return tuple(self._channels(value, name in self.outer.projected_states) for name, value in pairs)
 
     def y(self, y: Any) -> Any:

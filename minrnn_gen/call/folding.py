@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen.call.arguments import CallArguments
+from minrnn_gen.call.array import is_tensor
 from minrnn_gen.call.interface import Y_AXES, Interface
 
 
@@ -63,7 +64,7 @@ class Folding:
 
     def _split(self, array: Any, counts: list[int]) -> Any:
         """Return an array in parts along its last axis."""
-        if hasattr(array, "new_zeros"):
+        if is_tensor(array):
             return array.split(counts, -1)
         return self.library.split(array, [counts[0], counts[0] + counts[1]], axis=-1)
 
@@ -82,7 +83,7 @@ class Folding:
 
     def last(self, state: Any, own: Any) -> Any:
         """Return R.p of states of sequences, in their dtype."""
-        matrices = own.to(state.dtype) if hasattr(own, "to") else own.astype(state.dtype)
+        matrices = own.to(state.dtype) if is_tensor(own) else own.astype(state.dtype)
         if own.shape[0] == 1 and not self.outer.directions:
             return state @ matrices.reshape(own.shape[-2:]).swapaxes(0, 1)
         axes = "d" if self.outer.directions else ""

@@ -173,7 +173,7 @@ class Interface:
         shapes = self.product_shapes
         if self.has_unequal_biases:
             return (*self.directions, sum(shape.rows for shape in shapes))
-        return (*self.directions, len(shapes), *(shapes[0][:2] if shapes else (self.heads, self.head_dim)))
+        return (*self.directions, len(shapes), *((shapes[0].heads, shapes[0].out) if shapes else (self.heads, self.head_dim)))
 
     @property
     def recurrent_rows(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minrnn_gen.call.arguments import CallArguments
-from minrnn_gen.call.array import Array
+from minrnn_gen.call.array import Array, is_tensor
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.product_shapes import ranges_of
 from minrnn_gen.errors import BadInput, kind_of, nearest_name
@@ -64,7 +64,7 @@ def _joined(
         expected = (*interface.directions, *shape)
         if gate not in arrays:
             raise BadInput(f"{name} is without {gate!r}; pass {name} = {{{_shown(shapes)}}}")
-        if not hasattr(arrays[gate], "reshape"):
+        if not hasattr(arrays[gate], "shape"):
             raise BadInput(f"{name}[{gate!r}] is {kind_of(arrays[gate])}; a NumPy, CuPy, torch or JAX array is expected")
         if tuple(arrays[gate].shape) != expected:
             raise BadInput(f"{name}[{gate!r}] has shape {list(arrays[gate].shape)}; {list(expected)} is expected")
@@ -139,16 +139,16 @@ def library_of(array: Any) -> Any:
         return sys.modules["jax"].numpy
     if root in ("numpy", "cupy"):
         return sys.modules[root]
-    return sys.modules["torch"] if hasattr(array, "new_zeros") else sys.modules["numpy"]
+    return sys.modules["torch"] if is_tensor(array) else sys.modules["numpy"]
 
 
 def zeros_like(like: Any, shape: tuple[int, ...]) -> Any:
     """Return zeros of a shape in the library, dtype and on the device of another array."""
-    return like.new_zeros(shape) if hasattr(like, "new_zeros") else library_of(like).zeros(shape, like.dtype)
+    return like.new_zeros(shape) if is_tensor(like) else library_of(like).zeros(shape, like.dtype)
 
 
 def contiguous(array: Any) -> Any:
     """Return an array without gaps, itself where it has none; of JAX it is as it is."""
-    if hasattr(array, "contiguous"):
+    if is_tensor(array):
         return array.contiguous()
     return library_of(array).ascontiguousarray(array) if hasattr(library_of(array), "ascontiguousarray") else array

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minrnn_gen.call.altered import in_axes
+from minrnn_gen.call.array import is_tensor
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import contiguous, library_of
 from minrnn_gen.errors import BadInput, kind_of
@@ -48,9 +49,9 @@ def gathered_inputs(interface: Interface, gradients: Mapping[str, Any]) -> dict[
     summed = tuple(place for place, axis in enumerate(axes) if axis not in "bt")
     for name in interface.step_inputs:
         gradient, wide = gathered[name], interface.precision.arithmetic_dtype
-        if is_tensor := hasattr(gradient, "permute"):
+        if is_tensor(gradient):
             wide = getattr(sys.modules["torch"], wide)
         total = gradient.sum(summed, dtype=wide)
         total = total if axes.index("b") < axes.index("t") else total.swapaxes(0, 1)
-        gathered[name] = contiguous(total.to(gradient.dtype) if is_tensor else total.astype(gradient.dtype))
+        gathered[name] = contiguous(total.to(gradient.dtype) if is_tensor(gradient) else total.astype(gradient.dtype))
     return gathered

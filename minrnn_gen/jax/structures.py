@@ -1,11 +1,12 @@
-"""The structures of XLA's foreign function interface, as ctypes: `xla/ffi/api/c_api.h`, version 0.3, which jaxlib ships."""
+"""The structures of XLA's foreign function interface, as ctypes: `xla/ffi/api/c_api.h`, which jaxlib ships."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
-API_MAJOR, API_MINOR = 0, 3
+# The version of JAX 0.8.1. XLA of later ones serves it: what 0.3 adds is not of these structures.
+API_MAJOR, API_MINOR = 0, 2
 METADATA_EXTENSION = 1
 COMMAND_BUFFER_COMPATIBLE = 1
 EXECUTE_STAGE = 3

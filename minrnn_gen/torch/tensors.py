@@ -21,8 +21,15 @@ _REAL = "float64, float32, float16 or bfloat16"
 # The device of an array without values, which is neither host memory nor one of CUDA.
 _NO_DEVICE = -1
 
-# torch before 2.7 does not say: it records a layer for an export as it does for a compiler.
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
+# torch 2.6 does not say: it records a layer for an export as it does for a compiler.
+_EXPORTS: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
+# Compilers of torch before it say that they export whatever they trace.
+_SAYS_EXPORTS = torch.__version__ >= "2.11"
+
+
+def is_exporting() -> bool:
+    """Say whether torch.export records this; False where this torch cannot tell it from compiling."""
+    return _EXPORTS() and (_SAYS_EXPORTS or not torch.compiler.is_dynamo_compiling())
 
 
 def check_tensor(value: Any, name: str) -> None:

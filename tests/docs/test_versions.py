@@ -45,6 +45,14 @@ def test_the_table_is_what_pyproject_asks_for(project: dict[str, object]) -> Non
     assert shown == wanted
 
 
+def test_the_lowest_versions_were_run(project: dict[str, object]) -> None:
+    bounds = {package: versions for package, versions, _ in asked_for(project)}
+    bounds["Python"] = str(project["requires-python"])
+    for shown, lowest, *_ in table(PAGE, "with", "lowest", "others", "tests", "below"):
+        bound = bounds[(code(shown) or [shown])[0]].partition(",")[0].removeprefix(">=")
+        assert f"{lowest}.".startswith(f"{bound}."), f"{shown} was run with {lowest}, and {bound} is allowed"
+
+
 def test_no_extra_of_users_is_left_out(project: dict[str, object]) -> None:
     extras = project["optional-dependencies"]
     assert isinstance(extras, dict)

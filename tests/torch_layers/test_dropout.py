@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.needed import needed
+from support.newer_torch import needs_torch
 
 torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
@@ -134,6 +135,7 @@ def test_a_compiled_layer_draws_the_same_and_is_one_operator() -> None:
     assert called == ["minrnn_gen.layers.default"]
 
 
+@needs_torch("2.7", "it says whether a program is exported; before, all layers are one operator")
 def test_an_exported_layer_in_training_has_an_operator_for_each_layer() -> None:
     layer, x = layer_of("lstm"), torch.randn(BATCH, TIME, INPUTS)
     with torch.no_grad():

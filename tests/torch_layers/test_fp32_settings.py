@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.needed import needed
+from support.newer_torch import needs_torch
 
 from minrnn_gen.build.recipe import spec_from
 
@@ -16,6 +17,9 @@ torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
 stack = needed("minrnn_gen.torch.layers.stack")
 fp32_precision = needed("minrnn_gen.torch.layers.fp32_precision")
+
+# The oldest that has torch.backends.cudnn.rnn.
+pytestmark = needs_torch("2.9", "each backend has a precision of fp32 products")
 
 PRECISIONS = ("tf32", "ieee", "none")
 

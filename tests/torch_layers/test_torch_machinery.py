@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.needed import needed
+from support.newer_torch import needs_torch
 from support.patience import within
 from support.uncompiled_kernels import host_kernel
 
@@ -51,6 +52,7 @@ class OfPacked(torch.nn.Module):
         return torch.nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
 
 
+@needs_torch("2.7", "it says whether a program is exported")
 @pytest.mark.parametrize("make", [wing.LSTM, wing.nn.GRU, wing.MinGRU])
 def test_a_packed_sequence_cannot_be_exported_and_lengths_can(make: Any) -> None:
     model = OfPacked(make(INPUTS, HIDDEN, batch_first=True))

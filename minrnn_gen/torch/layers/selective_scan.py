@@ -95,7 +95,7 @@ class SelectiveScan(Settled, torch.nn.Module):
         step = torch.nn.functional.linear(small, self.step_weight)
         stacked = [step, x.to(step.dtype), *([] if z is None else [z.to(step.dtype)])]
         bias = torch.stack([self.step_bias, *(torch.zeros_like(self.step_bias) for _ in stacked[1:])])
-        recipe = _recipe(self.channels, self.state_size, self.groups, PRECISIONS[step.dtype], z is not None)
+        recipe = _recipe(*self._sizes(), PRECISIONS[step.dtype], z is not None)
         by_group = (*x.shape[:2], self.groups, self.state_size)
         wide = STATES[PRECISIONS[step.dtype]]
         gates, bias, a, d = torch.stack(stacked, 2), bias.to(wide), self.a.to(wide), self.d.to(wide)
@@ -115,6 +115,14 @@ class SelectiveScan(Settled, torch.nn.Module):
             sequence_group=sequence_group,
         )
         return y, states["h"]
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Return channels, state_size and groups, of the parameters' shapes.
+
+        A compiler of torch 2.6 has symbols for the integers of a module.
+        """
+        (channels, state_size), (rows, _), (_, rank) = self.a.shape, self.in_weight.shape, self.step_weight.shape
+        return channels, state_size, (rows - rank) // (2 * state_size)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _check_on_all_ranks(self, x: Any, z: Any, state: Any, sequence_group: Any) -> None:

@@ -262,7 +262,7 @@ class LayerStack:
         if states:
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
-        (beginnings, holds), is_altered = altering, bool(altering[0]) or altering[1] is not None
+        (beginnings, holds), is_altered = altering, len(altering[0]) > 0 or altering[1] is not None
         if beginnings:
             checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
         parameters = [self._beside(x, layer, casts, made) for layer in range(self.num_layers)]
@@ -284,7 +284,7 @@ class LayerStack:
             shared = self._shared_of(x, layer, casts, ranks)
             beside = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
             if is_altered:
-                recipe, begins = altered(recipe, bool(beginnings), holds is not None)
+                recipe, begins = altered(recipe, len(beginnings) > 0, holds is not None)
                 begun = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in begins]
                 width = (*((2,) if self.bidirectional else ()), self.hidden_size)
                 beside += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype, ranks)
