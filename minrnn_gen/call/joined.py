@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minrnn_gen.call.arguments import CallArguments
-from minrnn_gen.call.array import Array, is_tensor
+from minrnn_gen.call.array import is_tensor
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.product_shapes import ranges_of
 from minrnn_gen.errors import BadInput, kind_of, nearest_name
@@ -108,14 +108,14 @@ def bias_of_sums(interface: Interface, sums: Any, first: int) -> Any:
     return library_of(sums).concatenate(of_gates, axis=-1)
 
 
-def of_one_axis(interface: Interface, array: Array) -> Array:
-    """Return R or a bias that was joined, or is laid out so; raises BadInput for any other array."""
-    if len(array.shape) == 1 + len(interface.directions):
-        return array
+def check_one_axis(interface: Interface, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse R, or a bias, of a shape that is neither joined nor laid out so."""
+    if len(shape) == 1 + len(interface.directions):
+        return
     count = len({*interface.product_shapes})
     words = {2: "two", 3: "three", 4: "four"}.get(count, str(count))
     gates = ", ".join(f'"{gate}": …' for gate in (interface.recurrent_gates[0], interface.recurrent_gates[-1]))
-    raise BadInput(f"{array.name} is one array, but the products of {interface.model} have {words} shapes; give {{{gates}}}")
+    raise BadInput(f"{name} is one array, but the products of {interface.model} have {words} shapes; give {{{gates}}}")
 
 
 def shown_shapes(interface: Interface) -> str:

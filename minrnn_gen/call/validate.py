@@ -13,7 +13,7 @@ from typing import Any
 from minrnn_gen.call.arguments import Call, CallArguments, IncomingGradient
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.call.interface import Interface
-from minrnn_gen.call.joined import of_one_axis, shown_shapes
+from minrnn_gen.call.joined import check_one_axis, shown_shapes
 from minrnn_gen.call.known_names import known_names
 from minrnn_gen.call.sequences import Sequences, as_array
 from minrnn_gen.errors import BadInput
@@ -288,7 +288,9 @@ def _recurrent_matrix(interface: Interface, inspect: Inspect, R: Any) -> Array |
         axes = ", ".join((*("directions" for _ in interface.directions), "gates", "heads", "out", "in"))
         raise BadInput(f"R is missing; the cell multiplies its output by it, so pass R [{axes}] = {list(interface.R_shape)}")
     if interface.has_unequal_products:
-        return check_plain(of_one_axis(interface, inspect(R, "R")), (interface.precision.storage_dtype,), interface.R_shape)
+        joined = inspect(R, "R")
+        check_one_axis(interface, "R", joined.shape)
+        return check_plain(joined, (interface.precision.storage_dtype,), interface.R_shape)
     checked = _unflattened(inspect(R, "R"), (interface.recurrent_rows, interface.R_shape[-1]), interface.R_shape)
     return check_plain(checked, (interface.precision.storage_dtype,), interface.R_shape)
 
@@ -302,7 +304,8 @@ def _recurrent_bias(interface: Interface, inspect: Inspect, recurrent_bias: Any)
         raise BadInput("recurrent_bias was given, but the spec has recurrent_bias: false; set it to true, or leave it out")
     shape = interface.recurrent_bias_shape
     if interface.has_unequal_biases:
-        joined = of_one_axis(interface, inspect(recurrent_bias, "recurrent_bias"))
+        joined = inspect(recurrent_bias, "recurrent_bias")
+        check_one_axis(interface, "recurrent_bias", joined.shape)
         return check_plain(joined, _vector_dtypes(interface), shape)
     checked = _unflattened(inspect(recurrent_bias, "recurrent_bias"), (interface.recurrent_rows,), shape)
     return check_plain(checked, _vector_dtypes(interface), shape)

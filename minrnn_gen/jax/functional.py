@@ -22,6 +22,7 @@ from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, sho
 from minrnn_gen.call.pool import PAD_SLOT
 from minrnn_gen.call.pool_checks import check_pool, pool_arguments
 from minrnn_gen.call.sequences import as_marks
+from minrnn_gen.call.taken import taken
 from minrnn_gen.call.validate import INTEGER_DTYPES, check_call, check_dtype, check_exact_shape
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, kind_of
@@ -118,7 +119,7 @@ def step(
     if (kernel := kernel_by(_recipe(spec))).embedded is not None:
         if pool is not None:
             raise BadInput("slots were given, but the cell has units of several sizes, which JAX has no pool of; pass states")
-        embedding, inner = _of_embedded(kernel, arguments)
+        embedding, inner = _of_embedded(kernel, _taken(kernel, arguments))
         named: Any = {name: getattr(inner, name) for name in StepArrays.__annotations__}
         y, state = step(kernel.embedded, inner.x, inner.R, **named)
         return embedding.y_of_step(y), embedding.by_name(state)
@@ -153,10 +154,11 @@ def _embedded(
 
     `altering`: reset states and holds.
     """
+    arguments = _taken(kernel, arguments)
     if kernel.folded is not None and not all_states and axis_name is None and not altering:
         inner, folding = kernel.folded
-        if folding.serves(joint := joined(kernel.interface, arguments, jnp)):
-            return _folded(inner, folding, joint)
+        if folding.serves(arguments):
+            return _folded(inner, folding, arguments)
     embedding, (x, R, *others) = _of_embedded(kernel, arguments)
     assert kernel.embedded is not None
     named: Any = dict(zip(CallArguments._fields[2:], others, strict=True)) | altering
@@ -180,7 +182,11 @@ def _of_embedded(kernel: Kernel, arguments: CallArguments) -> tuple[Embedding, C
     """Return the map to the kernel that serves one with projected units, and the arguments of a call as that takes them."""
     assert isinstance(kernel.executor, EmbeddedExecutor)
     embedding = replace(kernel.executor.embedding, library=jnp)
-    return embedding, embedding.arguments(joined(kernel.interface, arguments, jnp))
+    return embedding, embedding.arguments(arguments)
+
+
+def _taken(kernel: Kernel, arguments: CallArguments) -> CallArguments:
+    return taken(kernel.interface, joined(kernel.interface, arguments, jnp), as_array)
 
 
 def _operands(

@@ -193,6 +193,8 @@ _CALLS: dict[str, dict[str, Any]] = {
     "rg_lru": {"sequences": ("cu_seqlens",), "batch": 1},
     "ind_rnn": {"spec": {"layout": "TBD"}},
     "selective": {"spec": {"state_size": 3, "groups": 2}, "sequences": ("resets",)},
+    "lstm_projected": {"spec": {"projection_size": 2}, "sequences": ("lengths",)},
+    "block_gru": {"spec": {"projection_size": 2, "heads": 2}},
 }
 _MAKERS: dict[str, Callable[[], Any]] = {"lengths": lengths, "resets": resets, "cu_seqlens": cu_seqlens}
 

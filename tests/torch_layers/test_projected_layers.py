@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy
@@ -176,5 +177,9 @@ def test_a_folded_call_refuses_what_the_whole_one_does() -> None:
     for wrong in (None, R.double()):
         with pytest.raises(BadInput, match=r"R (is missing|has dtype)"):
             wing.recurrence(kernel, x, wrong)
+    zeros = {name: torch.zeros(kernel.interface.shape_of_state(name, 2)) for name in kernel.states}
+    for wrong, state in itertools.product((R[:-1], R[:0], torch.cat((R, R[:PROJECTED])), R[None]), (None, zeros)):
+        with pytest.raises(BadInput, match=r"R (has shape|is one array, but)"):
+            wing.recurrence(kernel, x, wrong, state=state)
     with pytest.raises(BadInput, match="recurrent_bias"):
         wing.recurrence(kernel, x, R, recurrent_bias=torch.zeros(4 * HIDDEN))
