@@ -55,8 +55,8 @@ class SecondDerivatives:
 
     def __init__(self, bind: Bind) -> None:
         self._bind = bind
-        self._tangent = self._linear("minrnn_gen_tangent", self._run_tangent, self._transpose_tangent)
-        self._second = self._linear("minrnn_gen_second", self._run_second, self._transpose_second)
+        self._tangent = self._linear("minrnn_gen_tangent", self._run_tangent, self._transpose_tangent, self._like_results)
+        self._second = self._linear("minrnn_gen_second", self._run_second, self._transpose_second, self._run_second)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, request: Request) -> tuple[list[Any], list[Any]]:
         """Return the results of a request and their derivatives along tangents."""
@@ -90,16 +90,19 @@ class SecondDerivatives:
         results, along = ((y.squeeze(time), *states) for y, *states in both)
         return [*results], [*along]
 
-    def _linear(self, name: str, run: Callable[..., list[Any]], transpose: Callable[..., list[Any]]) -> Primitive:
+    def _linear(
+        self, name: str, run: Callable[..., list[Any]], transpose: Callable[..., list[Any]], like: Callable[..., list[Any]]
+    ) -> Primitive:
+        """Return a primitive that is `run` and whose results have the shapes of those of `like`."""
         primitive = Primitive(name)
         primitive.multiple_results = True
 
-        def flat(*operands: Any, request: Request, moved: Present) -> list[Any]:
+        def flat(*operands: Any, request: Request, moved: Present, run: Callable[..., list[Any]] = run) -> list[Any]:
             primals, saved, tangents = _parts(moved, operands)
             return run(request, primals, saved, _spread(moved, tangents))
 
         def abstract(*operands: Any, **settings: Any) -> list[Any]:
-            shapes = jax.eval_shape(partial(flat, **settings), *operands)
+            shapes = jax.eval_shape(partial(flat, run=like, **settings), *operands)
             return [jax.core.ShapedArray(shape.shape, shape.dtype) for shape in shapes]
 
         def batch(operands: Sequence[Any], axes: Sequence[Any], **settings: Any) -> tuple[list[Any], list[int]]:
@@ -133,6 +136,12 @@ class SecondDerivatives:
         present = tuple(array is not None for array in of_tangent)
         forward = Request("forward", present, recipe.recipe, keeps=keeps, trains=keeps)
         return forward, as_called, of_tangent, self._bind(forward, [array for array in of_tangent if array is not None])
+
+    def _like_results(
+        self, request: Request, primals: Sequence[Any], _saved: Sequence[Any], _tangents: Sequence[Any]
+    ) -> list[Any]:
+        """Return y and the final states: gradients ask for shapes alone, and some cells with gradients have no tangent."""
+        return [*self._bind(request, primals)[: 1 + len(request.interface.states)]]
 
     def _run_tangent(
         self, request: Request, primals: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any]
