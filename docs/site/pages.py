@@ -90,7 +90,17 @@ API = {
         "minrnn_gen.compat: functions of other libraries",
         _COMPAT,
         _MIGRATION,
-        ("flashrnn", "mamba_ssm", "spikingjelly", "snntorch", "accelerated_scan", "fla", "numpy_cells", "torchaudio"),
+        (
+            "flashrnn",
+            "mamba_ssm",
+            "flashinfer",
+            "spikingjelly",
+            "snntorch",
+            "accelerated_scan",
+            "fla",
+            "numpy_cells",
+            "torchaudio",
+        ),
     ),
     "compat-drop-ins": Topic(
         "minrnn_gen.compat: drop-ins",

@@ -16,7 +16,6 @@ from minrnn_gen.call.pool_checks import with_pool
 from minrnn_gen.call.results import ForwardResult, StepResult
 from minrnn_gen.call.validate import check_call, check_gradient
 from minrnn_gen.gpu import memory
-from minrnn_gen.run.cpu.slots import step_on_pool
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.saved import Forward, ForwardReplay
 
@@ -96,6 +95,9 @@ class EmbeddedExecutor(Executor):
             result = run(dict(zip(names, self.gpu.rows_of(call).final, strict=True)))
             self.gpu.write_rows(call, result)
             return StepResult(result.y, ())
+
+        # It imports NumPy, which calls on a GPU do without.
+        from minrnn_gen.run.cpu.slots import step_on_pool
 
         def on_host(rows: Call) -> StepResult:
             return run(dict(zip(names, (array.owner for array in rows.initial if array is not None), strict=True)))

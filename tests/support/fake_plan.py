@@ -17,4 +17,4 @@ def plan_with(**values: Any) -> Any:
         part: SimpleNamespace(**{field.name: values.pop(field.name) for field in fields(kind) if field.name in values})
         for part, kind in PARTS.items()
     }
-    return SimpleNamespace(**parts, **values)
+    return SimpleNamespace(**{"is_cooperative": False, **parts, **values})

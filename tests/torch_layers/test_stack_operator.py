@@ -115,7 +115,7 @@ def test_compiled_layers_have_gradients_of_their_parameters_alone(name: str) -> 
 def test_the_operators_keep_what_their_schemas_say(dropout: float) -> None:
     layer = LAYERS["gru in both directions"]()
     recipes = list(layer._made.recipes["fp32"])
-    given = [one for below in range(layer.num_layers) for one in layer._parameters_of(below)]
+    given = [one for below in range(layer.num_layers) for one in layer._parameters_of(below, layer._made)]
     parameters = [None if one is None else one.detach().requires_grad_() for one in given]
     x, states = torch.randn(BATCH, TIME, INPUTS, requires_grad=True), list(states_of(layer))
     masks = [torch.rand(BATCH, TIME, 2 * HIDDEN) < dropout] if dropout else []
