@@ -64,6 +64,7 @@ _WIDE: dict[str, Any] = {"model": "lstm", "hidden_size": 2048, "precision": "fp6
 _ROUNDS: dict[str, Any] = {"model": RESET_BEFORE, "hidden_size": 64}
 _NORMS: dict[str, Any] = {"model": OF_ROUNDS, "hidden_size": 64, "heads": 2}
 _DIAGONAL: dict[str, Any] = {"model": "ind_rnn", "hidden_size": 64}
+_COUPLED: dict[str, Any] = {"model": "biquad", "hidden_size": 64}
 _VECTORS: dict[str, Any] = {"model": "s4d", "hidden_size": 64, "state_size": 4}
 _PROJECTED: dict[str, Any] = {"model": "min_gru", "hidden_size": 512, "input_size": 512, "precision": "bf16"}
 _FEW, _MANY, _LONG = Sizes(4, 16), Sizes(1024, 64), Sizes(1, 65536)
@@ -87,6 +88,7 @@ SERVED: dict[str, Served] = {
     "normed_forward": Served(_NORMS, "forward", _FEW),
     "normed_backward": Served(_NORMS, "backward", _FEW),
     "normed_arguments": Served(_NORMS, "arguments", _FEW),
+    "coupled_forward": Served(_COUPLED, "forward", _LONG),
     "diagonal_forward": Served(_DIAGONAL, "forward", _FEW),
     "diagonal_backward": Served(_DIAGONAL, "backward", _FEW),
     "diagonal_backward_scan": Served(_DIAGONAL, "backward", _LONG),

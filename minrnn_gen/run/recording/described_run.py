@@ -61,12 +61,16 @@ class DescribedRun(Describer):
     def program(self, result: ResultT, metadata: Any) -> Program:
         """Return the run, which is over; it is not kept where a result is in no slot."""
         program = super().program(result, metadata)
-
-        def note(slot: int | None) -> None:
-            self.is_kept = self.is_kept and slot is not None
-
-        program.results.mapped(note)
+        results, slots = self._listed(result), self._listed(program.results)
+        self.is_kept = self.is_kept and len(results) == len(slots) and None not in slots
         return program
+
+    @staticmethod
+    def _listed(result: Any) -> list[Any]:
+        """Return the arrays of a result, or their slots; those that it lacks are not among them."""
+        listed: list[Any] = []
+        result.mapped(listed.append)
+        return listed
 
     def hold(self, array: Array) -> Array:
         """Hold an array made from the call's arrays until the run is performed, and do not keep the run; return it."""
