@@ -43,7 +43,8 @@ def run_blocks_backward(cell: LoweredBlocksBackward, call: BackwardCall, *, meth
     The gradients of the states are scans by the Jacobians of the steps, which are affine maps of any cell's.
     """
     steps, gates, dy, zero = cell.steps, call.gates, call.dy, call.zero
-    if not _is_parallel(gates, method):
+    # A scan multiplies by coefficients of 0 where a step passes nothing on: 0 times NaN is NaN.
+    if not _is_parallel(gates, method) or not (method or call.is_finite()):
         return run_steps_backward(steps, call)
     constants, arriving = call.constants(), call.arriving(steps.states)
     labels = [*(f"W_{gate}" for gate in steps.gates), *(f"parameter_{name}" for name in steps.parameters)]

@@ -153,6 +153,11 @@ class BackwardCall(HostCall):
         zeros = {name: numpy.zeros(self.initial[name].shape, self.arithmetic) for name in names}
         return zeros | {name: value.astype(self.arithmetic) for name, value in self.dfinal.items()}
 
+    def is_finite(self) -> bool:
+        """Whether gates, states and arriving gradients have neither infinities nor NaN."""
+        arrays = (self.gates, self.dy, *self.states.values(), *self.dfinal.values())
+        return all(bool(numpy.isfinite(array.astype(self.arithmetic, copy=False)).all()) for array in arrays)
+
     def parts_back(self) -> Iterator[slice]:
         """Yield the time steps in blocks, the last one first."""
         yield from reversed([*self.parts()])
