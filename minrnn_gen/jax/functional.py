@@ -21,8 +21,8 @@ from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import CallArrays, StepArrays, call_arguments, shows_call, shows_step, step_arguments
 from minrnn_gen.call.pool import PAD_SLOT
 from minrnn_gen.call.pool_checks import check_pool, pool_arguments
+from minrnn_gen.call.reshaped_arrays import checked_arrays
 from minrnn_gen.call.sequences import as_marks
-from minrnn_gen.call.taken import taken
 from minrnn_gen.call.validate import INTEGER_DTYPES, check_call, check_dtype, check_exact_shape
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, kind_of
@@ -186,7 +186,7 @@ def _of_embedded(kernel: Kernel, arguments: CallArguments) -> tuple[Embedding, C
 
 
 def _taken(kernel: Kernel, arguments: CallArguments) -> CallArguments:
-    return taken(kernel.interface, joined(kernel.interface, arguments, jnp), as_array)
+    return checked_arrays(kernel.interface, joined(kernel.interface, arguments, jnp), as_array)
 
 
 def _operands(

@@ -28,7 +28,7 @@ _SAYS_EXPORTS = torch.__version__ >= "2.11"
 
 
 def is_exporting() -> bool:
-    """Say whether torch.export records this; False where this torch cannot tell it from compiling."""
+    """Say whether torch.export records this; False where this torch does not distinguish it from compiling."""
     return _EXPORTS() and (_SAYS_EXPORTS or not torch.compiler.is_dynamo_compiling())
 
 

@@ -11,7 +11,7 @@ import torch
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.joined import joined
-from minrnn_gen.call.taken import taken
+from minrnn_gen.call.reshaped_arrays import checked_arrays
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.embedded import EmbeddedExecutor
@@ -26,7 +26,7 @@ def embedded_recurrence(
     `folds`: a kernel with one product for two may serve. Raises BadInput as `recurrence` does.
     """
     x = arguments.x
-    arguments = taken(kernel.interface, joined(kernel.interface, arguments, torch), partial(_beside, x), autocasts(x))
+    arguments = checked_arrays(kernel.interface, joined(kernel.interface, arguments, torch), partial(_beside, x), autocasts(x))
     if folds and (folded := _folded(recurrence, kernel, arguments)) is not None:
         return folded
     assert kernel.embedded is not None and isinstance(kernel.executor, EmbeddedExecutor)

@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 _REAL = ("float64", "float32", "float16", "bfloat16")
 
 
-def taken(
+def checked_arrays(
     interface: Interface, arguments: CallArguments, take: Callable[[Any, str], Any], casts: bool = False
 ) -> CallArguments:
     """Return joined arguments whose R, recurrent bias, parameters and states are as `take` returns them, by name.
