@@ -21,7 +21,7 @@ PUBLISHED_RECORDS = {
     SCAN.command: "benchmarks/results/scan_h200.json",
     RECURRENT.command: "benchmarks/results/recurrent_h200.json",
     CALLS.command: "benchmarks/results/calls_h200.json",
-    LAYERS.command: "benchmarks/results/layers_h100.json",
+    LAYERS.command: "benchmarks/results/layers_h200.json",
     JAX.command: "benchmarks/results/jax_h200.json",
     # Measured by themselves.
     SELECTIVE: "benchmarks/results/selective_h200.json",

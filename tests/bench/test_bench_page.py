@@ -22,7 +22,7 @@ RECORDS = {
     "selective_h200": "scan",
     "recurrent_h200": "recurrent",
     "recurrent_large_h200": "recurrent",
-    "layers_h100": "layers",
+    "layers_h200": "layers",
     "layer_sizes_h200": "layers",
     "calls_h200": "calls",
     "jax_h200": "jax",
