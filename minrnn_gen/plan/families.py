@@ -52,7 +52,7 @@ MOVING: tuple[Family, ...] = (pointwise.SLOTS, pointwise.DRAFTS)
 def solutions(problem: Problem) -> Iterator[Solution]:
     """Yield the solution of each family that serves `problem`, the best first; raises Infeasible where none does.
 
-    The one for any size says why the others were passed over.
+    The solution for any size says why the others were passed over.
     """
     if problem.family in ("scan", "diagonal"):
         yield from _ranked(problem, families_of(problem))
@@ -83,7 +83,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 
 def _ranked(problem: Problem, families: tuple[Family, ...]) -> list[Solution]:
-    """Return the solutions of families any of which may be the fastest, the best first; raises Infeasible without any."""
+    """Return the solutions of families that may each be the fastest, the best first; raises Infeasible if there is none."""
     solved: list[Solution] = []
     refusals: list[Infeasible] = []
     for family in families:
@@ -134,7 +134,7 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
 
 
 def _refusal(problem: Problem) -> str:
-    """Return why kernels with R on the chip are not for a dense `problem`; empty where they are, or where none is asked for."""
+    """Return why kernels with R on the chip cannot serve a dense `problem`; empty if they can, and in passes of one step."""
     is_over_time = problem.cell.has_matrix and problem.kernel_pass in ("forward", "backward")
     return persistent.refusal(problem) if is_over_time else ""
 
