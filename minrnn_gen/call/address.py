@@ -1,4 +1,4 @@
-"""Pointers that know which array of a call they are in, so that what was launched on some arrays can be launched on others."""
+"""Pointers that know their array in a call, so that what was launched on some arrays can be launched on others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minrnn_gen.program.number import Expr, Number, divisor_of
 
 
 class Address(int):
-    """An address in memory, `offset_bytes` after the start of the array in `slot` of a call; None: of no known array."""
+    """An address in memory, `offset_bytes` after the start of the array in `slot` of a call; None: the array is not known."""
 
     slot: int | None
     offset_bytes: int
@@ -33,7 +33,7 @@ class Address(int):
 
 
 class Place:
-    """Where something is in the array in `slot` of a call, which is nowhere yet but starts at a multiple of `alignment`.
+    """A place in the array in `slot` of a call; the array has no address yet, but will start at a multiple of `alignment`.
 
     Without a slot the offset is an address.
     """
@@ -55,7 +55,7 @@ class Place:
 
 
 class PointerDifference(int):
-    """How many elements it is from one pointer to another: a stride between two arrays, which may be anywhere.
+    """Distance in elements from one pointer to another: a stride between two arrays, which may be anywhere.
 
     Between places it has no value yet.
     """
@@ -76,12 +76,12 @@ class PointerDifference(int):
 
 
 def place_in(slot: int | None, offset_bytes: Number = 0, alignment: int = WIDEST_COPY_BYTES) -> Address:
-    """Return a place in the array in `slot`; to a type checker an address, as which arrays have it."""
+    """Return a place in the array in `slot`; to a type checker an address, since arrays hold it as one."""
     return cast(Address, Place(slot, offset_bytes, alignment))
 
 
 def address_of(pointer: int) -> Address:
-    """Return a pointer as an address, which is of no known array where it has not been one all along; a place as it is."""
+    """Return a pointer as an address, a plain integer as an address in no known array, and a place as it is."""
     return pointer if isinstance(pointer, Address | Place) else Address(pointer)
 
 

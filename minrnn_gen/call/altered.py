@@ -23,7 +23,7 @@ def check_given(resets: Any) -> None:
 
 
 def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> dict[str, Any]:
-    """Return the reset states by name, those of all states; raises BadInput where some are absent, or resets are."""
+    """Return the reset states of all states by name; raises BadInput if some or the resets are absent."""
     check_given(resets)
     named = known_names(reset_states, interface.states, "reset_states")
     for name in interface.states:
@@ -35,7 +35,7 @@ def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> 
 
 
 def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
-    """Refuse marks of steps that are of other rows than x, whose axes are `axes`."""
+    """Refuse marks of steps whose rows differ from those of x, which has the axes `axes`."""
     if len(x.shape) != len(axes):
         return  # which is refused with all the others
     shape = [x.shape[axes.index(axis)] for axis in "bt"]
@@ -44,14 +44,14 @@ def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
 
 
 def sequence_count(resets: Any, ends: Any) -> int:
-    """Return how many sequences have these resets, [B, T]; `ends` are the boundaries of packed ones, None of others."""
+    """Return how many sequences have these resets, [B, T]; `ends` are the boundaries of packed sequences, else None."""
     return int(resets.shape[0]) if ends is None else max(int(ends.shape[0]) - 1, 0)
 
 
 def check_reset_states(interface: Interface, named: Mapping[str, Any], sequences: int, hidden: int | None = None) -> None:
-    """Refuse reset states of another dtype than states or x have, and those of neither each sequence nor of all alike.
+    """Refuse reset states of another dtype than states or x, or with neither a row for each sequence nor one for all.
 
-    `hidden`: the units of each direction that a call has, where these are not all.
+    `hidden`: the units of each direction in the call, if not all.
     """
     hidden, precision = hidden or interface.hidden_size, interface.precision
     dtypes = tuple(dict.fromkeys((precision.arithmetic_dtype, precision.storage_dtype)))
@@ -83,7 +83,7 @@ def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -
     """Return the reset states at the steps with a reset and 0 at all others, in the axes of an input X.*.
 
     states: [directions, B, H] or [directions, H], without directions where `axes` have none; resets: [B, T]. `sequence`: for
-    each step of packed sequences the one that it is in.
+    packed sequences, the sequence of each step.
     """
     is_directed = "d" in axes
     own = ("d" if is_directed else "") + ("bh" if len(states.shape) == ROWS_AXES + is_directed else "h")
@@ -94,7 +94,7 @@ def spread(xp: Any, axes: str, resets: Any, states: Any, sequence: Any = None) -
 
 
 def gathered(xp: Any, axes: str, resets: Any, gradient: Any, rows: int, sequence: Any = None) -> Any:
-    """Return the gradient of reset states from that of the result of `spread`: [directions, B, H], summed over resets.
+    """Return the gradient of reset states, [directions, B, H], from the gradient of the result of `spread`: summed over resets.
 
     `rows`: how many sequences there are.
     """
@@ -118,7 +118,7 @@ def _beside(array: Any) -> dict[str, Any]:
 
 
 def in_axes(array: Any, own: str, axes: str) -> Any:
-    """View an array, whose axes are letters of `axes`, in all of these, with sizes of 1 where it has none."""
+    """View an array, whose axes are letters of `axes`, in all of these axes, with size 1 where the array lacks an axis."""
     ordered = permuted(array, [own.index(axis) for axis in axes if axis in own])
     sizes = iter(ordered.shape)
     return ordered.reshape(tuple(next(sizes) if axis in own else 1 for axis in axes))

@@ -1,6 +1,6 @@
-"""The arrays of one call: as a caller gives them, checked, and those that a forward or a backward writes.
+"""The arrays of one call: as a caller gives them, as checked, and as a forward or a backward writes them.
 
-They have one order, that of `CallArguments.flat`: a *slot* is a position in it.
+All have the order of `CallArguments.flat`: a *slot* is a position in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CallArguments(NamedTuple):
 
     @classmethod
     def from_flat(cls, interface: Interface, arrays: Sequence[Any]) -> CallArguments:
-        """Return the arguments whose arrays, in the order of slots, these are."""
+        """Return the arguments with these arrays, which are in the order of slots."""
         slots = interface.slots
         parameters = dict(zip(interface.parameters, arrays[slots.parameters], strict=True))
         states = dict(zip(interface.states, arrays[slots.states], strict=True))
@@ -49,7 +49,7 @@ class CallArguments(NamedTuple):
     def flat(self, interface: Interface) -> list[Any] | None:
         """Return the arrays in the order of slots: as above, then the parameters, the initial states, the inputs S.* and X.*.
 
-        None where a mapping has other names than the interface, or none of an array's.
+        None if the names of a mapping differ from the interface's.
         """
         *arrays, parameters, state, shared, inputs = self
         fits = _extend(arrays, parameters, interface.parameters) and _extend(arrays, state, interface.states)
@@ -60,7 +60,7 @@ class CallArguments(NamedTuple):
 def flat_gradient(interface: Interface, dy: Any, dstate: Mapping[str, Any] | None) -> list[Any] | None:
     """Return the arguments of a backward that follow those of its forward: dy, and gradients of the final states.
 
-    None where the mapping has other names than the interface.
+    None if the names of the mapping differ from the interface's.
     """
     arrays = [dy]
     return arrays if _extend(arrays, dstate, interface.states) else None
@@ -85,12 +85,12 @@ def _extend(arrays: list[Any], mapping: object, names: tuple[str, ...]) -> bool:
 class Call:
     """The checked arrays of one call.
 
-    `x` has the axes `x_axes`, of which the projection may still be due (`weight`); `rows` and `time` are the sizes of its batch
-    and time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
-    direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key, whose slots
-    they have then. A dense cell, and no other, has `R`, and a `recurrent_bias` where one was given. `shared` are the inputs
-    S.* in the cell's order, and `inputs` those of X.*, in the memory of y. With a `pool`, `initial` has the states of all its
-    slots, of which the call reads and writes some in place.
+    `x` has the axes `x_axes`; with a `weight` its projection is still due. `rows` and `time` are the sizes of its batch and
+    time axes. Absent arrays are None; `parameters` and `initial` follow the cell's order. `reverse`, of a call of one
+    direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key; the arrays
+    then have its slots. Only a dense cell has `R`, and optionally a `recurrent_bias`. `shared` are the inputs S.* in the cell's
+    order, `inputs` the inputs X.*, laid out as y. With a `pool`, `initial` has the states of all its slots, of which the call
+    reads and writes some in place.
     """
 
     x: Array
@@ -112,7 +112,7 @@ class Call:
 
     @property
     def batch(self) -> int:
-        """How many sequences there are, which states have one row each for."""
+        """The number of sequences; states have one row for each."""
         return self.sequences.count
 
     def flat(self) -> list[Array | None]:
@@ -124,7 +124,7 @@ class Call:
         return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared, *self.inputs, *of_pool]
 
     def with_slots(self, keyed: KeyedArrays | None) -> Call:
-        """Return the call of the same arrays as `keyed`, each in its slot; itself where they have no key."""
+        """Return the call of the same arrays as `keyed`, each in its slot; itself if the arrays have no key."""
         if keyed is None:
             return self
         arrays = with_slots(self.flat())
@@ -157,7 +157,7 @@ def with_slots(arrays: Iterable[Array | None], first: int = 0) -> list[Array | N
 class Outputs:
     """Outputs of a forward: y, the states after every step where they are `kept` (else empty), and the final states.
 
-    `products` [runs, rows, T, recurrent gates, H]: those with R, where a backward on the CPU reads them.
+    `products` [runs, rows, T, recurrent gates, H]: the products with R, if a backward on the CPU reads them.
     """
 
     y: Array
@@ -170,8 +170,8 @@ class Outputs:
 class IncomingGradient:
     """The gradients that a backward starts from: of y, and of the final states in the cell's order, None for zeros.
 
-    `keyed`: they and the arrays of the forward with their key, whose slots they have then. `given_only`: gradients of initial
-    states that were not given are not asked for.
+    `keyed`: these gradients and the arrays of the forward with their key; they then have its slots. `given_only`: gradients of
+    absent initial states are not requested.
     """
 
     dy: Array
@@ -180,7 +180,7 @@ class IncomingGradient:
     given_only: bool = False
 
     def with_slots(self, keyed: KeyedArrays | None) -> IncomingGradient:
-        """Return the gradients of the same arrays as the last of `keyed`, each in its slot; itself where they have no key."""
+        """Return the gradients of the same arrays as the last of `keyed`, each in its slot; itself without a key."""
         if keyed is None:
             return self
         dy, *dfinal = with_slots((self.dy, *self.dfinal), len(keyed.arrays) - 1 - len(self.dfinal))
@@ -195,7 +195,7 @@ class Gradients:
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
     recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one after the other for each part of
     a group's channels. `vectors` [batch, H, n], where asked for, are sums over time of the gradients of parameters with n.
-    `dinputs` are the gradients of the inputs X.*, in the memory of y.
+    `dinputs` are the gradients of the inputs X.*, laid out as y.
     """
 
     dx: Array

@@ -26,10 +26,10 @@ DTYPE_BYTES |= {"complex64": 8, "complex128": 16, "uint8": 1}
 class Array:
     """One array of the caller.
 
-    `pointer` is an `Address` where the array has a slot in its call, and a `Place` where a run is described that will allocate
-    it, whose sizes may be expressions. `strides` count elements. `device` is the CUDA device's
-    number, or None for host memory. `owner` is the caller's object (or what it was converted to) and keeps the memory alive; of
-    a view it is the whole.
+    `pointer` is an `Address` if the array has a slot in its call, and a `Place` if a described run will allocate the array,
+    whose sizes may then be expressions. `strides` count elements. `device` is the CUDA device's number, or None for host
+    memory. `owner` is the caller's object (or what it was converted to) and keeps the memory alive; for a view it is the whole
+    array.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Array:
         return replace(self, pointer=Address(self.pointer, slot))
 
     def rebound(self, owners: Sequence[Any], addresses: Sequence[int]) -> Array:
-        """Return the same view of what is in this array's slot of another call, by slot its `owners` and their `addresses`."""
+        """Return the same view of the array in this slot of another call, with its `owners` and `addresses` by slot."""
         address = self.address
         assert address.slot is not None
         pointer = Address(address.rebound(addresses), address.slot, address.offset_bytes)
@@ -135,13 +135,13 @@ def _described(value: Any, name: str, import_foreign: Callable[[Any, str], Any])
 
 @lru_cache(maxsize=TYPES_HELD)
 def _library_of(kind: type) -> str:
-    """Return the package of a type, or torch's name where it is of torch or derived from one that is."""
+    """Return the package of a type; torch's name for a type of torch, or derived from one."""
     package, *others = (base.__module__.partition(".")[0] for base in kind.__mro__)
     return "torch" if "torch" in others else package
 
 
 def _inspect_strided(value: Any, name: str, library: Library, pointer: int, device: int | None) -> Array:
-    itemsize = max(value.dtype.itemsize, 1)  # 0: no dtype a kernel takes, as will be said
+    itemsize = max(value.dtype.itemsize, 1)  # 0: not a dtype that a kernel takes, which a later check reports
     strides = value.strides
     if any(stride % itemsize for stride in strides):
         raise BadInput(f"{name} has strides of {strides} bytes, which are no multiples of its {itemsize}-byte elements")
@@ -195,15 +195,15 @@ def wrap_numpy(value: Any, name: str) -> Array:
 def torch_stream(device: int) -> int:
     """Return the handle of torch's current stream on `device`."""
     torch = sys.modules["torch"]
-    # What torch's own compiled code asks, and ten times as fast as making a Stream; not every build has it.
+    # Torch's own compiled code calls this, ten times as fast as making a Stream; not every build has it.
     handle_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(handle_of(device) if handle_of else torch.cuda.current_stream(device).cuda_stream)
 
 
 def torch_empty(device: int | None) -> Callable[..., Any] | None:
-    """Return an allocator of a tensor of (shape, strides, dtype) where torch's current device is `device`, if there is that.
+    """Return an allocator of tensors (shape, strides, dtype) if torch's current device is `device` and its build has one.
 
-    None is host memory. It is what torch's own compiled code asks, in half the time of `new_empty`; not every build has it.
+    `device` None is host memory. Torch's own compiled code uses this allocator, which takes half the time of `new_empty`.
     """
     internals = getattr(sys.modules["torch"], "_C", None)
     guards = getattr(getattr(internals, "_dynamo", None), "guards", None)

@@ -1,4 +1,4 @@
-"""Results of the reference that others can be compared with."""
+"""Results of the reference that other results can be compared with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 
 
 def why_not_comparable(results: Mapping[str, Any], of: str) -> str:
-    """Return why nothing can be compared with results `of` the reference, as half a sentence; empty where something can."""
+    """Return why results `of` the reference cannot be compared with, as half a sentence; empty if they can."""
     for name, array in results.items():
         if array.size and numpy.isnan(array).all():
             return f"{name} of the fp64 {of} is NaN everywhere for random arrays, so that nothing can be compared"

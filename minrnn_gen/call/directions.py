@@ -59,7 +59,10 @@ def incoming_of_run(interface: Interface, incoming: IncomingGradient, run: int) 
 
 
 def gradients_of_run(interface: Interface, x_axes: str, gradients: Gradients, run: int) -> Gradients:
-    """Return one run's part of what a backward writes; `x_axes` are those of dx, sums and vectors have the runs in front."""
+    """Return one run's part of what a backward writes.
+
+    `x_axes` are the axes of dx; sums and vectors have an axis of runs in front.
+    """
     sums, vectors = None if gradients.sums is None else gradients.sums.selected(0, run), _selected(gradients.vectors, run)
     if not interface.directions:
         return replace(gradients, sums=sums, vectors=vectors)

@@ -1,4 +1,4 @@
-"""Arrays of a cell with projected units, or inputs per step, as those of the cell without that computes the same, and back."""
+"""Conversion of arrays between a cell with projected units, or inputs per step, and the equal cell without them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from minrnn_gen.call.step_inputs import gathered_inputs, spread_inputs
 
 @dataclass(frozen=True)
 class Embedding:
-    """Maps calls of `outer`, with P units, to calls of `inner`, all of whose units are H, and maps results back.
+    """Maps calls of `outer`, with P units, to calls of `inner`, with H units everywhere, and maps results back.
 
-    Of each head the P units are the first; `mask`: the parameter of the inner cell that says which they are. Inputs X.* of one
-    value per step have it in all channels. All functions take arrays of NumPy, CuPy, torch or JAX, those of the `library` alone
-    where it is given, and are differentiable where these are.
+    The projected units are the first of each head; `mask` is the parameter of the inner cell that marks them. Inputs X.* of one
+    value per step repeat it in all channels. All functions take arrays of NumPy, CuPy, torch or JAX, or only of `library` if it
+    is set, and are differentiable where the arrays are.
     """
 
     outer: Interface
@@ -29,7 +29,7 @@ class Embedding:
     library: Any = None
 
     def arguments(self, arguments: CallArguments) -> CallArguments:
-        """Return the arguments of a call, checked, of the inner kernel."""
+        """Return the checked arguments of a call for the inner kernel."""
         x, parameters, state, inputs = arguments.x, arguments.parameters, arguments.state, arguments.inputs
         if self.outer.step_inputs:
             inputs = spread_inputs(self.outer, inputs, x, self.library)
@@ -50,11 +50,11 @@ class Embedding:
         )
 
     def matrices(self, R: Any) -> Any:
-        """Return R [Gr, N, D, D] of the inner kernel."""
+        """Return R [Gr, N, D, D] for the inner kernel."""
         return self._by_shape(R, self.outer.has_unequal_products, tuple, self._squares)
 
     def biases(self, bias: Any) -> Any:
-        """Return the recurrent bias [Gr, N, D] of the inner kernel."""
+        """Return the recurrent bias [Gr, N, D] for the inner kernel."""
         heads, units = self.inner.heads, self.inner.head_dim
         return self._by_shape(
             bias,
@@ -70,7 +70,7 @@ class Embedding:
         sizes_of: Callable[[ProductShape], tuple[int, ...]],
         embedded: Callable[[Any, ProductShape], Any],
     ) -> Any:
-        """Return the arrays of all products, embedded by runs of equal shapes, each of which `sizes_of` gives one product."""
+        """Return the embedded arrays of all products, by runs of equal shapes; `sizes_of` returns the sizes of one product."""
         axes = self.outer.directions
         flat = array if is_flat else array.reshape((*axes, -1))
         runs, first = [], 0
@@ -82,7 +82,7 @@ class Embedding:
         return runs[0] if len(runs) == 1 else self._library(array).concatenate(runs, axis=len(axes))
 
     def states(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return states, or their gradients, of the inner kernel."""
+        """Return states, or their gradients, for the inner kernel."""
         projected = self.outer.projected_states
         return {
             name: self.widened(value) if value is not None and name in projected else value for name, value in states.items()
@@ -94,14 +94,14 @@ class Embedding:
         return [self.widened(value) if name in self.outer.projected_states else value for name, value in pairs]
 
     def final(self, states: Sequence[Any]) -> tuple[Any, ...]:
-        """Return states of sequences, or their gradients, of those of the inner kernel."""
+        """Return states of sequences, or their gradients, from the inner kernel's."""
         return tuple(
             self._narrowed(value, -1) if value is not None and name in self.outer.projected_states else value
             for name, value in zip(self.outer.states, states, strict=True)
         )
 
     def by_name(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return states by name of those of the inner kernel."""
+        """Return states by name from the inner kernel's."""
         return dict(zip(states, self.final([*states.values()]), strict=True))
 
     def over_time(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -110,19 +110,19 @@ class Embedding:
         return tuple(self._channels(value, name in self.outer.projected_states) for name, value in pairs)
 
     def y(self, y: Any) -> Any:
-        """Return y of the inner kernel's y."""
+        """Return y from the inner kernel's y."""
         return self._channels(y, bool(self.outer.output_size))
 
     def y_of_step(self, y: Any) -> Any:
-        """Return y of a single step of the inner kernel's."""
+        """Return y of a single step from the inner kernel's."""
         return self._narrowed(y, -1) if self.outer.output_size else y
 
     def dy(self, dy: Any) -> Any:
-        """Return the gradient of the inner kernel's y."""
+        """Return the gradient of y for the inner kernel."""
         return self.widened(dy, self._channel_axis(dy)) if self.outer.output_size else dy
 
     def gradients(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Return gradients by name of those of the inner kernel."""
+        """Return gradients by name from the inner kernel's."""
         outer, named = self.outer, dict(gradients)
         if outer.step_inputs:
             named["inputs"] = gathered_inputs(outer, named["inputs"])
@@ -167,7 +167,7 @@ class Embedding:
         return self._padded(self._padded(matrices, -1, self.inner.head_dim), -2, self.inner.head_dim)
 
     def _across(self, matrices: Any, shape: ProductShape) -> Any:
-        """Return block-diagonal matrices as those of all heads."""
+        """Return the matrices of heads as one block-diagonal matrix over all heads."""
         lead, heads, block = tuple(matrices.shape[:-3]), shape.heads, (shape.out, shape.of)
         # Heads blocks of zeros after each block put block n at place n (heads + 1), on the diagonal of heads by heads blocks.
         zeros = zeros_like(matrices, (*lead, heads, heads, *block))
@@ -177,7 +177,7 @@ class Embedding:
         return rows.reshape((*lead, 1, shape.rows, shape.operand))
 
     def _rectangle(self, matrix: Any, shape: ProductShape) -> Any:
-        """Return the matrix of a shape that the inner kernel's one is with zeros."""
+        """Return the matrix of a shape from the inner kernel's, which is padded with zeros."""
         if shape.heads == self.inner.heads:
             return contiguous(matrix[..., : shape.out, : shape.of])
         blocks = [
@@ -201,7 +201,7 @@ class Embedding:
         return self._narrowed(array, self._channel_axis(array)) if is_projected else array
 
     def widened(self, array: Any, axis: int = -1) -> Any:
-        """Return P units of each head, and of each direction in the channels of y, as D, with zeros."""
+        """Return an array with the P units of each head, and of each direction in the channels of y, padded with zeros to D."""
         units, size = self.outer.projection_size // self.inner.heads, self.inner.head_dim
         by_head = _split(array, axis, units)
         return _merged(self._padded(by_head, axis, size), axis)
@@ -225,7 +225,7 @@ class Embedding:
 
 
 def _split(array: Any, axis: int, size: int) -> Any:
-    """View an axis, counted from the end, as two, the second of a size."""
+    """View an axis, counted from the end, as two axes, the second of size `size`."""
     shape = tuple(array.shape)
     at = len(shape) + axis
     return array.reshape((*shape[:at], shape[at] // size, size, *shape[at + 1 :]))

@@ -1,4 +1,4 @@
-"""Arrays of a cell whose output is a product h[t] = R.p(u) as those of the cell whose output is u, and back."""
+"""Conversion of arrays between a cell whose output is a product h[t] = R.p(u) and the cell whose output is u."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Folding:
     library: Any = None
 
     def serves(self, arguments: CallArguments) -> bool:
-        """Whether a call has no initial states, and R and a bias of the right shapes; another way refuses or serves others."""
+        """Whether a call has no initial states, and R and a bias of the right shapes; other code refuses or serves the rest."""
         outer, bias = self.outer, arguments.recurrent_bias
         has_bias = bias is None or (outer.takes_recurrent_bias and _shape_of(bias) == outer.recurrent_bias_shape)
         return arguments.state is None and _shape_of(arguments.R) == outer.R_shape and has_bias
 
     def parts(self, R: Any) -> tuple[Any, Any]:
-        """Return the matrices [.., Gr - 1, N, D, P / N] of all products but p, and that of p, [.., N, P / N, D]."""
+        """Return the matrices of all products but p, [.., Gr - 1, N, D, P / N], and the matrix of p, [.., N, P / N, D]."""
         axes, shapes, place = self.outer.directions, self.outer.product_shapes, self.outer.recurrent_gates.index(self.gate)
         counts = [
             sum(shape.elements for shape in run) for run in (shapes[:place], shapes[place : place + 1], shapes[place + 1 :])
@@ -69,7 +69,7 @@ class Folding:
         return self.library.split(array, [counts[0], counts[0] + counts[1]], axis=-1)
 
     def over_time(self, values: Any, own: Any) -> Any:
-        """Return R.p, which is `own`, of values of all steps, shaped like y."""
+        """Return R.p, with the matrix `own`, of the values of all steps, shaped like y."""
         if own.shape[0] == 1 and self.outer.layout != "BDT" and not self.outer.directions:
             return values @ own.reshape(own.shape[-2:]).swapaxes(0, 1)
         out, of = own.shape[-2:]

@@ -20,9 +20,9 @@ class RawGradients:
     """The gradients as computed: of x and the initial states (in the cell's order), and three that are wider than their arrays.
 
     All are arrays of a library. `weight` [gates * hidden, input], `dR` of the shape of R, and `sums` [runs, gates + recurrent
-    gates + parameters, hidden], of bias, recurrent bias and parameters, are in the arithmetic dtype or a wider one; None where
-    there is nothing that they are gradients of. `vectors` [runs, hidden, n] are such sums too, by the names of parameters with
-    the axis n; `shared` are the gradients of the inputs S.*, `inputs` of X.*.
+    gates + parameters, hidden], of bias, recurrent bias and parameters, are in the arithmetic dtype or a wider one; None if the
+    call lacks their arrays. `vectors` [runs, hidden, n] are such sums too, by the names of parameters with the axis n; `shared`
+    are the gradients of the inputs S.*, `inputs` of X.*.
     """
 
     x: Any
@@ -71,7 +71,7 @@ def gradients_by_name(
 
 
 def _with_products_by_gate(interface: Interface, named: dict[str, Any]) -> dict[str, Any]:
-    """Return gradients with those of products by gate where they have several shapes."""
+    """Return gradients, with the gradients of products by gate if products have several shapes."""
     if "R" in named and interface.has_unequal_products:
         named["R"] = by_gate(interface, named["R"])
     if "recurrent_bias" in named and interface.has_unequal_biases:
@@ -80,12 +80,12 @@ def _with_products_by_gate(interface: Interface, named: dict[str, Any]) -> dict[
 
 
 def bias_rows(interface: Interface, sums: Any) -> Any:
-    """Return the gradient of the bias, of sums over batch and time."""
+    """Return the gradient of the bias, from sums over batch and time."""
     return sums if interface.summed_count == len(interface.gates) else sums[:, : len(interface.gates)]
 
 
 def _parameters_of_sums(interface: Interface, sums: Any) -> dict[str, Any]:
-    """Return the gradients of parameters without the axis n, of sums over batch and time."""
+    """Return the gradients of parameters without the axis n, from sums over batch and time."""
     first, size = len(interface.gates) + len(interface.recurrent_gates), interface.hidden_size
     rows = {name: sums[:, row] for row, name in enumerate(interface.summed_parameters, first)}
     units = {name: interface.shape_of_parameter(name)[-1] for name in rows}
@@ -107,9 +107,9 @@ def _of_slots_by_name(
 
 
 def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGradients) -> list[Any]:
-    """Return the gradients of tensors of torch by slot, each in the form of its tensor, None where there is none of it.
+    """Return the gradients of tensors of torch by slot, each in the form of its tensor, None for an absent tensor.
 
-    No two overlap, since autograd adds to them; parts of the sums over time lie side by side in one buffer.
+    No two overlap, since autograd adds to them; parts of the sums over time are adjacent in one buffer.
     """
     slots = interface.slots
     if isinstance(raw, SlotGradients):
@@ -122,7 +122,7 @@ def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGrad
 
 
 def wide_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients) -> list[Any]:
-    """Return the gradients of the slots before the states, as they were computed, None for x and where there is no tensor."""
+    """Return the gradients of the slots before the states, as they were computed; None for x and for an absent tensor."""
     gates = len(interface.gates)
     sums = raw.sums
     gradients: list[Any] = [None] * len(FIXED)
@@ -142,10 +142,10 @@ def wide_by_slot(interface: Interface, tensors: Sequence[Any], raw: RawGradients
 def in_forms_of(tensors: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
     """Return gradients of tensors of torch in their dtypes and shapes, contiguous, None where there is none.
 
-    All that change their dtype do so at once: for small layers the host takes longer to ask for each than a GPU to do it.
+    All conversions of dtypes are launched at once: for small layers the host takes longer to launch each than a GPU to run it.
     """
     pairs = zip(tensors, gradients, strict=True)
-    # Of R it has more axes.
+    # The gradient of R has more axes.
     formed = [None if wide is None else wide if wide.shape == of.shape else wide.reshape(of.shape) for of, wide in pairs]
     others = [at for at, wide in enumerate(formed) if wide is not None and wide.dtype is not tensors[at].dtype]
     if others:
@@ -153,5 +153,5 @@ def in_forms_of(tensors: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         sys.modules["torch"]._foreach_copy_(cast, [formed[at] for at in others])
         for at, gradient in zip(others, cast, strict=True):
             formed[at] = gradient
-    # Of R, with several heads, there are gaps.
+    # The gradient of R has gaps with several heads.
     return [gradient if gradient is None or gradient.is_contiguous() else gradient.contiguous() for gradient in formed]

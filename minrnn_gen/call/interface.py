@@ -26,15 +26,14 @@ class Interface:
     """Interface of a kernel: the spec's sizes and the cell's names.
 
     Where both directions run, every array but x of an input projection has both: an axis of 2 in front of the gates of x, in
-    front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse.
-    A dense cell, and no other, has `recurrent_gates`. Of a cell with the axis n, and of no other, `state_size` is n, which
-    `vector_states` and `vector_parameters` have after the hidden axis, and the inputs `shared` after that of `groups`.
-    Of a cell with the axis p, and of no other, `projection_size` is P, which `projected_states` and `projected_parameters` have
-    instead of H; of one that lists products, `products` are the shapes of all, and `unbiased` gates have no recurrent bias.
-    `model` is the name of such a cell.
-    `inputs` are those of X.*, each with one value for each of y; `step_inputs` among them have one for each step, in one axis
-    of batch and one of time in every layout. The matrices of the gates in `block_diagonal` are 0 outside of so many equal
-    blocks along the diagonal.
+    front of states, R, biases and parameters, and within the rows of weight and the channels of y, forward before reverse. Only
+    a dense cell has `recurrent_gates`. Only a cell with the axis n has a `state_size`, n: an axis of `vector_states` and
+    `vector_parameters` after the hidden axis, and of the inputs `shared` after the axis of `groups`. Only a cell with the axis
+    p has a `projection_size`, P, which `projected_states` and `projected_parameters` have instead of H. In a cell that lists
+    products, `products` are the shapes of all, `unbiased` gates have no recurrent bias, and `model` is the cell's name.
+    `inputs` are the inputs X.*, each with one value for each value of y; `step_inputs` among them have one value for each step,
+    with the axes batch and time in every layout. `block_diagonal` has the gates with block-diagonal matrices, each with its
+    number of equal blocks.
     """
 
     layout: str
@@ -106,7 +105,7 @@ class Interface:
 
     @property
     def channel_axes(self) -> str:
-        """The axes of an input X.* in the layout; its memory is that of y."""
+        """The axes of an input X.* in the layout; it is laid out as y."""
         return Y_AXES[self.layout].replace("h", "dh" if self.directions else "h")
 
     def axes_of_input(self, name: str) -> str:
@@ -141,7 +140,7 @@ class Interface:
 
     @property
     def has_unequal_biases(self) -> bool:
-        """Whether the recurrent bias is one axis, of all products, of which `unbiased` ones have zeros."""
+        """Whether the recurrent bias is one axis of all products, with zeros for `unbiased` ones."""
         return len({(shape.heads, shape.out) for shape in self.products}) > 1 or bool(self.unbiased)
 
     @property
@@ -182,12 +181,12 @@ class Interface:
 
     @property
     def summed_parameters(self) -> tuple[str, ...]:
-        """The parameters without the axis n, whose gradients are summed with those of biases."""
+        """The parameters without the axis n; their gradients are summed with the gradients of biases."""
         return tuple(name for name in self.parameters if name not in self.vector_parameters)
 
     @property
     def summed_count(self) -> int:
-        """How many vectors have gradients that are sums over batch and time: of both biases' gates, then parameters."""
+        """The number of vectors whose gradients are sums over batch and time: gates of both biases, then parameters."""
         return len(self.gates) + len(self.recurrent_gates) + len(self.summed_parameters)
 
     @property

@@ -1,4 +1,4 @@
-"""R and its bias of a cell whose products have several shapes: given by gate, and one array to all that a call is passed to."""
+"""R and its bias for products of several shapes: given by gate, and then one array for everything that a call is passed to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minrnn_gen.errors import BadInput, kind_of, nearest_name
 
 
 def joined(interface: Interface, arguments: CallArguments, library: Any = None) -> CallArguments:
-    """Return the arguments with R and its bias in one array each, where they were given as {gate: array}.
+    """Return the arguments with R and its bias in one array each, if they came as {gate: array}.
 
     `library`: the module of the arrays' library, where it is known. Raises BadInput for a gate that is missing or unknown, and
     for an array of another shape.
@@ -97,7 +97,7 @@ def biases_by_gate(interface: Interface, bias: Any) -> dict[str, Any]:
 
 
 def bias_of_sums(interface: Interface, sums: Any, first: int) -> Any:
-    """Return the gradient of the recurrent bias of sums [runs, rows, units], whose rows begin at `first`."""
+    """Return the gradient of the recurrent bias from sums [runs, rows, units], whose rows begin at `first`."""
     rows = sums[:, first : first + len(interface.recurrent_gates)]
     if not interface.has_unequal_biases:
         return rows

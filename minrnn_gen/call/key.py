@@ -1,4 +1,4 @@
-"""The key of a call: all that its launches depend on but where the arrays are and what is in them."""
+"""The key of a call: everything that its launches depend on, except the addresses and contents of its arrays."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _TYPES_HELD = 16
 
 
 class KeyedArrays(NamedTuple):
-    """A call's arrays by slot, None where absent, and where they start (0 there); with the key of them all."""
+    """A call's arrays by slot, None where absent, their addresses (0 there), and the key of them all."""
 
     key: CallKey
     arrays: list[Any]
     addresses: list[int]
 
     def behind(self, arrays: list[Any], addresses: list[int]) -> KeyedArrays:
-        """Return the arrays with slots after those of others, which `key` has to identify already."""
+        """Return the arrays in the slots after those of other `arrays`, which `key` already identifies."""
         return KeyedArrays(self.key, arrays + self.arrays, addresses + self.addresses)
 
 
 def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
     """Return the key of `arrays`, in the order of their slots: the first is an array, each other one may be None.
 
-    `operation` distinguishes calls that do different things with such arrays. None where there is no key: arrays of other
-    libraries than torch and CuPy or of both, and arrays that a call looks at more closely (because they record gradients, or
-    are conjugated on the way).
+    `operation` distinguishes calls that do different things with such arrays. None if there is no key: for arrays of other
+    libraries than torch and CuPy, or of both, and for arrays that a call inspects more closely (because they record gradients,
+    or are conjugated on the way).
     """
     if arrays is None:
         return None
@@ -49,7 +49,7 @@ def keyed(operation: Hashable, arrays: list[Any] | None) -> KeyedArrays | None:
 
 
 def is_on_cpu(array: Any) -> bool:
-    """Say whether an array is a tensor in host memory, the only ones there whose calls have keys."""
+    """Say whether an array is a tensor in host memory; no other array there has a call with a key."""
     return bool(getattr(array, "is_cpu", False))
 
 
@@ -59,7 +59,7 @@ _Describer = Callable[[list[Any]], _Described | None]
 
 @lru_cache(maxsize=_TYPES_HELD)
 def _describer_of(kind: type) -> _Describer | None:
-    """Return a function for the keys and the addresses of arrays that are of the library of this very type, if it has them."""
+    """Return a function for the keys and addresses of arrays of the library of this very type, if there is one."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and hasattr(torch, "Tensor") and (kind is torch.Tensor or kind is torch.nn.Parameter):
         return trip.describer_of(torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled) or _tensors

@@ -39,7 +39,7 @@ _CALL_TYPES = get_type_hints(CallArrays)
 
 
 def call_arguments(x: Any, R: Any, arrays: CallArrays) -> CallArguments:
-    """Return the arguments of a call over time, whose reset states and holds are taken out before.
+    """Return the arguments of a call over time, from which reset states and holds were already removed.
 
     Raises TypeError for a keyword that it does not take.
     """
@@ -60,19 +60,19 @@ def _arguments(x: Any, R: Any, arrays: CallArrays, allowed: Mapping[str, Any]) -
 
 
 def shows_call(function: Function) -> Function:
-    """Give a function with **arrays: Unpack[CallArrays] the signature in which each keyword stands by its name."""
+    """Give a function with **arrays: Unpack[CallArrays] a signature with each keyword by its name."""
     return shows_keywords(function, _CALL_TYPES, {})
 
 
 def shows_step(function: Function) -> Function:
-    """Do so for **arrays: Unpack[StepArrays]."""
+    """Give a function with **arrays: Unpack[StepArrays] a signature with each keyword by its name."""
     return shows_keywords(function, _STEP_TYPES, {})
 
 
 def shows_keywords(function: Function, types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Function:
-    """Give a function with ** the signature in which each of these keywords stands by its name, before its own of the kind.
+    """Give a function with ** a signature with each of these keywords by its name, before its own keywords.
 
-    A * by which it collects arguments to refuse them is left out.
+    A * that only collects arguments to refuse them is left out.
 
     A keyword without a default is None by default.
     """

@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(time: int, count: int) -> tuple[Piece, ...]:
-    """Return `count` pieces of `time` steps, as long as each other but for one step; fewer where there are fewer steps."""
+    """Return `count` pieces of `time` steps, whose lengths differ by one step at most; fewer if there are fewer steps."""
     count = max(1, min(count, time))
     ends = [time * number // count for number in range(count + 1)]
     return tuple(Piece(start, end - start, time) for start, end in itertools.pairwise(ends))
@@ -71,5 +71,5 @@ def piece_of_outputs(interface: Interface, outputs: Outputs, piece: Piece, final
 def piece_of_incoming(
     interface: Interface, incoming: IncomingGradient, piece: Piece, dfinal: Sequence[Array | None]
 ) -> IncomingGradient:
-    """Return a piece of the gradients that a backward starts from; `dfinal` are those of the states after its last step."""
+    """Return a piece of the gradients that a backward starts from; `dfinal` are those after its last step."""
     return IncomingGradient(narrowed_in_time(incoming.dy, Y_AXES[interface.layout], piece), tuple(dfinal))

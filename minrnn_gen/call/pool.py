@@ -30,8 +30,9 @@ class PoolArguments(NamedTuple):
 class PoolRows:
     """Which of the `count` slots of a pool each sequence reads (`slots`) and writes (`into`; None: the same).
 
-    A sequence that reads `pad_slot` is padding: it touches nothing of the pool, and its y is 0. One that writes it drops its
-    states. On a GPU a slot that the pool lacks counts as `pad_slot`. Where `has_state` is False, a sequence begins with zeros.
+    A sequence that reads `pad_slot` is padding: it touches nothing of the pool, and its y is 0. A sequence that writes
+    `pad_slot` drops its states. On a GPU a slot that the pool lacks counts as `pad_slot`. Where `has_state` is False, a
+    sequence begins with zeros.
     """
 
     slots: Array
@@ -50,7 +51,7 @@ class PoolRows:
         return [self.slots, self.into, self.has_state]
 
     def placed(self, arrays: Sequence[Array | None]) -> PoolRows:
-        """Return the same rows of a pool, by arrays as `flat` has them."""
+        """Return the same rows of a pool with these arrays, in the order of `flat`."""
         slots, into, has_state = arrays
         assert slots is not None
         return PoolRows(slots, into, self.pad_slot, self.count, has_state)

@@ -23,7 +23,7 @@ from minrnn_gen.errors import BadInput, kind_of
 
 
 def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any, has_state: Any = None) -> PoolArguments | None:
-    """Return what a call is given of slots, None where it has none; raises BadInput for what needs them."""
+    """Return the arguments of a call on slots, None if it has none; raises BadInput for arguments that need slots."""
     if isinstance(pad_slot, bool) or not isinstance(pad_slot, int):
         raise BadInput(f"pad_slot is {kind_of(pad_slot)}; a whole number is expected")
     if slots is not None:
@@ -35,7 +35,7 @@ def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any, has_state: Any = 
 
 
 def with_pool(interface: Interface, inspect: Inspect, call: Call, state: Any, asked: PoolArguments) -> Call:
-    """Return a checked call without states with those of a pool; raises BadInput with one sentence.
+    """Return a checked call, which has no states, with the states of a pool; raises BadInput with one sentence.
 
     The values of slots are checked where they are in host memory.
     """
@@ -87,7 +87,7 @@ def _indices(array: Array, call: Call) -> Array:
 
 
 def check_values(rows: PoolRows) -> None:
-    """Refuse slots that the pool lacks, and sequences of which one writes what another one writes or reads."""
+    """Refuse slots that the pool lacks, and a slot that one sequence writes and another one writes or reads."""
     import numpy
 
     reads, writes = as_numpy(rows.slots), as_numpy(rows.written)
@@ -122,7 +122,7 @@ def check_accepted(rows: PoolRows, accepted: Array, drafts: Array) -> None:
 
 
 def check_range(slots: Any, name: str, count: int, pad_slot: int | None = None) -> None:
-    """Refuse slots beyond a pool of so many, but for `pad_slot`."""
+    """Refuse slots beyond a pool of `count` slots, except `pad_slot`."""
     wrong = (slots < 0) | (slots >= count)
     if pad_slot is not None:
         wrong &= slots != pad_slot
@@ -132,7 +132,7 @@ def check_range(slots: Any, name: str, count: int, pad_slot: int | None = None) 
 
 
 def check_writes(slots: Any, name: str) -> None:
-    """Refuse a slot that stands twice."""
+    """Refuse a slot that is written twice."""
     import numpy
 
     written, counts = numpy.unique(slots, return_counts=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ProductShape(NamedTuple):
-    """One product: of each of its `heads`, `out` units of what `of` units of the operand give."""
+    """One product: for each of its `heads`, `out` units from `of` units of the operand."""
 
     heads: int
     out: int
@@ -31,12 +31,12 @@ class ProductShape(NamedTuple):
 
 
 def ranges_of(sizes: Sequence[int]) -> list[slice]:
-    """Return where arrays of these sizes lie, one after the other."""
+    """Return the ranges of consecutive arrays of these sizes."""
     return [slice(*pair) for pair in pairwise(accumulate(sizes, initial=0))]
 
 
 def equal_neighbours(shapes: Sequence[ProductShape]) -> list[tuple[ProductShape, int]]:
-    """Return the shapes in their order, equal neighbours once, with how many there are."""
+    """Return the shapes in their order, equal neighbours once, each with its count."""
     counted: list[tuple[ProductShape, int]] = []
     for shape in shapes:
         if counted and counted[-1][0] == shape:

@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 class ForwardResult(NamedTuple):
     """Results of a forward: y, the states after every step where they are written (else empty), the final states.
 
-    `projected` are the pre-activations, where x was projected; `products` those with R, where a backward reads them.
+    `projected` are the pre-activations, where x was projected; `products` are the products with R, if a backward reads them.
     """
 
     y: Any
@@ -40,7 +40,7 @@ class ForwardResult(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Results of a single step: y, None of what has states alone, and the states."""
+    """Results of a single step: y, None if it only returns states, and the states."""
 
     y: Any
     final: tuple[Any, ...]
@@ -63,7 +63,7 @@ class Places(NamedTuple):
 
 
 class NoResult(NamedTuple):
-    """Nothing: a run changes arrays of its call alone."""
+    """No results: a run changes only the arrays of its call."""
 
     def mapped(self, _change: Callable[[Any], Any]) -> NoResult:
         """Return itself."""

@@ -30,9 +30,9 @@ class Sequences:
 
 
 def as_marks(resets: Any, name: str = "resets") -> Any:
-    """Return resets as bool: an array of numbers, of whatever library, that has nothing but 0 and 1 is taken as such.
+    """Return resets as bool, if they are an array of numbers, of any library, that has only 0 and 1.
 
-    Anything else stays what it is. Raises BadInput where such an array has other values.
+    Anything else stays as it is. Raises BadInput where an array of numbers has other values.
     """
     if not are_numbers(resets):
         return resets
@@ -57,7 +57,7 @@ def as_array(value: Any, name: str) -> Any:
 
 
 def listed_integers(values: Sequence[Any], name: str) -> list[int]:
-    """Return the values of a list as integers that int64 holds; raises BadInput where one is none."""
+    """Return the values of a list as integers that int64 holds; raises BadInput for any other value."""
     integers = []
     for place, value in enumerate(values):
         try:

@@ -107,7 +107,7 @@ class BackwardSlots(NamedTuple):
 
 
 def runs_from(first: int, *counts: int) -> list[slice]:
-    """Return runs of so many slots each, one after the other, beginning with slot `first`."""
+    """Return consecutive runs of so many slots each, from slot `first` on."""
     runs = []
     for count in counts:
         runs.append(slice(first, first + count))

@@ -14,10 +14,9 @@ from minrnn_gen.errors import BadInput, kind_of
 
 
 def spread_inputs(interface: Interface, inputs: Any, x: Any, library: Any = None) -> Any:
-    """Return the inputs X.* of a call, those of one value per step [B, T] in all channels; of a single step they are [B].
+    """Return the inputs X.* of a call, with inputs of one value per step, [B, T] or [B] of a single step, in all channels.
 
-    `x` is that of the call, and `library` the module of the arrays' library, where it is known. Raises BadInput for another
-    shape.
+    `x` is the call's, and `library` the module of the arrays' library, where it is known. Raises BadInput for another shape.
     """
     if not isinstance(inputs, Mapping):
         return inputs
@@ -44,7 +43,7 @@ def spread_inputs(interface: Interface, inputs: Any, x: Any, library: Any = None
 
 
 def gathered_inputs(interface: Interface, gradients: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the gradients of inputs X.* from those of what `spread_inputs` returned: sums over channels, and directions."""
+    """Return the gradients of inputs X.* from the gradients of spread inputs: sums over channels, and directions."""
     axes, gathered = interface.channel_axes, dict(gradients)
     summed = tuple(place for place, axis in enumerate(axes) if axis not in "bt")
     for name in interface.step_inputs:

@@ -35,8 +35,7 @@ def check_call(
 ) -> Call:
     """Check every array of a call; raises BadInput with one sentence naming the array, what it is and what it has to be.
 
-    A single step has no time axis and no sequences; its x may have any strides, of which a projection takes only contiguous
-    ones.
+    A single step has no time axis and no sequences; its x may have any strides, but a projection takes only contiguous x.
     """
     axes = interface.x_axes
     if single_step:
@@ -100,7 +99,7 @@ def check_gradient(
 ) -> IncomingGradient:
     """Check the arrays of a backward against `y` of its forward; raises BadInput as `check_call` does.
 
-    `dy` may have any strides, of which kernels take only those of y.
+    `dy` may have any strides, but kernels take only the strides of y.
     """
     checked = inspect(dy, "dy")
     check_dtype(checked, (y.dtype,))
@@ -312,7 +311,7 @@ def _recurrent_bias(interface: Interface, inspect: Inspect, recurrent_bias: Any)
 
 
 def _unflattened(array: Array, flat: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """View an array that is `flat`, as the layers of torch have theirs, in its shape, and leave any other as it is."""
+    """View a `flat` array, as torch's layers store theirs, in its shape, and leave any other array as it is."""
     if array.shape != flat or not array.is_contiguous:
         return array
     return replace(array, shape=shape, strides=contiguous_strides(shape))

@@ -1,7 +1,7 @@
 """States in stages, each one affine map of its own previous values, by which pieces of time are composed.
 
-A block is what a scan of maps is made of; here neighbouring blocks are one stage where they are affine together, since every
-stage costs a run.
+A scan of maps takes one block at a time. Here neighbouring blocks that are affine together share a stage, since every stage
+costs a run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from minrnn_gen.cell.polynomials import NotAffine, Polynomials
 class AffineStage:
     """States s with s[t] = A s[t-1] + b, where A and b read no previous value but those of earlier stages.
 
-    `a`: the coefficients that are not zero, by (row, column). `entries`: those of a product of such maps that may not be zero,
-    in the order of rows: every diagonal one, and others where a path leads from the column to the row. `is_constant`: A is made
-    of parameters and numbers, so that such products are its powers.
+    `a`: the nonzero coefficients, by (row, column). `entries`: the pairs (row, column) that may be nonzero in a product of such
+    maps, row by row: the diagonal, and every pair with a path from the column to the row. `is_constant`: A has only parameters
+    and numbers, so that such products are its powers.
     """
 
     states: tuple[str, ...]
@@ -64,7 +64,7 @@ def affine_stages(cell: Cell) -> tuple[AffineStage, ...]:
 
 
 def _fits(cell: Cell, states: tuple[str, ...]) -> bool:
-    """Whether states are few enough for one map, and all have n values per channel, or none."""
+    """Whether states are few enough for one map, and either all or none of them have n values per channel."""
     return len(states) <= STATES_MOST and len({state in cell.vectors.states for state in states}) == 1
 
 

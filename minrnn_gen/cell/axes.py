@@ -1,4 +1,4 @@
-"""The axis n of a cell: which of its names have n values per channel, and what may be made of what."""
+"""The axis n of a cell: which of its names have n values per channel, and which operations combine them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Vectors:
         return bool(self.states or self.parameters or self.shared)
 
     def narrow(self, states: Sequence[str]) -> tuple[str, ...]:
-        """Return those of a cell's states that have one value per channel."""
+        """Return the states of a cell that have one value per channel."""
         return tuple(name for name in states if name not in self.states)
 
 
@@ -54,7 +54,7 @@ class Axes:
         return not isinstance(expression, Sum) and any(map(self.is_wide, operands))
 
     def define(self, place: Place, name: str, expression: Expr) -> None:
-        """Give what is defined its axis; raises `BadInput` for a state whose equation has another."""
+        """Set the axis of a defined symbol; raises `BadInput` for a state whose equation has another axis."""
         self.units.define(place, name, expression)
         is_wide, state = self.is_wide(expression), name.removesuffix("[t]")
         if state == name:
@@ -72,13 +72,13 @@ class Axes:
             )
 
     def why_not_shared(self, name: str) -> str | None:
-        """Return why S.name is no input; None where it is one."""
+        """Return why S.name is not an input; None if it is."""
         if name in self._shared:
             return None
         return f"S.{name} is not listed{nearest_name(name, self._shared)}; list it, `shared: [{name}]`"
 
     def why_no_sum(self, operand: Expr) -> str | None:
-        """Return why there is no sum over n of `operand`; None where there is one."""
+        """Return why `operand` cannot be summed over n; None if it can."""
         if self.is_wide(operand):
             return None
         return (
@@ -89,7 +89,7 @@ class Axes:
     def why_no_output(self, output: Expr, default: str | None) -> str | None:
         """Return why `output` cannot be the output, which is one value per channel; None where it can.
 
-        `default`: the state that is the output because the file names none.
+        `default`: the state that is the output because the file names no output.
         """
         if not self.is_wide(output):
             return None
@@ -142,7 +142,7 @@ def check_no_vectors(projection: Projection, vectors: Vectors, uses: Mapping[str
 def check_no_input(
     vectors: Vectors, projection: Projection, input_uses: Mapping[str, Place], step_inputs: Collection[str]
 ) -> None:
-    """Raise `BadInput` for an input X.* in a cell with the axis n or p, or with one value per step beside listed products."""
+    """Raise `BadInput` for an input X.* in a cell with the axis n or p, or with one value per step next to listed products."""
     for name, place in input_uses.items():
         if name in step_inputs and not projection and not projection.is_plain:
             raise place.error(
@@ -162,7 +162,7 @@ def check_no_input(
 def names_with_axes(
     source: CellSource, key: str, listed: tuple[str, ...] | Mapping[str, object] | None, used: Mapping[str, Place], form: str
 ) -> tuple[str, ...]:
-    """Return the names `used`: in the order `listed`, or, where a mapping gives their axes, in that of their first use."""
+    """Return the names `used`, in the order `listed` or, where a mapping gives their axes, in order of first use."""
     if not isinstance(listed, Mapping):
         return names_in_order(source, key, listed, used, form)
     _check_listed(source, key, listed, used, form)

@@ -1,4 +1,4 @@
-"""Blocks of states that feed each other, each an affine map of its own previous values: scans, one after the other."""
+"""Blocks of states that feed each other, each an affine map of its own previous values: consecutive scans."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SCANS_MOST = 3
 
 @dataclass(frozen=True)
 class Block:
-    """States that depend on each other: s[t] = A s[t-1] + b, with what A and b are made of known before.
+    """States that depend on each other: s[t] = A s[t-1] + b, with A and b known before the scan.
 
     `a` are the rows of A, `b` one value per state; both read gates, parameters, inputs and states of earlier blocks. `form`:
-    "memory" reads no previous value of its own, A being 0; "rotation" is [[p, -q], [q, p]], "dual" is [[p, 0], [q, p]] with the
-    states in this order. `is_constant`: A is made of parameters and numbers. `level` counts the scans up to this block, one
-    after the other. `reads` are the values of earlier blocks in A and in b.
+    "memory" has A = 0, so it reads no previous value of its own; "rotation" is [[p, -q], [q, p]], "dual" is [[p, 0], [q, p]]
+    with the states in this order. `is_constant`: A is made of parameters and numbers. `level` counts the consecutive scans up
+    to this block. `reads` are the values of earlier blocks in A and in b.
     """
 
     states: tuple[str, ...]
@@ -44,9 +44,9 @@ class Block:
 
 
 def partition(cell: Cell) -> tuple[tuple[str, ...], ...]:
-    """Return the states in blocks of those that depend on each other, earlier blocks first.
+    """Return the states in blocks that depend on each other, earlier blocks first.
 
-    A state depends on another whose previous value reaches its next one, through any values of the step.
+    A state depends on another if the other's previous value reaches its next value, through any values of the step.
     """
     reached = _reached_by(cell, {ex.previous(state): {state} for state in cell.states})
     reads = {state: reached[ex.current(state)] for state in cell.states}
@@ -98,7 +98,7 @@ def _proved(cell: Cell, states: tuple[str, ...], earlier: list[Block]) -> Block:
 def _in_form(
     states: tuple[str, ...], a: tuple[tuple[Expr, ...], ...], b: tuple[Expr, ...], is_zero: Callable[[Expr], bool]
 ) -> tuple[tuple[str, ...], tuple[tuple[Expr, ...], ...], tuple[Expr, ...], BlockForm]:
-    """Return states, A and b with the form of A; of a dual number the state first that is free of the other."""
+    """Return states, A, b and the form of A; a dual number begins with the state that does not read the other."""
     if all(entry == ex.ZERO for row in a for entry in row):
         return states, a, b, "memory"
     if len(states) == 1:
@@ -121,7 +121,7 @@ def _values_of(state: str) -> tuple[Symbol, Symbol]:
 
 
 def _reached_by(cell: Cell, sources: Mapping[Symbol, set[str]]) -> dict[Symbol, set[str]]:
-    """Return for each value of a step the names of the sources that reach it."""
+    """Return the names of the sources that reach each value of a step."""
     reached = {symbol: set(names) for symbol, names in sources.items()}
     for symbol, expression in cell.definitions:
         reached[symbol] = set().union(*(reached.get(used, ()) for used in ex.symbols_of(expression)))
@@ -129,13 +129,13 @@ def _reached_by(cell: Cell, sources: Mapping[Symbol, set[str]]) -> dict[Symbol, 
 
 
 class Expanded:
-    """The symbols that values are made of, named values followed to theirs."""
+    """The symbols in values, with named values replaced by the symbols of their definitions."""
 
     def __init__(self, lets: Mapping[Symbol, Expr]) -> None:
         self._lets = lets
 
     def symbols(self, values: Iterable[Expr]) -> tuple[Symbol, ...]:
-        """Return them, each once, in the order of their first use."""
+        """Return the symbols of `values`, each once, in order of first use."""
         symbols: dict[Symbol, None] = {}
         waiting, followed = list(values)[::-1], set[Symbol]()
         while waiting:
@@ -149,7 +149,7 @@ class Expanded:
 
 
 def shown_blocks(blocks: tuple[Block, ...]) -> str:
-    """Return what is proved of blocks, in sentences."""
+    """Return the proved facts about blocks, in sentences."""
     scans = sorted((block for block in blocks if block.is_scan), key=lambda block: block.level)
     levels = sorted({block.level for block in scans})
     texts = ["; ".join(_shown(block) for block in scans if block.level == level) for level in levels]

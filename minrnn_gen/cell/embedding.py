@@ -1,4 +1,4 @@
-"""A cell with projected units as a cell without: they are the first of as many units as the others, and matrices have zeros."""
+"""A cell with projected units rewritten with H units everywhere: projected units come first, matrices are padded with zeros."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from minrnn_gen.cell.printing import equation_text
 
 
 def embedded_cell(cell: Cell, hidden_size: int, projection_size: int, heads: int = 1) -> tuple[dict[str, Any], str | None]:
-    """Return the file of the cell whose units are all H, and its parameter that is 1 at projected units and 0 beyond, if any.
+    """Return the file of the cell with H units everywhere, and its parameter that is 1 at projected units and 0 beyond, if any.
 
-    Matrices, biases, parameters and states are 0 beyond P units. So are products to p; other values that products multiply, or
-    means are of, may be anything there, infinite too, and are selected by that parameter. A mean over P units is one over H,
-    times H / P. Beside products over all heads, those of a head have block-diagonal matrices.
+    Matrices, biases, parameters and states are 0 beyond P units, and so are products to p. Other operands of products and means
+    may have any value there, infinity included, so the parameter masks them. A mean over P units is a mean over H units, times
+    H / P. Where some products are over all heads, the products within a head have block-diagonal matrices.
     """
     return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size), heads).file()
 
@@ -58,7 +58,7 @@ class _Embedding:
 
     @property
     def _block_diagonal(self) -> tuple[str, ...]:
-        """The gates whose products are of a head, beside others over all heads; those of P units have them together."""
+        """The gates with products within a head, where others are over all heads. Gates with P units are not among them."""
         projection = self._cell.projection
         if not projection.across or self._heads == 1:
             return ()
@@ -66,7 +66,7 @@ class _Embedding:
         return tuple(gate for gate in self._cell.recurrent_gates if gate not in projection.across and gate not in narrow)
 
     def _equation(self, symbol: Symbol, value: Expr) -> Expr:
-        """Return the definition of a symbol: of a state with P units, which the next step and the next layer read, selected."""
+        """Return the definition of a symbol; a state with P units is masked, since the next step and layer read it."""
         state = symbol.name.removesuffix("[t]")
         return self._within(value) if state != symbol.name and state in self._cell.projection.states else value
 
@@ -86,7 +86,7 @@ class _Embedding:
         return equation_text(self._with_arguments(value))
 
     def _with_arguments(self, value: Expr) -> Expr:
-        """Return an expression whose products are written with what they multiply."""
+        """Return an expression whose products are written with their operands."""
         if isinstance(value, Symbol):
             gate = value.name.removeprefix("R.")
             if gate == value.name or gate not in self._arguments:
@@ -100,7 +100,7 @@ class _Embedding:
         return ex.rebuilt(value, [self._with_arguments(operand) for operand in operands]) if operands else value
 
     def _named(self, value: Expr) -> Expr:
-        """Return a symbol of a value that is written more than once."""
+        """Return a symbol for a value that is used more than once."""
         if isinstance(value, Symbol):
             return value
         name = self._new_name("of_units")

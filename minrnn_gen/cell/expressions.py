@@ -43,7 +43,7 @@ __all__ = [
 
 
 def number(value: int | float | str | Fraction) -> Number:
-    """Return a number, exactly as it is or as a text spells it; raises ValueError for a text that spells none."""
+    """Return an exact number from a number or its text; raises ValueError for text that spells no number."""
     return Number(Fraction(value))
 
 
@@ -137,7 +137,7 @@ def power(base: Expr, exponent: int) -> Expr:
 def operation(expression: Expr) -> tuple[OperationName, tuple[Expr, ...]]:
     """Return what `expression` does and to which operands, in the author's order.
 
-    The operands of "power" are the base alone: `power_exponent` has the rest. A "call" is a `CellFunction`.
+    A "power" has its base as the only operand; `power_exponent` returns the exponent. A "call" is a `CellFunction`.
     """
     return expression.operation, expression.args
 

@@ -17,8 +17,8 @@ from minrnn_gen.config.documents import Document, demand_key, document_from_mapp
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.errors import nearest_name, shown
 
-# Built-in cells as a usual call has them, those with n values per channel, with inputs X.*, with P projected units, and those
-# whose states feed each other.
+# Built-in cells: plain ones, then cells with n values per channel, with inputs X.*, with P projected units, and with states
+# that feed each other.
 _LIBRARY, _VECTOR_LIBRARY, _INPUT_LIBRARY, _PROJECTED_LIBRARY, _COUPLED_LIBRARY = _FOLDERS = (
     "cell/library",
     "cell/library/vectors",
@@ -138,9 +138,9 @@ class CellSource:
     """A cell before its equations are read.
 
     `document` is valid as a `CellFile`; `canonical` identifies the content in a cache key: the file's bytes, or the mapping as
-    JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise. `has_vectors`:
-    some of its names have n values per channel, by what the file lists; `has_products`: it lists products; `has_step_inputs`:
-    it lists inputs of one value per step.
+    JSON with sorted keys. `recurrent_bias`: the recurrent product has a bias, unless a spec says otherwise. `has_vectors`: the
+    file lists names with n values per channel; `has_products`: it lists products; `has_step_inputs`: it lists inputs of one
+    value per step.
     """
 
     name: str
@@ -153,7 +153,7 @@ class CellSource:
 
 
 def library_names() -> tuple[str, ...]:
-    """Return the names of the built-in cells that have none of what the others have, sorted."""
+    """Return the names of the built-in cells without vectors, inputs X.*, projected units or coupled states, sorted."""
     return _names_in(_LIBRARY)
 
 
@@ -178,7 +178,7 @@ def coupled_library_names() -> tuple[str, ...]:
 
 
 def library_folders() -> tuple[tuple[str, ...], ...]:
-    """Return the names of all built-in cells, by what they have."""
+    """Return the names of all built-in cells, by feature."""
     return tuple(map(_names_in, _FOLDERS))
 
 
@@ -189,9 +189,9 @@ def _names_in(folder: str) -> tuple[str, ...]:
 def find_cell(model: str | Mapping[str, Any] | Document, folder: Path, where: str) -> CellSource:
     """Return the cell that `model` means: a built-in name, a path relative to `folder`, or the mapping of an inline cell.
 
-    A text is a path when it ends in .yaml or .yml or holds a path separator. An inline cell given as a document, such as
-    `spec.document.part("model")`, has its lines in messages. `where` names the asking document in them.
-    Raises `BadInput` for an unknown name, an unreadable file, or content that is not a cell file's.
+    A text is a path when it ends in .yaml or .yml or holds a path separator. Messages show the lines of an inline cell that is
+    a document, such as `spec.document.part("model")`. `where` names the asking document in them. Raises `BadInput` for an
+    unknown name, an unreadable file, or content that is not a cell file's.
     """
     if isinstance(model, Document):
         return _inline(model)

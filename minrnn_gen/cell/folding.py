@@ -11,7 +11,7 @@ from minrnn_gen.cell.printing import equation_text
 
 
 class Folded(NamedTuple):
-    """The file of a cell with what its product `gate` multiplies as its output."""
+    """The file of a cell whose output is the operand of its product `gate`."""
 
     file: dict[str, Any]
     gate: str
@@ -20,8 +20,8 @@ class Folded(NamedTuple):
 def folded_cell(cell: Cell) -> Folded | None:
     """Return a cell with its last product folded into all others; None where its output is more than that product.
 
-    From the second step on R.g(h[t-1]) is one product of R.g R.p with what R.p multiplied, so that this serves calls without
-    initial states. The product must be of a head, without a bias, and nothing else may read h.
+    From the second step on R.g(h[t-1]) is one product of R.g R.p with the operand of R.p, so the folded cell serves calls
+    without initial states. The product must lie within a head and have no bias, and nothing else may read h.
     """
     projection = cell.projection
     values, arguments = dict(cell.definitions), dict(cell.arguments)

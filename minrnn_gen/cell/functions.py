@@ -1,7 +1,7 @@
 """The functions of the equation language, as classes of expressions.
 
-Nothing rewrites them: an author who wrote a stable form keeps it. Each docstring is the formula every target computes; with it
-NaN travels through, and nothing overflows for arguments up to 1e4 unless the true value does.
+Nothing rewrites them: an author who wrote a stable form keeps it. Each docstring is the formula that every target computes. It
+propagates NaN, and overflows for no argument up to 1e4 unless the true value does.
 """
 
 from __future__ import annotations
@@ -182,21 +182,21 @@ class Quotient(CellFunction):
 
 
 class Sum(CellFunction):
-    """The sum over the axis n: of n values per channel one."""
+    """The sum over the axis n, from n values per channel to one."""
 
     cell_name, argument_count = "sum", 1
 
 
 class Spread(CellFunction):
-    """The first argument, one value per channel, n times, as the second has values; equations just mix the two."""
+    """The first argument, one value per channel, repeated for each of the second's n values; equations just mix the two."""
 
     cell_name, argument_count = "spread", 2
 
 
 class OverUnits(CellFunction):
-    """Functions over all units of a head, or with `over` "all" of a sequence; lists of operands have any length.
+    """Functions over all units of a head or, with `over` "all", of a sequence; lists of operands have any length.
 
-    Programs know `Mean` of one operand alone: the others are composed of it (minrnn_gen/cell/norms.py).
+    Programs know only `Mean` of one operand; the other functions are composed from it (minrnn_gen/cell/norms.py).
     """
 
     over: ClassVar[Literal["head", "all"]] = "head"
@@ -215,7 +215,7 @@ class MeanOfAll(Mean):
 
 
 class RmsNorm(OverUnits):
-    """The second argument over the root of its mean square and the first, a number."""
+    """The second argument over the root of its mean square plus the first, a number."""
 
     cell_name, argument_count = "rms_norm", 2
 
@@ -227,7 +227,10 @@ class RmsNormOfAll(RmsNorm):
 
 
 class LayerNorm(OverUnits):
-    """The second argument less a mean, over the root of the variance and the first, a number; both of the other arguments."""
+    """The second argument less a mean, over the root of the variance plus the first, a number.
+
+    Mean and variance are of all other arguments.
+    """
 
     cell_name, argument_count = "layer_norm", 3
 
@@ -239,13 +242,13 @@ class LayerNormOfAll(LayerNorm):
 
 
 class Centre(CellFunction):
-    """The mean within a variance, which is least there: its derivative adds nothing to the variance's, a second one would."""
+    """The mean within a variance, which is least there: the mean adds nothing to its derivative, only to a second one."""
 
     cell_name, argument_count = "centre", 1
 
 
 class Exp2(CellFunction):
-    """2**x; equations say exp, whose argument is scaled where that takes no time."""
+    """2**x; equations use exp, whose argument is scaled where scaling takes no time."""
 
     cell_name, argument_count, transcendental_count = "exp2", 1, 1
 
@@ -269,7 +272,7 @@ class SigmoidOfSum(CellFunction):
 
 
 class LogOfSum(CellFunction):
-    """log(exp(x) + exp(y)), of which -infinity is the logarithm of 0."""
+    """log(exp(x) + exp(y)); -infinity is the logarithm of 0."""
 
     cell_name, argument_count, transcendental_count = "log_of_sum", 2, 2
 
@@ -336,7 +339,7 @@ def _by_cell_name(*classes: type[_Function]) -> dict[str, type[_Function]]:
 COMPARISONS = _by_cell_name(Less, LessOrEqual, Greater, GreaterOrEqual, Equal, NotEqual)
 # A cell may give these names to values and parameters of its own, which then cannot be called.
 _NEWER = _by_cell_name(Arctangent, ErrorFunction, Sine, Cosine, Softsign, HardSigmoid, Gelu, Surrogate)
-# Those over units, by name and what they are over.
+# Functions over units, by name and units.
 OVER_UNITS: dict[tuple[str, str], type[OverUnits]] = {
     (function.cell_name, function.over): function
     for function in (Mean, MeanOfAll, RmsNorm, RmsNormOfAll, LayerNorm, LayerNormOfAll)
@@ -354,5 +357,5 @@ FUNCTIONS = {
 
 # A name of a value may be theirs in cells without the axis n.
 REDUCTIONS = _by_cell_name(Sum)
-# Equations that are made of those of another cell may have it; no name of a user's is called.
+# Equations derived from another cell's may call it; a user's equations may not.
 EMBEDDED = _by_cell_name(Centre)

@@ -20,15 +20,15 @@ Guarded = tuple[Guard, Expr]
 def vector_jacobian_product(
     builder: ProgramBuilder, incoming: Sequence[tuple[Expr, Expr]], inputs: Sequence[Symbol]
 ) -> dict[Symbol, Expr]:
-    """Return the gradient of each of `inputs`, given the incoming gradient of each result as (result, gradient).
+    """Return the gradient of each of `inputs` from the incoming gradient of each result, (result, gradient).
 
     The gradients are over symbols of `builder`, which numbers every value on the way, so that the forward's values are used
     again and nothing is computed twice. The total gradient of a value called v is called `adjoint_v`. An input that reaches no
-    result has the gradient 0. Where n values of a channel are made of one, its gradient is the sum over theirs.
+    result has the gradient 0. Where n values of a channel derive from one value, its gradient is the sum of their gradients.
 
-    What is selected (where, min, max, relu, abs) is selected last, when gradients of different conditions meet: whatever
-    infinity or NaN the branch not taken produces on the way, its gradient is 0. Ties and kinks: docs/cells.md. Source of the
-    method: Griewank and Walther, Evaluating Derivatives, 2nd ed., section 3.2.
+    Selections (where, min, max, relu, abs) come last, when gradients of different conditions meet: the branch not taken has the
+    gradient 0, whatever infinity or NaN it produces on the way. Ties and kinks: docs/cells.md. Source of the method: Griewank
+    and Walther, Evaluating Derivatives, 2nd ed., section 3.2.
     """
     sources = {builder.value(symbol): symbol for symbol in inputs}
     arrived: dict[Symbol, list[Guarded]] = {}
@@ -61,7 +61,7 @@ def vector_jacobian_product(
 
 
 def _added_over_n(builder: ProgramBuilder, operand: Symbol, value: Symbol, passed: Guarded) -> Guarded:
-    """Return what is `passed` to an operand of `value`: added over the axis n where the operand is one value per channel."""
+    """Return the gradient `passed` to an operand of `value`, summed over the axis n if the operand is one value per channel."""
     guard, gradient = passed
     if builder.is_wide(operand):
         return passed
@@ -71,14 +71,14 @@ def _added_over_n(builder: ProgramBuilder, operand: Symbol, value: Symbol, passe
         return (guard, fn.Sum(fn.Spread(gradient, value))) if builder.is_wide(value) else passed
     others = tuple(pair for pair in guard if pair not in of_n)
     if of_n:
-        # Of the operand nothing counts unless some of its n uses do.
+        # The operand has no gradient unless some of its n uses have one.
         counts = builder.value(fn.NotEqual(fn.Sum(_selected(of_n, ONE)), ZERO))
         others = (*others, (counts, True))
     return others, fn.Sum(_selected(of_n, gradient))
 
 
 def _averaged(builder: ProgramBuilder, mean: type[fn.Mean], guard: Guard, gradient: Expr) -> Guarded:
-    """Return what a mean over units passes to each: the mean of their gradients, each selected before."""
+    """Return the gradient that a mean over units passes to each unit: the mean of all their gradients, each selected before."""
     averaged = builder.value(mean(_selected(guard, gradient)))
     if not guard:
         return (), averaged
@@ -99,7 +99,7 @@ def _varying(operations: Sequence[tuple[Symbol, Expr]], sources: set[Symbol]) ->
 
 
 def _pulled_back(builder: ProgramBuilder, expression: Expr, value: Symbol, gradient: Expr) -> Iterator[tuple[Expr, Guarded]]:
-    """Yield (operand, its gradient) for each operand of one operation, given the `gradient` of its `value`."""
+    """Yield (operand, its gradient) for each operand of one operation, from the `gradient` of its `value`."""
     name, operands = ex.operation(expression)
     if name == "call":
         yield from _pulled_back_through_call(builder, expression, value, gradient)
@@ -155,9 +155,9 @@ def _pulled_back_through_call(
 
 
 def _first_is_taken(builder: ProgramBuilder, function: type[fn.CellFunction], first: Expr, second: Expr) -> tuple[Expr, bool]:
-    """Return a condition, and its outcome where min or max takes the first argument: a NaN before a number, at a tie the first.
+    """Return a condition, and its outcome where min or max takes the first argument: NaN before a number, the first at a tie.
 
-    It is one condition, however many comparisons it takes: what is selected by several cannot be selected last.
+    All comparisons form one condition, since a selection by several conditions cannot come last.
     """
     no_worse, better = (fn.LessOrEqual, fn.Less) if function is fn.Minimum else (fn.GreaterOrEqual, fn.Greater)
     if _is_number(builder, first):
@@ -196,7 +196,7 @@ INVERSE_SLOPES: dict[type[fn.CellFunction], Callable[[Expr], Expr]] = {
 
 
 def _merged(builder: ProgramBuilder, gradients: Sequence[Guarded]) -> Guarded:
-    """Return the sum, under the conditions that all have in common, or where each has its own, under any of them."""
+    """Return the sum of gradients, under their common conditions and, if each has further conditions, under any of these."""
     guards = [guard for guard, _ in gradients]
     common = tuple(row[0] for row in takewhile(lambda row: len(set(row)) == 1, zip(*guards, strict=False)))
     own = [guard[len(common) :] for guard in guards]
@@ -208,13 +208,13 @@ def _merged(builder: ProgramBuilder, gradients: Sequence[Guarded]) -> Guarded:
 
 
 def _covers(guards: Sequence[Guard]) -> bool:
-    """Whether one of the guards holds whatever the conditions: both outcomes of one condition are there alone."""
+    """Whether some guard always holds: both outcomes of one condition are guards by themselves."""
     single = {guard[0] for guard in guards if len(guard) == 1}
     return any((condition, not outcome) in single for condition, outcome in single)
 
 
 def _sum(gradients: Sequence[Guarded]) -> Expr:
-    """Return the sum, each condition asked once for all that it guards outermost."""
+    """Return the sum, with one selection for all gradients that share their outermost condition."""
     terms: list[Expr] = []
     branches: dict[Expr, dict[bool, list[Guarded]]] = {}
     for guard, gradient in gradients:

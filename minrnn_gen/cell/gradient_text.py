@@ -9,7 +9,7 @@ from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering_steps import lower_steps_backward
 from minrnn_gen.cell.printing import equation_text
 
-# Names with a dot, of which the language has only those of W, R, S and X, so that none meets a name of the author's.
+# Names with a dot: the language has only those of W, R, S and X, so that none meets a name of the author's.
 _PREFIXES = (
     ("adjoint_let_", "d.{0}"),
     ("adjoint_state_", "d.{0}[t]"),
@@ -35,13 +35,13 @@ _PREFIXES = (
 
 
 def gradient_equations(cell: Cell) -> tuple[str, ...]:
-    """Return the vector-Jacobian product of one step of `cell`, an equation each, every one after what it uses.
+    """Return the vector-Jacobian product of one step of `cell` as equations, each after the equations that it reads.
 
-    `in.y` is the gradient of the output, `in.h[t]` what later steps pass on to the state h, and `in.argument.0` what comes
-    through R to the argument of the first round of products. `d.` stands before the total
-    gradient of a named value, of a state and of a parameter, `dW.`, `dR.`, `dS.` and `dX.` before those of pre-activations,
-    products and inputs S.* (of one channel) and X.*;
-    `d.h[t-1]` is what this step passes on. `shared.` are values without a name that are used more than once.
+    `in.y` is the gradient of the output, `in.h[t]` the gradient that later steps pass to the state h, and `in.argument.0` the
+    gradient that reaches the argument of the first round of products through R. The prefix `d.` marks the total gradient of a
+    named value, a state or a parameter; `dW.`, `dR.`, `dS.` and `dX.` mark the gradients of pre-activations, products and
+    inputs S.* (of one channel) and X.*. `d.h[t-1]` is the gradient that this step passes on. `shared.` marks unnamed values
+    that are used more than once.
     """
     program = lower_steps_backward(cell, shows_means=True).backward
     lines = [f"{_shown(statement.name)} = {equation_text(_renamed(statement.expression))}" for statement in program.statements]

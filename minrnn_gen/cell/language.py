@@ -41,13 +41,12 @@ class Cell:
     """Equations of one time step.
 
     `definitions` are the equations, each after everything it uses. An expression's symbols are spelled `W.g`, `R.g`, `S.b`,
-    `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` is W's order, `recurrent_gates` R's, `states`
-    has the order of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
-    `arguments` has what a recurrent gate's product multiplies, for each that multiplies something else than the previous
-    output. `inputs` are the names of X.*, inputs of each channel that are not projected; the `step_inputs` among them have one
-    value for all channels of a step. `projection` has the names with P
-    projected units, and what the file says of products. `block_diagonal` has the gates whose matrices are 0 outside of so many
-    equal blocks along the diagonal.
+    `X.m`, `s[t-1]`, `s[t]`, or as the bare name of a let or a parameter. `gates` has the order of W, `recurrent_gates` that of
+    R, `states` that of the state arrays. `vectors` are the names with n values per channel, those of S.* in their order.
+    `arguments` has the operand of each recurrent gate whose product does not multiply the previous output. `inputs` are the
+    names of X.*, inputs of each channel that are not projected; the `step_inputs` among them have one value for all channels of
+    a step. `projection` has the names with P projected units, and the file's description of products. `block_diagonal` has the
+    gates with block-diagonal matrices, each with its number of equal blocks.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Cell:
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """The rounds of products in a step after that of the previous output, in the order of a step."""
+        """The rounds of products after the product of the previous output, in the order of a step."""
         return rounds_of(self.definitions, self.recurrent_gates, self.arguments)
 
     @property
@@ -104,7 +103,7 @@ def parse_cell(source: CellSource) -> Cell:
 
 
 class _Reader(ExpressionReader):
-    """Reads equations one after the other, and gives the cell."""
+    """Reads equations in turn, and builds the cell."""
 
     def read_statement(self, statement: ast.stmt) -> None:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
@@ -155,7 +154,7 @@ class _Reader(ExpressionReader):
         return output
 
     def finished(self, source: CellSource, output_text: EquationText | None, output: Expr | None) -> Cell:
-        """Return the cell, its output the first state where the file names none."""
+        """Return the cell; its output is the first state where the file names none."""
         file = self.file
         for state, place in self.state_uses.items():
             if f"{state}[t]" not in self.defined:
@@ -208,7 +207,7 @@ class _Reader(ExpressionReader):
         )
 
     def recurrent_gates(self, gates: tuple[str, ...]) -> tuple[str, ...]:
-        """Return R's order: the gates of W first, in their order, then the others in that of their first use."""
+        """Return R's order: the gates of W first, in their order, then the others in order of first use."""
         of_W = (gate for gate in gates if gate in self.product_uses)
         return (*of_W, *(gate for gate in self.product_uses if gate not in gates))
 

@@ -1,4 +1,4 @@
-"""A step in the form whose chain of operations after late inputs is the shortest: for kernels that wait for these inputs."""
+"""A step with the shortest chain of operations after late inputs, for kernels that wait for these inputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def bias_name(gate: str) -> str:
 
 
 def step_behind_sums(step: Program, gates: Collection[str], states: Collection[str]) -> CutProgram:
-    """Return one time step in two parts, of which the rest alone reads the recurrent sums and the previous states.
+    """Return one time step in two parts; only `rest` reads the recurrent sums and the previous states.
 
-    Instead of each `R_<gate>` there are the inputs `sum_<gate>` and `recurrent_bias_<gate>`.
+    The inputs `sum_<gate>` and `recurrent_bias_<gate>` replace each `R_<gate>`.
     """
     late = late_names(step, gates, states)
     return cut(by_sums(step, gates, late), late)
@@ -84,7 +84,7 @@ class _Rewriting:
         return rewritten
 
     def _late_last(self, expression: Expr) -> Expr:
-        """Return a sum in which what is early is added up first."""
+        """Return a sum whose early addends are added up first."""
         addends = list(_addends(expression))
         parts = [[addend for addend in addends if self._is_late(addend) == is_late] for is_late in (False, True)]
         return reduce(ex.add, [reduce(ex.add, part) for part in parts if part])

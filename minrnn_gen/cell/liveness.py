@@ -1,4 +1,4 @@
-"""Which names of a cell are used: what is listed must be, what is used must be listed, and what is defined must be read."""
+"""Uses of a cell's names: a listed name must be used, a used name must be listed, and a defined name must be read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names_in_order(
 ) -> tuple[str, ...]:
     """Return the names `used` in the order `listed` under `key`, which must name each of them once and nothing else.
 
-    `form` is how one is written in equations, with {0} for its name. Raises `BadInput`.
+    `form` is the spelling in equations, with {0} for the name. Raises `BadInput`.
     """
     if len(used) > NAME_LIMIT:
         raise source.document.error(("equations",), f"{len(used)} {key} are used; a cell has at most {NAME_LIMIT}")
@@ -51,9 +51,9 @@ def check_all_is_read(
 ) -> None:
     """Raise `BadInput` for an equation that neither the output nor a state that reaches it depends on.
 
-    A state that only its own next value reads is such a one: it would cost memory and time, and change nothing. `default`: the
-    state that is the output because the file names none; `wide`: the states with n values per channel;
-    `has_products`: the output has to be a state, by which R is multiplied. `arguments`: what products multiply instead.
+    A state that only its own next value reads counts as unread: it would cost memory and time, and change nothing. `default`:
+    the state that is the output because the file names none; `wide`: the states with n values per channel; `has_products`: the
+    output has to be a state, which R multiplies. `arguments`: the operands of other products.
     """
     reads = {name: _read_by(expression) for name, (_, expression) in definitions.items()}
     reads |= {ex.product(gate).name: _read_by(argument) for gate, argument in arguments.items()}
@@ -84,7 +84,7 @@ def _advice(name: str, wide: Collection[str], has_products: bool) -> str:
 
 
 def _read_by(expression: Expr) -> Collection[str]:
-    """The names that `expression` reads: of a state, at whichever step, the equation."""
+    """Return the names that `expression` reads; a state at either step stands for its equation."""
     return {symbol.name.replace("[t-1]", "[t]") for symbol in ex.symbols_of(expression)}
 
 

@@ -48,8 +48,8 @@ __all__ = [
 
 ScanArithmetic = Literal["linear", "log"]
 
-# Of a state in log space (templates/parts/affine.cuh.j2): two logarithms, one sum of logarithms in the composition, and in the
-# walk another between a logarithm and an exponential, with a sum, a difference, two choices and two comparisons each.
+# Costs of a state in log space (templates/parts/affine.cuh.j2): two logarithms, one sum of logarithms in the composition, and
+# in the walk another between a logarithm and an exponential, with a sum, a difference, two choices and two comparisons each.
 LOG_TRANSCENDENTALS = 8
 LOG_OPERATIONS = LOG_TRANSCENDENTALS + 14
 
@@ -79,7 +79,7 @@ class LoweredScan:
 
     @property
     def operation_count(self) -> int:
-        """Operations per element and step, the scan's own multiply-add not counted, but what logarithms need besides."""
+        """Operations per element and step, without the scan's own multiply-add, but with the operations that logarithms add."""
         logarithms = LOG_OPERATIONS * len(self.states) if self.scan_arithmetic == "log" else 0
         return self.coefficients.operation_count + self.output.operation_count + logarithms
 
@@ -94,20 +94,20 @@ class LoweredScan:
 class LoweredScanBackward:
     """The gradient of a `LoweredScan`, as programs per element, around one recurrence from the last step to the first.
 
-    With delta_s[t] the total gradient of s[t], and `e_s` and `f_s` what y[t] passes on to s[t] and to s[t-1],
+    With delta_s[t] the total gradient of s[t], and `e_s` and `f_s` the gradients that y[t] passes to s[t] and to s[t-1],
 
         delta_s[t] = e_s[t] + f_s[t+1] + a_s[t+1] * delta_s[t+1].
 
-    After the last step the gradient of the final state takes the place of f + a * delta; before the first, f + a * delta is
-    the gradient of the initial state.
+    After the last step the gradient of the final state takes the place of f + a * delta; before the first, f + a * delta is the
+    gradient of the initial state.
 
     `adjoint` gives `a_<state>` and `e_<state>` for every state, and `f_<state>` for the states of `looks_back`. `gradients`
-    takes `delta_<state>` besides, and gives `gradient_W_<gate>`, `gradient_S_<name>` and `gradient_parameter_<name>`, each of
-    this element and step alone. Their inputs are what they need and no more of `W_<gate>`, `S_<name>`, `parameter_<name>`,
-    `state_<state>` (s[t]), `previous_<state>` (s[t-1]), `gradient_y` and `delta_<state>`. A state that is free of every
-    previous state is computed again, and is no input.
+    also takes `delta_<state>`, and gives `gradient_W_<gate>`, `gradient_S_<name>` and `gradient_parameter_<name>`, each of this
+    element and step alone. Their inputs are those that they need among `W_<gate>`, `S_<name>`, `parameter_<name>`,
+    `state_<state>` (s[t]), `previous_<state>` (s[t-1]), `gradient_y` and `delta_<state>`. A state that depends on no previous
+    state is recomputed, and is no input.
 
-    `output_state` is the state that the output is, if it is one as such: y then stands for it.
+    `output_state` is the state that equals the output, if any: y then stands for it.
     """
 
     name: str
@@ -184,7 +184,7 @@ LoweredBackward = LoweredScanBackward | LoweredStepsBackward
 def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmetic = "linear") -> LoweredScan:
     """Return the programs of a cell that `recurrence` proves affine.
 
-    Raises `BadInput` for another, and for the arithmetic "log" if a or b of a state may be negative.
+    Raises `BadInput` for any other cell, and for the arithmetic "log" if a or b of a state may be negative.
     """
     _check_scan(cell, recurrence)
     output = _Output(cell)
@@ -214,7 +214,7 @@ def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmet
 
 
 def lower_scan_backward(cell: Cell, recurrence: Recurrence) -> LoweredScanBackward:
-    """Return the backward programs of a cell that `recurrence` proves affine. Raises `BadInput` for another."""
+    """Return the backward programs of a cell that `recurrence` proves affine. Raises `BadInput` for any other cell."""
     _check_scan(cell, recurrence)
     coefficients = [(state, a, b) for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True)]
 
@@ -269,7 +269,7 @@ def _looking_back(cell: Cell) -> dict[Symbol, str]:
 
 
 class _Output:
-    """The output of a cell as a program over its states, with what must be carried to it from the gates.
+    """The output of a cell as a program over its states, with the values that it needs from the gates.
 
     `carried` maps each carried name to its value.
     """
@@ -298,7 +298,7 @@ class _Output:
         return [symbol for symbol in self._lets if symbol in needed]
 
     def _with_carried(self, expression: Expr) -> Expr:
-        """Return `expression` with each largest part that gates reach and states do not replaced by a carried symbol."""
+        """Return `expression` with a carried symbol for each largest part that depends on gates but not on states."""
         used = set(ex.symbols_of(expression))
         if not used & self._gated:
             return expression

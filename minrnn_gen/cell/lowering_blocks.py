@@ -32,7 +32,7 @@ from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 @dataclass(frozen=True)
 class LoweredBlocks:
-    """A cell as maps of its blocks, one after the other, and as `steps`, which have these maps."""
+    """A cell as the maps of its blocks, in order, and as `steps`, which contain these maps."""
 
     steps: LoweredSteps
 
@@ -72,7 +72,7 @@ def _map_of(cell: Cell, block: Block, earlier: tuple[Block, ...]) -> LoweredMap:
 
 
 def lower_blocks_backward(cell: Cell) -> LoweredBlocksBackward | None:
-    """Return the backward of a cell without products by blocks, whatever its steps are; None where a block is too large.
+    """Return the backward by blocks of a cell without products, of any class; None where a block is too large.
 
     The gradient of the states before a step is affine in that of the states after it, by the Jacobian of the step.
     """

@@ -1,4 +1,4 @@
-"""A scan taken step after step with logarithms: a step of a cell whose states never become negative, as one program."""
+"""One step of a scan with logarithms, as one program, for cells whose states never become negative."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from minrnn_gen.cell.value_numbering import ProgramBuilder
 def lower_steps_in_logarithms(cell: Cell, recurrence: Recurrence) -> LoweredSteps:
     """Return the program of one step of a cell that `recurrence` proves affine, with a and b that are never negative.
 
-    It carries `log_state_<state>` of each of `logarithms`, and takes `log_previous_<state>`, besides the states themselves: a
-    state whose logarithm stays the same stays the same, bit by bit. What rounding alone took below 0 in a and b counts as 0.
+    In addition to the states it gives `log_state_<state>` of each of `logarithms`, and takes `log_previous_<state>`: a state
+    whose logarithm stays the same stays the same, bit by bit. Values of a and b below 0 by rounding alone count as 0.
     """
     coefficients = {state: (a, b) for (state, a), (_, b) in zip(recurrence.a, recurrence.b, strict=True) if a != 0}
     current = {ex.current(state): state for state in coefficients}

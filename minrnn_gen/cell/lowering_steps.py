@@ -31,11 +31,11 @@ from minrnn_gen.cell.value_numbering import ProgramBuilder
 
 @dataclass(frozen=True)
 class ProductRound:
-    """Products after that of the previous output: R.g of one argument for each of `gates`.
+    """Products after the product of the previous output: R.g of one argument for each of `gates`.
 
-    In a forward `program` gives the `argument`; it takes what a step does, of products those of the rounds before. In a
-    backward it gives `gradient_R_<gate>` of these gates; it takes what the step's does, of `gradient_argument_<round>` those
-    of the rounds after. `levels` give the means over units that it takes besides. `of_projected`: the argument has P units.
+    In a forward `program` computes the `argument` from the inputs of a step and the products of earlier rounds. In a backward
+    it computes `gradient_R_<gate>` of these gates from the inputs of a step's backward and the `gradient_argument_<round>` of
+    later rounds. `levels` compute the means over units that `program` takes. `of_projected`: the argument has P units.
     """
 
     gates: tuple[str, ...]
@@ -48,10 +48,10 @@ class ProductRound:
 class LoweredMap:
     """One block's affine map, as programs per element.
 
-    `programs` give `a_<row>_<column>` of each pair of places among `states`, and `b_<row>`. In a forward they take what a
-    step does, and of earlier blocks `state_<state>` and `previous_<state>`. In a backward a map goes from the gradients after a
-    step to those before it, and they take what a step's backward does, of later blocks `gradient_state_<state>`.
-    `is_constant`: A is the same for all steps of a channel.
+    `programs` give `a_<row>_<column>` for each pair of indices into `states`, and `b_<row>`. In a forward they take the inputs
+    of a step, and `state_<state>` and `previous_<state>` of earlier blocks. In a backward a map goes from the gradients after a
+    step to the gradients before it, and `programs` take the inputs of a step's backward, and `gradient_state_<state>` of later
+    blocks. `is_constant`: A is the same for all steps of a channel.
     """
 
     states: tuple[str, ...]
@@ -62,14 +62,14 @@ class LoweredMap:
 
 @dataclass(frozen=True)
 class LoweredSteps:
-    """A cell that is run step after step, as one program per element: any cell, for those that are no scan.
+    """A cell that runs step after step, as one program per element: possible for any cell, needed by all but scans.
 
     `step` takes what it needs of `W_<gate>`, `X_<name>`, `S_<name>`, `R_<gate>`, `previous_<state>` and `parameter_<name>`, and
-    gives `state_<state>` of every state, and `y`. `output_state` is the state that the output is, if it is one as such; that
-    of a dense cell is. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of something else
-    than the previous output, in the order in which a step computes them. `levels` give the means over units that `step` takes
-    besides; with any, `whole` is all of a step, which gives `argument_<round>` too, counted from 1 on. `maps` are those of
-    coupled states, block after block.
+    gives `state_<state>` of every state, and `y`. `output_state` is the state that equals the output, if any; a dense cell has
+    one. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of values other than the previous
+    output, in the order in which a step computes them. `levels` compute the means over units that `step` takes. With any,
+    `whole` is all of a step; it also gives `argument_<round>`, counted from 1 on. `maps` are the maps of coupled states, block
+    by block.
     """
 
     name: str
@@ -91,7 +91,7 @@ class LoweredSteps:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Nothing is carried from one program to another: there is one."""
+        """Empty: a single program carries nothing to another."""
         return ()
 
     @property
@@ -111,11 +111,11 @@ class LoweredStepsBackward:
 
     `backward` takes what it needs of the inputs of `step`, of `gradient_state_<state>` (of each next state) and `gradient_y`,
     and gives `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_R_<gate>`, `gradient_previous_<state>` and
-    `gradient_parameter_<name>`. It computes the step again: what it reads is the gates, the products and the states before the
-    step, whose values are saved. Of `rounds`, in the order of the forward, the last one's gradients come first: `backward`
-    takes `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward. `levels` give the
-    means over units that `backward` takes besides, those of gradients among them, and those of all `arguments`. With any,
-    `whole` is `backward` with the values of means of gradients, and takes those of the forward, which are those of `known`.
+    `gradient_parameter_<name>`. It recomputes the step from the gates, the products and the states before the step, whose
+    values are saved. `rounds` have the order of the forward, but the gradients of the last round come first: `backward` takes
+    `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward. `levels` compute the means
+    over units that `backward` and all `arguments` take, means of gradients included. With any, `whole` is `backward` with the
+    values of means of gradients; it takes the means of the forward, which `known` computes.
     """
 
     name: str
@@ -161,7 +161,7 @@ class LoweredStepsBackward:
 
     @property
     def read_states(self) -> tuple[str, ...]:
-        """The states whose values the backward reads, all of them before a step; for the arguments of products, too."""
+        """The states whose values before a step the backward reads, including those that the arguments of products need."""
         of_arguments = (name for argument in self.arguments for name in inputs_of(argument.program, argument.levels))
         read = self._read.union(of_arguments)
         return tuple(state for state in self.states if f"previous_{state}" in read)
@@ -218,7 +218,7 @@ class LoweredStepsBackward:
 
 
 def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSteps:
-    """Return the program of one step of `cell`, of whatever class, which gives `more` by label besides."""
+    """Return the program of one step of `cell`, of any class, which also gives `more` by label."""
     builder = _step_builder(cell, step_inputs(cell))
     results: dict[str, Expr] = {f"state_{state}": ex.current(state) for state in cell.states}
     rounds = [_argument(builder, cell, products) for products in cell.rounds]
@@ -244,7 +244,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
 def lower_steps_backward(
     cell: Cell, more: Mapping[str, Expr] | None = None, *, gives_states: bool = False, shows_means: bool = False
 ) -> LoweredStepsBackward:
-    """Return the backward program of one step of `cell`, of whatever class, which gives `more` by label besides.
+    """Return the backward program of one step of `cell`, of any class, which also gives `more` by label.
 
     It may give `state_<state>` of every state, too; with `shows_means` its programs are for people alone.
     """
@@ -325,6 +325,6 @@ def _step_builder(cell: Cell, inputs: Mapping[Symbol, str], *, shows_means: bool
 
 
 def output_state(cell: Cell, builder: ProgramBuilder) -> str | None:
-    """Return the state that the output is, if it is one as such."""
+    """Return the state that equals the output, if any."""
     output = builder.value(cell.output)
     return next((state for state in cell.states if output == builder.value(ex.current(state))), None)

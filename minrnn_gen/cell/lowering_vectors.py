@@ -38,12 +38,12 @@ class _EveryStep:
 
     @property
     def operation_count(self) -> int:
-        """Operations per channel and step, those of each of n values once."""
+        """Operations per channel and step; an operation on n values counts once."""
         return _counts(self.programs, 0)
 
     @property
     def transcendental_count(self) -> int:
-        """Results of the special-function unit per channel and step, those of each of n values once."""
+        """Results of the special-function unit per channel and step; a function of n values counts once."""
         return _counts(self.programs, 1)
 
 
@@ -51,8 +51,9 @@ class _EveryStep:
 class LoweredVectors(_EveryStep):
     """A cell with the axis n, of any class, as one step in stages.
 
-    `step` takes what it needs of `W_<gate>`, `S_<name>`, `previous_<state>` and `parameter_<name>`, and gives `y` and, of every
-    state, `state_<state>`; of a scan also `coefficient_<state>`, by which a step multiplies the state before it.
+    `step` takes what it needs of `W_<gate>`, `S_<name>`, `previous_<state>` and `parameter_<name>`, and gives `y` and
+    `state_<state>` of every state. For a scan it also gives `coefficient_<state>`, by which a step multiplies the previous
+    state.
     """
 
     name: str
@@ -65,12 +66,12 @@ class LoweredVectors(_EveryStep):
 
     @cached_property
     def prepared(self) -> PreparedProgram:
-        """The step, and apart from it what is free of states."""
+        """The step, split from the part that depends on no state."""
         return prepared(self.step)
 
     @cached_property
     def finished(self) -> FinishedProgram:
-        """The step after what is prepared, and apart from it what y takes of sums over n."""
+        """The step after its prepared part, split from the rest of y that reads sums over n."""
         steps = restricted(self.prepared.steps, {"y", *(f"state_{name}" for name in self.states)})
         return finished(replace(self.prepared, steps=steps), "y")
 
@@ -92,7 +93,7 @@ class LoweredVectors(_EveryStep):
 
     @property
     def divides_time(self) -> bool:
-        """Whether a state is affine in an earlier one: of a scan."""
+        """Whether a state is affine in an earlier one, as in a scan."""
         return all(f"coefficient_{name}" in dict(self.step.results) for name in self.states)
 
     @property
@@ -105,11 +106,11 @@ class LoweredVectors(_EveryStep):
 class LoweredVectorsBackward(_EveryStep):
     """The vector-Jacobian product of one step of a `LoweredVectors` in stages.
 
-    `whole` gives `state_<state>`, the states after a step, which are computed again, and, of `gradient_state_<state>` (of each
-    next state) and `gradient_y`, the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
-    `gradient_parameter_<name>`. `advance` and `backward` are the parts of it for either, with the same constants. `backward`
-    reads what is prepared of `advance`, and the states after the step. Of a scan `whole` gives `coefficient_<state>`, too, as
-    the step of the forward does.
+    `whole` recomputes `state_<state>`, the states after a step. From `gradient_state_<state>` (of each next state) and
+    `gradient_y` it computes the gradients `gradient_W_<gate>`, `gradient_S_<name>`, `gradient_previous_<state>` and
+    `gradient_parameter_<name>`. Its parts are `advance` for the states and `backward` for the gradients, with the same
+    constants. `backward` reads the prepared values of `advance`, and the states after the step. For a scan `whole` also gives
+    `coefficient_<state>`, as the step of the forward does.
     """
 
     name: str
@@ -124,12 +125,12 @@ class LoweredVectorsBackward(_EveryStep):
 
     @cached_property
     def prepared(self) -> PreparedProgram:
-        """The states after a step, of a scan with their coefficients, and apart from them what is free of states."""
+        """The states after a step, with the coefficients of a scan, split from the part that depends on no state."""
         return prepared(restricted(self.whole, {f"{kind}_{name}" for kind in ("state", "coefficient") for name in self.states}))
 
     @cached_property
     def advance(self) -> StagedProgram:
-        """The states after a step, by the part after what is prepared."""
+        """The program of the states after a step, from prepared values."""
         return restricted(self.prepared.steps, {f"state_{name}" for name in self.states})
 
     @cached_property
@@ -146,20 +147,20 @@ class LoweredVectorsBackward(_EveryStep):
 
     @property
     def computed_states(self) -> Mapping[str, str]:
-        """The name of each state after a step, {state: name}, of those that a step computes."""
+        """The names {state: name} of the states after a step that the step computes."""
         computed = {statement.name for stage in self.whole.steps for statement in statements_of(stage)}
         names = {state: dict(self.whole.results)[f"state_{state}"] for state in self.states}
         return {state: name for state, name in names.items() if name in computed}
 
     @cached_property
     def backward(self) -> StagedProgram:
-        """The gradients of a step, with the states after it as inputs, since the way to the end of a tile has them."""
+        """The gradients of a step, with the states after it as inputs, since the walk to the end of a tile computes them."""
         labels = {label for label, _ in self.whole.results if label.startswith("gradient_")}
         return restricted(self.summed.steps, labels, (*self.prepared.values, *self.computed_states.values()))
 
     @cached_property
     def summed(self) -> SummedProgram:
-        """`whole`, and what is left to do with the sums over steps of the gradients of parameters."""
+        """The steps of `whole`, and the program that turns sums over steps into gradients of parameters."""
         return summed(self.whole, {f"gradient_parameter_{name}": name in self.vectors.parameters for name in self.parameters})
 
     @property

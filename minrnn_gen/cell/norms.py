@@ -12,7 +12,7 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
 from minrnn_gen.cell.expressions import Expr, Symbol
 
-# The most norms and means that one after another may need: a language bound, as that of products.
+# The longest chain of norms and means: a language bound, like the bound on products.
 NORM_LEVELS_MOST = 8
 
 _FORMS = {
@@ -24,7 +24,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Written:
-    """A call of a function over units: what is normalised, what the statistics are of, over which units, and eps."""
+    """A call of a function over units: the normalised values, the values of the statistics, the units and eps."""
 
     normalised: tuple[ast.expr, ...]
     of: tuple[ast.expr, ...]
@@ -33,7 +33,7 @@ class Written:
 
 
 def norm_written(node: ast.Call, name: str) -> Written | str:
-    """Return the parts of a call of a function over units, or why it is none."""
+    """Return the parts of a call of a function over units, or why it is not written correctly."""
     needs_units = f"{name} needs the units that it is over; write {_FORMS[name]}"
     places = [place for place, value in enumerate(node.args) if isinstance(value, ast.Name) and value.id in ("head", "all")]
     if node.keywords or not places or places[-1] == 0:
@@ -54,9 +54,9 @@ def norm_written(node: ast.Call, name: str) -> Written | str:
 
 @dataclass(frozen=True)
 class Counted:
-    """The units of a mean that count: all of them, or those at which `within` leaves a value, one of `of` of them.
+    """The units that a mean includes: all, or one in `of`, at which `within` keeps the value.
 
-    `within` makes a value 0 at the others, and `named` gives a value that is used more than once a name.
+    `within` sets a value to 0 at all other units, and `named` names a value that is used more than once.
     """
 
     of: Fraction = Fraction(1)
@@ -68,7 +68,7 @@ def composed(expression: fn.OverUnits, counted: Counted | None = None) -> Expr:
     """Return a norm, or a mean of several values, by means of one value each; a mean of one value is itself.
 
     A variance is the mean of squares of differences from the mean, never a difference of two means, so nothing cancels.
-    `counted`: the units that the means are over, where that is not all.
+    `counted`: the units that the means include, if not all.
     """
     if counted is None:
         if isinstance(expression, fn.Mean) and len(expression.args) == 1:
@@ -110,7 +110,7 @@ def norms_in(expressions: Iterable[Expr]) -> Iterator[fn.OverUnits]:
 
 
 def norm_levels(expression: Expr, definitions: Mapping[Symbol, int]) -> int:
-    """Return how many norms and means in a chain lead to a value; `definitions` has as much of what is defined."""
+    """Return how many norms and means in a chain lead to a value; `definitions` has the number for each defined symbol."""
     if isinstance(expression, Symbol):
         return definitions.get(expression, 0)
     below = max((norm_levels(operand, definitions) for operand in expression.args), default=0)
@@ -118,7 +118,7 @@ def norm_levels(expression: Expr, definitions: Mapping[Symbol, int]) -> int:
 
 
 def arguments_of(expression: fn.OverUnits) -> tuple[Expr | None, Expr | None, tuple[Expr, ...]]:
-    """Return eps, what is normalised, and what the statistics are of; None for what a function lacks."""
+    """Return eps, the normalised value and the values of the statistics; None for an argument that a function lacks."""
     if isinstance(expression, fn.Mean):
         return None, None, expression.args
     epsilon, x, *of = expression.args

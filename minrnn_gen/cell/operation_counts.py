@@ -36,8 +36,8 @@ def forward_work(lowered: Lowered) -> Work:
 def backward_work(lowered: LoweredBackward) -> Work:
     """Return the work of a backward.
 
-    It reads dy and those gates, products and states on which gradients depend, and writes the gradients of all gates, and of
-    the products where they are others.
+    It reads dy and the gates, products and states on which gradients depend. It writes the gradients of all gates, and of the
+    products where these differ.
     """
     products, gradients = 0, len(lowered.gates) + len(lowered.inputs)
     if isinstance(lowered, LoweredStepsBackward):

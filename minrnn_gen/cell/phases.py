@@ -1,4 +1,4 @@
-"""Blocks of coupled states in phases: what is composed over time at once, each phase after those that it reads."""
+"""Blocks of coupled states in phases: each is composed over time at once, after the phases that it reads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Phase:
 def phases_of(maps: Sequence[LoweredMap]) -> tuple[Phase, ...]:
     """Return the phases of a forward's maps, whose blocks stand in the order in which they read each other.
 
-    Finite memory that reads only other memory and earlier phases is one phase: after as many steps as it has states, whatever
-    these were before has no effect.
+    Finite memory that reads only other memory and earlier phases is one phase: after as many steps as it has states, their
+    earlier values have no effect.
     """
     phases: list[Phase] = []
     phase_of: dict[str, int] = {}
@@ -47,12 +47,12 @@ def phases_of(maps: Sequence[LoweredMap]) -> tuple[Phase, ...]:
 
 
 def in_channel_and_step(program: Program) -> CutProgram:
-    """Return a program in two parts: made of parameters alone, once per channel, and the rest, which every step computes."""
+    """Return a program in two parts: the part of parameters alone, once per channel, and the rest, at every step."""
     return cut(program, [name for name in program.inputs if not name.startswith("parameter_")])
 
 
 def map_labels(phase: Phase) -> tuple[str, ...]:
-    """Return the results of a phase's program that are kept of its maps: of A the first column, unless it is full; and b."""
+    """Return the results of a phase's program that its maps keep: b and the first column of A, or all of a full A."""
     rows = range(len(phase.states))
     columns = rows if phase.form == "full" else rows[:1]
     return (*(f"a_{row}_{column}" for row in rows for column in columns), *(f"b_{row}" for row in rows))

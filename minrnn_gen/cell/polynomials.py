@@ -1,4 +1,4 @@
-"""The values of a cell as polynomials in previous states, whose coefficients are what the author wrote."""
+"""The values of a cell as polynomials in previous states, with coefficients as the author wrote them."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Polynomials:
         self._states = dict(cell.next_states)
 
     def affine(self, state: str, block: tuple[str, ...]) -> tuple[tuple[Expr, ...], Expr]:
-        """Return the coefficients of the previous values of a block in the next one of its `state`, and the rest.
+        """Return the next value of a block's `state` as coefficients of the block's previous values, and the rest.
 
-        Raises `NotAffine` where `state` depends on other previous values, or not linearly on these.
+        Raises `NotAffine` if `state` depends on other previous values, or not linearly on the block's.
         """
         previous = tuple(map(ex.previous, block))
         own, value = " and ".join(symbol.name for symbol in previous), self._values.get(ex.current(state))

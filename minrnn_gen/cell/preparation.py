@@ -20,7 +20,7 @@ class CutProgram:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of what the rest reads of the preparation, inputs that are passed on among them."""
+        """The names that the rest reads of the preparation's results, including inputs that are passed on."""
         return tuple(name for name, _ in self.preparation.results)
 
 
@@ -41,7 +41,7 @@ def cut(program: Program, late: Collection[str], prefix: str = "prepared") -> Cu
 
 
 class PreparedParts:
-    """The statements that read names of `free` alone, and the parts of others that do, as statements of their own.
+    """The statements that read only names in `free`, and such parts of other statements, as statements of their own.
 
     `free` grows by the names of `statements`, which stand in the order of execution. Parts get names that begin with `prefix`.
     """
@@ -53,7 +53,7 @@ class PreparedParts:
         self._parts: dict[Expr, Symbol] = {}
 
     def rest(self, statements: Iterable[Statement]) -> tuple[Statement, ...]:
-        """Return the statements that stay, without their parts that do not."""
+        """Return the statements that stay, without the parts that the preparation computes."""
         rest = []
         for statement in statements:
             if self.free.issuperset(names_in(statement.expression)):
@@ -82,7 +82,7 @@ class PreparedParts:
 
 
 def is_trivial(expression: Expr) -> bool:
-    """Whether it is not worth a name of its own: a sign takes no time, and a condition has no name."""
+    """Whether an expression is not worth a name of its own: a sign takes no time, and a condition has no name."""
     name, operands = ex.operation(expression)
     return isinstance(expression, Comparison) or (name == "negate" and not ex.operation(operands[0])[1])
 

@@ -43,7 +43,7 @@ def c_text(expression: Expr) -> str:
 
 
 def complex_c_text(expression: Expr, conjugated: Collection[str] = ()) -> str:
-    """Return `expression` as `c_text` does over complex numbers, each of these inputs conjugated.
+    """Return `expression` as C over vectors of complex numbers, each of these inputs conjugated.
 
     Raises ValueError for more than sums, differences and products: cells are equations over real numbers.
     """

@@ -23,7 +23,7 @@ class ProjectedUnits:
         self._symbols |= {ex.product(gate) for gate, product in file.products.items() if product.to == "p"}
 
     def has(self, expression: Expr) -> bool:
-        """Whether `expression` has P units; a number has as many as what it meets."""
+        """Whether `expression` has P units; a number takes the units of the other operand."""
         return any(symbol in self._symbols for symbol in ex.symbols_of(expression))
 
     def why_unequal(self, expression: Expr) -> str | None:
@@ -39,7 +39,7 @@ class ProjectedUnits:
         return "{} has P projected units and {} has H; only a product R.g(…) leads from one to the other".format(*shown)
 
     def define(self, place: Place, name: str, expression: Expr) -> None:
-        """Give what is defined its units; raises `BadInput` for a state whose equation has others."""
+        """Set the units of a defined symbol; raises `BadInput` for a state whose equation has other units."""
         if not self._symbols or not any(True for _ in ex.symbols_of(expression)):
             return
         has, state = self.has(expression), name.removesuffix("[t]")

@@ -1,4 +1,4 @@
-"""The axis p of a cell: which of its names have P projected units, and from which units to which each product leads."""
+"""The axis p of a cell: which of its names have P projected units, and which units each product reads and returns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:  # NumPy is imported only where a program is computed
 
 @dataclass(frozen=True)
 class Projection:
-    """The names of a cell with P units instead of H, and the products that are not of a head's D units with D units.
+    """The names of a cell with P units instead of H, and the products that do not map a head's D units to D units.
 
-    Products of the gates `to` have P units, those of the gates `of` multiply P units, and those of the gates `across` mix the
-    units of all heads. `output`: the output has P units. `biases` says of a gate whether its product has a recurrent bias,
-    where that is not left to the spec.
+    Products of the gates in `to` return P units, products of the gates in `of` multiply P units, and products of the gates in
+    `across` mix the units of all heads. `output`: the output has P units. `biases` says whether a gate's product has a
+    recurrent bias, where that is not left to the spec.
     """
 
     states: tuple[str, ...] = ()
@@ -33,11 +33,11 @@ class Projection:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all products have one shape and the same bias, as those of cells that list no products."""
+        """Whether all products have one shape and the same bias, as in cells that list no products."""
         return not (self or self.across or self.biases)
 
     def has(self, label: str) -> bool:
-        """Whether an input or a result of a program, but for an argument, has P units."""
+        """Whether an input or a result of a program has P units; an argument does not count."""
         kind, _, name = label.removeprefix("gradient_").partition("_")
         if label.removeprefix("gradient_") == "y":
             return self.output
@@ -50,9 +50,9 @@ NO_PROJECTION = Projection()
 
 @lru_cache(maxsize=256)
 def by_units(program: Program, projection: Projection, argument: bool = False) -> tuple[tuple[bool, Program], ...]:
-    """Return the parts of `program` with whether they have P units: no statement of one is computed from another's.
+    """Return the independent parts of `program`, each with whether it has P units; one part without the axis p.
 
-    `argument`: the result "argument" has P units. One part alone where the cell has no axis p.
+    `argument`: the result "argument" has P units.
     """
     if not projection:
         return ((False, program),)
@@ -63,14 +63,14 @@ def by_units(program: Program, projection: Projection, argument: bool = False) -
 
 @lru_cache(maxsize=256)
 def by_summand(level: Level, projection: Projection) -> tuple[Program, ...]:
-    """Return the parts of a level's program that are each of the same units: one of each mean where the cell has the axis p."""
+    """Return the parts of a level's program, each for the same units: one for each mean if the cell has the axis p."""
     if not projection:
         return (level.program,)
     return tuple(level.program.restricted([label]) for label, _ in level.program.results)
 
 
 def shown_products(projection: Projection, gates: tuple[str, ...]) -> str:
-    """Return from which units to which each product leads, for people, where they differ."""
+    """Return the units that each product reads and returns, for people, if products differ."""
     words = {
         gate: f"{'P' if gate in projection.to else 'H'} from {'P' if gate in projection.of else 'H'}"
         + (" over all heads" if gate in projection.across else "")

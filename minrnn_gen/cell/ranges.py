@@ -29,7 +29,7 @@ class Range:
     greatest: float = math.inf
 
     def within(self, other: Range) -> Range:
-        """Return the values in both; where there are none, nothing is computed and either will do."""
+        """Return the values in both ranges; if there are none, nothing is computed and either range will do."""
         least, greatest = max(self.least, other.least), min(self.greatest, other.greatest)
         return Range(least, greatest) if least <= greatest else self
 
@@ -46,9 +46,9 @@ class Ranges:
 
     `samples` and `operands` are the two growing lists of a `ProgramBuilder`: an expression with the same operation, and the
     numbers of the operands, all smaller. Interval arithmetic (Moore, Interval Analysis, 1966), and two facts that it misses
-    because they relate values to each other: x - max(…, x, …) is not positive, so that of the exponentials of x - max(x, y, …),
-    y - max(x, y, …), … none is above 1 and one is 1; and some terms of a sum without negative ones are at most the sum. Bounds
-    are rounded float64 numbers, and what a kernel computes may leave them by the rounding of its arithmetic.
+    because they relate values to each other: x - max(…, x, …) is not positive, so the exponentials of x - max(x, y, …), y -
+    max(x, y, …), … are at most 1, and one of them is 1; and some terms of a sum without negative terms are at most the sum.
+    Bounds are rounded float64 numbers; the values of a kernel may exceed them by the rounding of its arithmetic.
     """
 
     def __init__(self, samples: Sequence[Expr], operands: Sequence[tuple[int, ...]]) -> None:
@@ -83,7 +83,7 @@ class Ranges:
         return self._again(branch, {**assumed, left: after_left, right: after_right}, depth + 1)
 
     def _again(self, number: int, assumed: Mapping[int, Range], depth: int) -> Range:
-        """Return the range of a value given those that are `assumed`."""
+        """Return the range of a value under the `assumed` ranges."""
         if number in assumed:
             return assumed[number]
         known = self._known[number]
@@ -117,7 +117,7 @@ class Ranges:
         return result
 
     def _holds_a_one(self, terms: Sequence[int]) -> bool:
-        """Whether, for some least or greatest of several values, the exponentials of the distances of all are among `terms`."""
+        """Whether, for some minimum or maximum of several values, the exponentials of all distances are among `terms`."""
         met: dict[tuple[type[fn.CellFunction], int], set[str]] = {}
         for term in terms:
             if not isinstance(self._samples[term], fn.Exp):
@@ -139,12 +139,12 @@ class Ranges:
         )
 
     def _identity(self, number: int | None) -> str:
-        """Return what is the same for equal values; None is zero."""
+        """Return a key that is the same for equal values; None is zero."""
         sample = ex.ZERO if number is None else self._samples[number]
         return f"number {sample.value}" if ex.is_number(sample) else f"value {number}"
 
     def _chosen(self, number: int, choice: type[fn.CellFunction]) -> set[int]:
-        """Return the values of which `number` is the least, or the greatest, itself if it is no such choice."""
+        """Return the values that `number` is the minimum or maximum of; itself if it is no such choice."""
         choices: set[int] = set()
         waiting = [number]
         while waiting and len(choices) < TERMS_LIMIT:
@@ -172,7 +172,7 @@ def _hull(first: Range, second: Range) -> Range:
 
 
 def _finite_ends(least: float, greatest: float) -> Range:
-    """Return the range of real numbers: what overflows to the wrong side is still the largest number."""
+    """Return the range of real numbers: a bound that overflows to the wrong side becomes the largest number."""
     return Range(min(least, sys.float_info.max), max(greatest, -sys.float_info.max))
 
 

@@ -72,10 +72,10 @@ class ExpressionReader:
     shared_uses: dict[str, Place] = field(default_factory=dict)
     input_uses: dict[str, Place] = field(default_factory=dict)
     defined: dict[str, tuple[Place, Expr]] = field(default_factory=dict)
-    # Of each gate of R what it multiplies: None for the previous output, whichever state that is.
+    # The operand of each gate of R: None for the previous output, whichever state that is.
     arguments: dict[str, Expr | None] = field(default_factory=dict)
     measures: dict[Symbol, tuple[int, int]] = field(default_factory=dict)
-    # Of each defined name how many norms and means in a chain lead to it.
+    # The number of norms and means in the longest chain to each defined name.
     norm_levels: dict[Symbol, int] = field(default_factory=dict)
     norm_uses: dict[str, Place] = field(default_factory=dict)
     operation_count: int = 0

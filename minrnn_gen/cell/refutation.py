@@ -16,7 +16,7 @@ PRIME = 2**61 - 1
 class Point:
     """Values of symbols and of functions, as if drawn; `lets` are symbols with a definition.
 
-    Functions are any here, as algebra takes them: equal at equal arguments, and no more. So an expression that algebra proves
+    Functions are arbitrary here, as in algebra: equal at equal arguments, and no more. So an expression that algebra proves
     zero has the value 0 at every point, and one with another value is not zero.
     """
 
@@ -25,7 +25,7 @@ class Point:
         self._values: dict[Symbol, int] = {}
 
     def refutes_zero(self, expression: Expr) -> bool:
-        """Whether `expression` has another value than 0 here; False as well where it divides by 0."""
+        """Whether `expression` is nonzero here; False as well where it divides by 0."""
         try:
             return self._value(expression) != 0
         except ValueError:  # no inverse
@@ -54,5 +54,5 @@ class Point:
 
 
 def _drawn(*of: str | int) -> int:
-    """Return a value of the field that depends on all that it is given, and is the same in every process."""
+    """Return a value of the field that depends on all arguments, and is the same in every process."""
     return int.from_bytes(blake2b(repr(of).encode(), digest_size=8).digest(), "big") % PRIME

@@ -1,4 +1,4 @@
-"""Products that multiply something else than the previous output: which of them have to wait for which, as rounds of a step."""
+"""Products that multiply other values than the previous output, in rounds of a step by their dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.syntax import Place
 
-# The most products that one after another may need, and the most of a cell: language bounds, far above any published cell.
+# The longest chain of products, and the most products of a cell: language bounds, far above any published cell.
 LEVELS_MOST, PRODUCTS_MOST = 8, 16
 
 
@@ -26,7 +26,7 @@ def rounds_of(
 ) -> tuple[Round, ...]:
     """Return the rounds after the product of the previous output, in an order in which each may be computed.
 
-    `arguments` has what a gate's product multiplies, for each of R's `gates` that multiplies something else.
+    `arguments` has the operand of each of R's `gates` whose product does not multiply the previous output.
     """
     levels = levels_of(definitions, gates, dict(arguments))
     together: dict[tuple[int, Expr], list[str]] = {}
@@ -46,7 +46,7 @@ def places_by_round(gates: Sequence[str], rounds: Sequence[Sequence[str]]) -> tu
 def levels_of(
     definitions: tuple[tuple[Symbol, Expr], ...], gates: tuple[str, ...], arguments: Mapping[str, Expr]
 ) -> dict[str, int]:
-    """Return of each gate's product its place in the longest chain of products that lead to it, from 1 on."""
+    """Return the position of each gate's product in the longest chain of products that leads to it, from 1 on."""
     known = dict(definitions)
     levels: dict[str, int] = {}
 
@@ -61,7 +61,7 @@ def levels_of(
 
 
 def products_read(expression: Expr, definitions: Mapping[Symbol, Expr]) -> tuple[str, ...]:
-    """Return the gates whose products `expression` reads, through whatever is defined."""
+    """Return the gates whose products `expression` reads, directly or through definitions."""
     symbols = dict.fromkeys(_reached(expression, definitions))
     return tuple(symbol.name.removeprefix("R.") for symbol in symbols if symbol.name.startswith("R."))
 
@@ -84,6 +84,6 @@ def _reached(expression: Expr, definitions: Mapping[Symbol, Expr]) -> Iterator[S
 
 
 def check_argument(place: Place, gate: str, argument: Expr, definitions: Mapping[Symbol, Expr], shown: str) -> None:
-    """Raise `BadInput` for a product of what no previous step reaches: it belongs to the projection."""
+    """Raise `BadInput` for a product whose argument no previous step reaches: it belongs to the projection."""
     if not reads_previous_step(argument, definitions):
         raise place.error(f"R.{gate} multiplies {shown}, which no previous step reaches; project it before the layer")

@@ -19,12 +19,12 @@ class GroupedPrograms:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of what is computed once for a group."""
+        """The names of the values that are computed once for a group."""
         return tuple(statement.name for statement in self.statements)
 
 
 def grouped(programs: Sequence[StagedProgram], shared: Sequence[str]) -> GroupedPrograms:
-    """Return `programs`, which read inputs S.* of the names `shared`, without what their steps compute of these alone."""
+    """Return `programs` without the parts of their steps that read the inputs S.* named `shared` alone."""
     parts = PreparedParts((f"S_{name}" for name in shared), "group")
     without = [[_without_parts(stage, parts) for stage in program.steps] for program in programs]
     statements = {statement.name: statement for statement in parts.statements}

@@ -1,4 +1,4 @@
-"""Products in stages: of powers whose exponents add up, and of factors that another product has, too."""
+"""Products in stages: powers whose exponents add up, and factors that several products share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from minrnn_gen.cell.stages import Stage, StagedProgram
 
 
 def exponent_of(program: StagedProgram, label: str) -> tuple[str, str] | None:
-    """Return the factors of the exponent where the result `label` is a power of 2, with n values: the constant, and the other.
+    """Return the factors of the exponent, (constant, other), if the result `label` is a power of 2 with n values, else None.
 
-    A product of such results at several steps takes one power, of the sum of what a channel has once. None where it is no such.
+    The product of such results over several steps takes one power, whose exponent adds up the factors that a channel has once.
     """
     name = dict(program.results)[label]
     wide = (statement for stage in program.steps for statement in stage.wide)
@@ -34,9 +34,9 @@ def exponent_of(program: StagedProgram, label: str) -> tuple[str, str] | None:
 
 
 def with_shared_products(program: StagedProgram) -> StagedProgram:
-    """Return `program` with a product of three of n values as one of two, where a statement is the product of two of the three.
+    """Return `program` with a product of three wide values as a product of two, if a statement computes two of the three.
 
-    Of a coefficient exp(s) the gradient by s and that of the state before it have two factors of three in common.
+    The gradients of s and of the previous state share two of three factors where a coefficient is exp(s).
     """
     return replace(program, steps=tuple(_with_shared_products(stage) for stage in program.steps))
 
@@ -57,7 +57,7 @@ def _with_shared_products(stage: Stage) -> Stage:
 
 
 def _factors(expression: Expr) -> tuple[str, ...]:
-    """Return the names whose product `expression` is, each once; nothing where it is something else."""
+    """Return the names whose product `expression` is, each once; empty for any other expression."""
     if isinstance(expression, Symbol):
         return (expression.name,)
     operation, operands = ex.operation(expression)

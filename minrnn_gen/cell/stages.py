@@ -1,4 +1,4 @@
-"""Programs with the axis n as stages: what a channel has once, then what it has n times, then sums over n, and so on."""
+"""Programs with the axis n as stages: values once per channel, then n times per channel, then sums over n, and so on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Stage:
 class StagedProgram:
     """A program whose statements have no sum within: `constants` are free of the step, and `steps` the rest.
 
-    `inputs` are those of the program, `wide` all names that have the axis n; `results` maps each label to what holds its value.
+    `inputs` are the inputs of the program, `wide` all names that have the axis n; `results` maps each label to the name of its
+    value.
     """
 
     inputs: tuple[str, ...]
@@ -42,7 +43,7 @@ class StagedProgram:
 
     @property
     def constant_names(self) -> frozenset[str]:
-        """The names of parameters, and of what is computed of them alone."""
+        """The names of parameters, and of values computed from parameters alone."""
         computed = {statement.name for stage in self.constants for statement in statements_of(stage)}
         return frozenset(computed | {name for name in self.inputs if is_constant_input(name)})
 
@@ -56,7 +57,7 @@ class StagedProgram:
 
 
 def restricted(program: StagedProgram, labels: Collection[str], prepared: Collection[str] = ()) -> StagedProgram:
-    """Return the program of these results, with `prepared` values as inputs; `program`'s constants are all there."""
+    """Return the program of these results, with `prepared` values as inputs; all constants of `program` stay."""
     results = tuple((label, name) for label, name in program.results if label in labels)
     needed = {name for _, name in results}
 
@@ -89,21 +90,21 @@ class PreparedProgram:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of what is prepared, all without the axis n."""
+        """The names of the prepared values, all without the axis n."""
         return tuple(name for name, _ in self.preparation.results)
 
 
 def prepared(program: StagedProgram) -> PreparedProgram:
-    """Return `program` with what a channel has once, and what takes gates and constants alone, computed before its steps."""
+    """Return `program` with the values without the axis n that read gates and constants alone computed before its steps."""
     return _Preparation(program).program()
 
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """A program in two parts: `steps` gives what the next step needs, and `finish` the rest, of the totals of `sums` over n.
+    """A program in two parts: `steps` computes what the next step needs, `finish` the rest from the totals of `sums` over n.
 
-    `steps` gives a sum as result under its own name, and needs its total nowhere. So the sums of several steps may be added up
-    together. Where what is left takes more than such sums, there are none, and `finish` has nothing to do.
+    `steps` returns each sum under its own name, and reads no total, so that the sums of several steps may be added up together.
+    If the rest needs more than such sums, `sums` and `finish` are empty.
     """
 
     steps: StagedProgram
@@ -112,7 +113,7 @@ class FinishedProgram:
 
 
 def finished(program: PreparedProgram, label: str) -> FinishedProgram:
-    """Return the steps of `program` with what only the result `label` takes of sums apart."""
+    """Return the steps of `program`, split from the part of the result `label` that reads sums."""
     steps = program.steps
     others = {name for name, _ in steps.results} - {label}
     sums = {summed.name for stage in steps.steps for summed in stage.sums}
@@ -133,7 +134,7 @@ def finished(program: PreparedProgram, label: str) -> FinishedProgram:
 
 @dataclass(frozen=True)
 class SummedProgram:
-    """A program in two parts: `steps` gives results that are summed over steps, and `finish` takes what is left of the totals.
+    """A program in two parts: `steps` gives results that are summed over steps, and `finish` completes their totals.
 
     Factors of such a result that are the same at every step are left to `finish`, whose inputs are `total_<label>`.
     """
@@ -143,9 +144,9 @@ class SummedProgram:
 
 
 def summed(program: StagedProgram, labels: Mapping[str, bool]) -> SummedProgram:
-    """Return `program` without the constant factors of the results of these labels, and the program of these factors.
+    """Return `program` without the constant factors of these results, and the program that applies these factors.
 
-    `labels` says of each whether its total has the axis n.
+    `labels` maps each label to whether its total has the axis n.
     """
     results = dict(program.results)
     read = [name for stage in program.steps for statement in statements_of(stage) for name in names_in(statement.expression)]
@@ -180,7 +181,7 @@ def summed(program: StagedProgram, labels: Mapping[str, bool]) -> SummedProgram:
 
 
 def _without_factors(expression: Expr, total: Expr, constants: Collection[str]) -> tuple[Expr, Expr]:
-    """Return `expression` without its constant factors, and `total`, the sum of such, with them."""
+    """Return `expression` without its constant factors, and `total`, its sum over steps, with them."""
     name, operands = ex.operation(expression)
     if name == "negate":
         return _without_factors(operands[0], ex.negate(total), constants)
@@ -243,7 +244,7 @@ class _Stages:
     def __init__(self, program: Program, wide_inputs: Collection[str]) -> None:
         self._program = program
         self._wide = {name for name in program.inputs if name in wide_inputs}
-        # Of each name whether it changes with the step, and how many sums lie before it.
+        # For each name, whether it changes with the step, and how many sums precede it.
         self._places = {name: (not is_constant_input(name), 0) for name in program.inputs}
         self._statements: dict[tuple[bool, int], dict[str, list[Statement]]] = {}
         self._hoisted_parts: dict[Expr, Symbol] = {}
@@ -279,7 +280,7 @@ class _Stages:
         self._statements.setdefault(place, {}).setdefault(kind, []).append(statement)
 
     def _without_sums(self, expression: Expr) -> Expr:
-        """Return `expression` with each sum replaced by its name, and what is spread over n by itself."""
+        """Return `expression` with each sum replaced by its name, and each spread value by itself."""
         operands = [self._without_sums(operand) for operand in ex.operation(expression)[1]]
         if isinstance(expression, Spread):
             return operands[0]

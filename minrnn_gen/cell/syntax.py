@@ -80,7 +80,7 @@ class Place:
 def located(document: Document, key: str, text: str, file_text: str) -> EquationText:
     """Return `text`, the value of `key`, without its indentation, and placed in `file_text` if it is written there as it is.
 
-    That is a literal block, or a single line next to its key, in quotes or without.
+    Such text is a literal block, or a single line next to its key, with or without quotes.
     """
     bare, own_indentation = without_indentation(text)
     own_lines = _LINE_END.split(text)
@@ -98,7 +98,7 @@ def located(document: Document, key: str, text: str, file_text: str) -> Equation
 
 
 def without_indentation(text: str) -> tuple[str, int]:
-    """Return a text without what all of its equations are indented by, and by how many characters they are."""
+    """Return a text without the common indentation of its equations, and the width of that indentation."""
     lines = _LINE_END.split(text)
     indentation = min((_indentation(line) for line in lines if line.split("#", 1)[0].strip()), default=0)
     return "\n".join(line[indentation:] for line in lines), indentation
@@ -131,7 +131,7 @@ def node_text(source: EquationText, node: ast.expr | ast.stmt) -> str:
 
 
 def why_a_word(name: str, what: str) -> str:
-    """Return why a word of the language is no name."""
+    """Return why a word of the language cannot be a name."""
     return f"'{name}' is a word of the language and cannot be {what}; choose another name"
 
 
@@ -175,7 +175,7 @@ def nearest_form(name: str, known: Iterable[str]) -> str:
 
 
 def _check_characters(source: EquationText) -> None:
-    """Refuse before Python's parser what the language has no use for, and what would make that parser work hard."""
+    """Refuse, before Python's parser runs, unused characters and text that would make that parser work hard."""
     operators = depth = 0
     for number, line in enumerate(source.lines, start=1):
         if foreign := _FOREIGN.search(line):
@@ -200,7 +200,7 @@ def _check_characters(source: EquationText) -> None:
 
 
 def _refuse_missing_operator(source: EquationText, number: int, line: str) -> None:
-    """Refuse two operands side by side, of which Python's parser says only that they are invalid."""
+    """Refuse two adjacent operands, since Python's parser only says that they are invalid."""
     left = ""
     for token in _TOKEN.finditer(line):
         right = token[0]

@@ -1,6 +1,6 @@
-"""The tangent of a cell as a cell: beside each state its derivative along given tangents of all that a step reads.
+"""The tangent of a cell as a cell: each state, and its derivative along given tangents of all that a step reads.
 
-Its backward is the double backward of the cell, and every kernel that runs cells runs it.
+The backward of the tangent cell is the double backward of the cell. Every kernel that runs cells runs it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DIGITS_MOST = 15
 
 
 def tangent_cell(cell: Cell, moves_R: bool) -> tuple[dict[str, Any], TangentNames]:
-    """Return the file of the tangent of `cell`, whose output is that of y, and its names; `moves_R`: R has a tangent as well.
+    """Return the file of the tangent cell, whose output is the tangent of y, and its names; `moves_R`: R has a tangent as well.
 
-    Names are left out that the tangent does not depend on. Raises BadInput where y depends on nothing.
+    Names that the tangent does not depend on are left out. Raises BadInput where y has no derivatives.
     """
     return _Tangent(cell, moves_R).file()
 
@@ -113,12 +113,12 @@ class _Tangent:
         inputs = [name for name in inputs if ex.channel_input(name).name in needed]
         data |= {"shared": shared} if shared else {}
         data |= {"inputs": inputs} if inputs else {}
-        # A tangent may be larger than what its cell may be.
+        # A tangent may exceed the limits on a cell's size.
         data |= {"embedded": True} if len(self._arguments) > PRODUCTS_MOST else {}
         return data, named
 
     def _define(self, symbol: Symbol, expression: Expr) -> None:
-        """Write the equation of a state or of a named value, and that of its tangent."""
+        """Write the equations of a state or of a named value, and of its tangent."""
         value, tangent = self._both(_plain(expression))
         if isinstance(value, Symbol) and value in self._values.values() and value.name not in self._renamed:
             self._renamed[value.name] = symbol.name
@@ -197,7 +197,7 @@ class _Tangent:
         return ex.product(along)
 
     def _of_product(self, gate: str) -> Expr:
-        """Return the tangent of a product, R.g of the argument's tangent and that of R of the argument."""
+        """Return the tangent of a product: R.g of the argument's tangent, plus R's tangent times the argument."""
         argument = dict(self._cell.arguments).get(gate)
         if argument is None:
             argument = ex.previous(self._cell.output.name.removesuffix("[t]"))  # type: ignore[attr-defined]
@@ -237,7 +237,7 @@ class _Tangent:
         return self._of_function(function, x, self._value(function(x)), tangent)
 
     def _of_function(self, function: type[fn.CellFunction], x: Expr, value: Expr, tangent: Expr) -> tuple[Expr, Expr]:
-        """Return the value of a function of `x` and its tangent, as gradients have its slope."""
+        """Return the value of a function of `x`, and its tangent with the same slope as in gradients."""
         if function in SLOPES:
             return value, _times(SLOPES[function](x, value), tangent)
         if function in INVERSE_SLOPES:
@@ -254,7 +254,7 @@ class _Tangent:
         return ex.rebuilt(condition, [self._value(self._both(operand)[0]) for operand in condition.args])
 
     def _with_all_states(self, output: Expr) -> Expr:
-        """Return the output, which reads the tangents of all states: those that y does not depend on, without an effect."""
+        """Return the output, which reads the tangents of all states; tangents that y does not depend on have no effect."""
         missing = [tangent for tangent in self._named.states.values() if ex.current(tangent).name not in self._needed(output)]
         if not missing:
             return output
@@ -268,7 +268,7 @@ class _Tangent:
         return output
 
     def _needed(self, output: Expr) -> set[str]:
-        """Return the names that the output depends on: of a state, at whichever step, the equation."""
+        """Return the names that the output depends on; a state at either step stands for its equation."""
         known, called = dict(self._lines), {name: value for value, name in self._renamed.items()}
         known |= {ex.product(gate).name: argument for gate, argument in self._arguments.items()}
         needed: set[str] = set()
@@ -285,7 +285,7 @@ class _Tangent:
         return equation_text(self._with_arguments(expression))
 
     def _with_arguments(self, expression: Expr) -> Expr:
-        """Return an expression whose products say what they multiply."""
+        """Return an expression whose products are written with their operands."""
         if isinstance(expression, Symbol):
             gate = expression.name.removeprefix("R.")
             if gate == expression.name:
@@ -296,7 +296,7 @@ class _Tangent:
 
 
 def _primal_first(names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return all names, those of tangents last, each with the one whose tangent it is or itself."""
+    """Return all names, tangents last, each with the name of its primal."""
     return [*((name, name) for name in names), *((tangent, name) for name, tangent in names.items())]
 
 
@@ -307,7 +307,7 @@ def _is_scan_of_output(cell: Cell) -> bool:
 
 
 def _sums_of_products(cell: Cell) -> dict[Expr, str]:
-    """Return the sums W.g + R.g of a cell, each with its g, of those g that it has nowhere else."""
+    """Return the sums W.g + R.g of a cell, each with its g, if neither term occurs elsewhere."""
     counts: Counter[Expr] = Counter()
     waiting = [*(expression for _, expression in cell.definitions), cell.output]
     while waiting:

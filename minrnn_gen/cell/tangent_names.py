@@ -1,4 +1,4 @@
-"""Names of the tangent of a cell, of what a cell has and of what it adds."""
+"""Names in the tangent of a cell: of the cell's arrays and of the arrays that the tangent adds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ NAME_LENGTH = 64
 
 @dataclass(frozen=True)
 class TangentNames:
-    """Names of the tangent cell: of each array of the cell that of its tangent.
+    """Names in the tangent cell: for each array of the cell, the name of its tangent.
 
-    `products`: of each gate of R that of its product with the tangent, and, where R has one, that of R's tangent. Where
-    `has_output` R multiplies the tangent alone, since its products with the output are known: `inputs_of_products` has, of
-    each gate of R whose product is not added to its gate of x, the input X.* that is the product, and that of its tangent.
-    `input_of_output`: the input X.* that is the output of the step before, of a scan that reads it so.
+    `products`: for each gate of R, the name of its product with the tangent and, where R has a tangent, of the product with R's
+    tangent. Where `has_output`, R multiplies the tangent alone, since its products with the output are known.
+    `inputs_of_products` then has, for each gate of R whose product is not added to its gate of x, the inputs X.* for the
+    product with R and for the product with R's tangent. `input_of_output`: in a scan, the inputs X.* for the previous output
+    and for its tangent.
     """
 
     gates: Mapping[str, str]
@@ -37,7 +38,7 @@ class Names:
         self._used = set(used)
 
     def tangents_of(self, names: Collection[str]) -> dict[str, str]:
-        """Return each name with that of its tangent."""
+        """Return each name with the name of its tangent."""
         return {name: self.tangent_of(name) for name in names}
 
     def tangent_of(self, name: str) -> str:
@@ -53,7 +54,7 @@ class Names:
         return self._free(f"R_{gate}")
 
     def of_output(self, state: str) -> str:
-        """Return the name of an input that is the output of the step before."""
+        """Return the name of an input that is the output of the previous step."""
         return self._free(f"last_{state}")
 
     def of_value(self) -> str:

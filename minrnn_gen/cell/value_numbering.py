@@ -27,9 +27,9 @@ ONE_OVER_ROOT_TWO = ex.number("0.70710678118654752440084436210484903928483593768
 class ProgramBuilder:
     """Numbers the values of expressions; equal operations on equal values have one number.
 
-    `inputs` gives the program's name of each input symbol, `wide` those names that have the axis n. A value is written as a
-    statement when it was given a name, is used more than once or nests too deep, and at all only if a result needs it.
-    A mean over units is an input of programs, `mean_<number>`, which `levels` give; unless `shows_means`, for people.
+    `inputs` gives the program's name of each input symbol, `wide` those names that have the axis n. A value becomes a statement
+    if it has a name, is used more than once or nests too deep, and only if a result needs it. A mean over units is an input of
+    programs, `mean_<number>`, which `levels` give; unless `shows_means`, for people.
     """
 
     def __init__(self, inputs: Mapping[Symbol, str], wide: Collection[str] = (), *, shows_means: bool = False) -> None:
@@ -42,7 +42,7 @@ class ProgramBuilder:
         self._samples: list[Expr] = []  # per value: an expression with the same operation, and its operands' numbers
         self._operands: list[tuple[int, ...]] = []
         self._ranges = Ranges(self._samples, self._operands)
-        # Of each value the first that is computed alike: what a `Centre` is of counts as the value itself.
+        # For each value, the first value computed alike; the operand of a `Centre` counts as the value itself.
         self._alike: list[int] = []
         self._first_alike: dict[Key, int] = {}
         self._names: dict[int, str] = {}
@@ -59,7 +59,7 @@ class ProgramBuilder:
         return self._symbol(self._number(expression) if name is None else self._named(expression, name))
 
     def name_of(self, value: Symbol) -> str | None:
-        """Return the name that the value of a symbol was given, if any; an input has none."""
+        """Return the name of the value of a symbol, if it was named; an input has none."""
         return self._names.get(self._alike[self._symbols[value]])
 
     def is_number(self, value: Symbol) -> bool:
@@ -134,7 +134,7 @@ class ProgramBuilder:
         return tuple(self._level(by_level[level]) for level in sorted(by_level))
 
     def whole(self, results: Mapping[str, Expr], known: Collection[str] = ()) -> WholeProgram:
-        """Return the program of `results` and of the values whose means over units it takes, those of `known` means aside."""
+        """Return the program of `results` and of the values whose means over units it takes, except the `known` means."""
         needed = self._needed_by(results)
         means = [number for number, name in self._means.items() if needed[number] and name not in known]
         squares = {centre: number for number in means for centre in self._centres_of(number) if centre in means}
@@ -155,7 +155,7 @@ class ProgramBuilder:
         return WholeProgram(self.program(labels, needed_inputs_only=True), tuple(statistics))
 
     def _needed_by(self, results: Mapping[str, Expr]) -> list[bool]:
-        """Return of each value whether results are computed from it, through means, too."""
+        """Return for each value whether results are computed from it, directly or through means."""
         if not self._means:
             return [False] * len(self._samples)
         numbers = {self._alike[self._number(expression)] for expression in results.values()}
@@ -166,7 +166,7 @@ class ProgramBuilder:
         return needed
 
     def _averaged(self, number: int) -> tuple[int, ...]:
-        """Return the values that a value is the average of: itself, or those of a list."""
+        """Return the values that a value is the average of: the values of a list, or itself."""
         number = self._alike[number]
         operands = [self._alike[operand] for operand in self._operands[number]]
         if ex.operation(self._samples[number])[0] != "multiply" or not ex.is_number(factor := self._samples[operands[0]]):
@@ -179,7 +179,7 @@ class ProgramBuilder:
         return (first, *rest) if rest and (len(rest) + 1) * factor.value == 1 else (number,)
 
     def _centres_of(self, number: int) -> tuple[int, ...]:
-        """Return the mean of the values whose squared differences from it a mean is of; nothing where it is of no such."""
+        """Return the centre if a mean averages squared differences from that centre, itself a mean; else nothing."""
         values, centres = [], set[int]()
         for square in self._averaged(self._operands[number][0]):
             root = {self._alike[operand] for operand in self._operands[square]}
@@ -196,7 +196,7 @@ class ProgramBuilder:
         return (centre,) if is_mean and self._averaged(self._operands[centre][0]) == tuple(values) else ()
 
     def means_without(self, inputs: Collection[str]) -> tuple[str, ...]:
-        """Return the names of the means that take none of these inputs."""
+        """Return the names of the means that read none of these inputs."""
         names = [sample.name if isinstance(sample, Symbol) else "" for sample in self._samples]
         takes = [name in inputs for name in names]
         for number, operands in enumerate(self._operands):
@@ -279,7 +279,7 @@ class ProgramBuilder:
         return uses
 
     def _computed_from(self, number: int) -> tuple[int, ...]:
-        """Return the operands that a value is computed from: of a surrogate without that of its gradient, of a mean none."""
+        """Return the operands that a value is computed from: the first of a surrogate, none of a mean."""
         operands = () if number in self._means else tuple(self._alike[operand] for operand in self._operands[number])
         return operands[:1] if isinstance(self._samples[number], Surrogate) else operands
 
@@ -293,7 +293,7 @@ class ProgramBuilder:
 
 
 def _unlike(name: str, used: Collection[str]) -> str:
-    """Return a name that is not used, the one that is given if it can be."""
+    """Return an unused name: `name` itself if possible."""
     names = (name, *(f"{name}_{number}" for number in range(1, len(used) + 1)))
     return next(name for name in names if name not in used)
 

@@ -19,8 +19,8 @@ from minrnn_gen.cell.stages import is_constant_input
 class Wait:
     """The results of a part of a step, by label, and the names that arrive for the parts after it.
 
-    Either the means of `statistics`, all of them at once, those of lists last: first their values, then what lists add. Or what
-    comes of the products of `round`, counted from 1 on.
+    The wait is either for the means of `statistics`, all at once, lists last: it needs all values, then the contributions of
+    lists. Or it is for the results of the products of `round`, counted from 1 on.
     """
 
     needs: tuple[str, ...]
@@ -31,10 +31,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class StepInParts:
-    """A program in parts: `preparation` waits for nothing, `parts` one after the other, each of the last for one of `waits`.
+    """A program in parts: `preparation` waits for nothing, and `parts` run in order, with one of `waits` between each two.
 
-    A part's results are all names that later parts read, those of the last part the program's. What a wait needs is a name of
-    the part before it, which `needs` has by label.
+    The results of a part are all names that later parts read; the last part has the results of the program. `needs` maps each
+    label that a wait needs to a name of the part before it.
     """
 
     preparation: Program
@@ -44,17 +44,17 @@ class StepInParts:
 
     @cached_property
     def prepared(self) -> tuple[str, ...]:
-        """The names of what later parts read of the preparation, parameters aside."""
+        """The names that later parts read of the preparation, except parameters."""
         return tuple(name for name, _ in self.preparation.results)
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """The names of what parts leave to later ones."""
+        """The names of the values that parts keep for later parts."""
         return tuple(dict.fromkeys(name for part in self.parts[:-1] for name, _ in part.results))
 
 
 def waits_of(statistics: Sequence[Statistic], rounds: Sequence[Wait], program: Program) -> tuple[Wait, ...]:
-    """Return what a program waits for, in an order in which it arrives: means at the same depth together."""
+    """Return the waits of a program in a possible order of arrival: means at the same depth together."""
     labels, known = dict(program.results), {name: frozenset[str]() for name in program.inputs}
     arriving = {name for statistic in statistics for name in statistic.means}
     arriving.update(name for wait in rounds for name in wait.arrives)
@@ -85,13 +85,13 @@ def _wait_for(statistics: Sequence[Statistic]) -> Wait:
 
 
 def in_parts(program: Program, late: Collection[str], waits: Sequence[Wait], results: Collection[str]) -> StepInParts:
-    """Return `program` cut before what arrives first, `late`, and at each of `waits`; the last part gives `results`."""
+    """Return `program` cut where the names `late` arrive first, and at each of `waits`; the last part gives `results`."""
     labels = dict(program.results)
     needs = {label: labels[label] for wait in waits for label in wait.needs}
     rest = _passed_on(program, [(label, labels[label]) for label in results])
     parts = list[Program]()
     for number in reversed(range(len(waits) + 1)):
-        # What a wait needs is a result of the part before it, whatever else is.
+        # The part before a wait returns all that the wait needs.
         passed_on = [(label, needs[label]) for label in (waits[number - 1].needs if number else ())]
         arrives = waits[number - 1].arrives if number else late
         parted = cut(_passed_on(rest, [*rest.results, *passed_on]), arrives, f"before_{number}")
@@ -110,7 +110,7 @@ def _passed_on(program: Program, results: Sequence[tuple[str, str]]) -> Program:
 def _without_handing_on(
     preparation: Program, parts: Sequence[Program], needs: Sequence[Sequence[str]]
 ) -> tuple[Program, tuple[Program, ...]]:
-    """Return programs whose results are names of their own that others read, and whose inputs are what they read."""
+    """Return programs whose results are names that later programs read, and whose inputs are names that they read."""
     programs, last, made = [preparation, *parts], len(parts), list[Program]()
     read = [{name for statement in program.statements for name in names_in(statement.expression)} for program in programs]
     read[last].update(name for _, name in parts[-1].results)
@@ -130,7 +130,7 @@ def _without_handing_on(
 
 
 def step_in_parts(lowered: LoweredSteps | LoweredStepsBackward) -> StepInParts:
-    """Return a step, of which there is the `whole`, in parts; in a forward in terms of recurrent sums and biases."""
+    """Return a step with `whole` in parts; a forward is in terms of recurrent sums and biases."""
     assert lowered.whole is not None
     if isinstance(lowered, LoweredStepsBackward):
         return _backward_in_parts(lowered, lowered.whole)
@@ -152,7 +152,7 @@ def _forward_in_parts(lowered: LoweredSteps, whole: WholeProgram) -> StepInParts
 
 
 def _backward_in_parts(lowered: LoweredStepsBackward, whole: WholeProgram) -> StepInParts:
-    """Return a step back in parts; the means of its forward are known, and so is all that takes no gradients."""
+    """Return a step back in parts; the means of its forward are known, and so are all values that read no gradients."""
     rounds = [
         Wait(tuple(f"gradient_R_{gate}" for gate in of_round.gates), (f"gradient_argument_{number}",), round=number + 1)
         for number, of_round in enumerate(lowered.rounds)

@@ -1,4 +1,4 @@
-"""Proofs, by SymPy, that what an author wrote is zero: the only thing of a cell that takes algebra."""
+"""Proofs, by SymPy, that an author's expression is zero: the only use of algebra in a cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.expressions import Expr, Number, Symbol
 from minrnn_gen.cell.functions import CellFunction
 
-# What one proof that a coefficient is zero may multiply out, so that no cell takes longer than a fraction of a second.
+# Limits on the terms that a proof of a zero coefficient multiplies out, so that no cell takes longer than a fraction of a
+# second.
 EXPANDED_TERM_LIMIT = 256
 EXPANSION_BUDGET_TERMS = 20_000
 

@@ -1,4 +1,4 @@
-"""Names of a C text: those that it declares at its top level, under a prefix, so that several texts fit into one file."""
+"""Top-level names of a C text, under a prefix, so that several texts fit into one file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 # Comments and strings stay as they are; everything else is words and what lies between them.
 _PIECE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|<[\w/.]+\.h>|(?:->|\.)?\b[A-Za-z_]\w*|.", re.DOTALL)
-# What a line at the top level declares: a macro, a type, a function or a variable.
+# Declarations on a line at the top level: a macro, a type, a function or a variable.
 _DECLARATIONS = (
     re.compile(r"^[ ]*#[ ]*define (\w+)", re.MULTILINE),
     re.compile(r"^typedef [^;{]*?(\w+)(?: __attribute__\(\(.*\)\))?;", re.MULTILINE),
@@ -17,7 +17,7 @@ _DECLARATIONS = (
     re.compile(r"^BY_LANE\((\w+),", re.MULTILINE),
 )
 _ENTRY = re.compile(r"^(?=(?:void|long|int) \w+\()", re.MULTILINE)
-# What the text reads of its compiler stays what it is.
+# Names of the compiler and keywords stay as they are.
 _KEPT = re.compile(r"_{1,2}[A-Za-z]\w*|inline|unused|void|long|int")
 
 

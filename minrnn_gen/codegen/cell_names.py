@@ -36,17 +36,17 @@ class CellNames:
 
     @property
     def known(self) -> str:
-        """The number of values that are known of a step before it, in CUDA."""
+        """The number of a step's values that are known before it, as text in CUDA."""
         return "GATES + INPUTS" if self.inputs else "GATES"
 
     @property
     def gate_rows(self) -> str:
-        """The same as a factor."""
+        """The number of known values in parentheses, for use as a factor."""
         return f"({self.known})" if self.inputs else self.known
 
     @property
     def known_labels(self) -> tuple[str, ...]:
-        """The names of these values in a program, in the order of their places."""
+        """The names of the known values in a program, in the order of their places."""
         return (*(f"W_{gate}" for gate in self.gates), *(f"X_{name}" for name in self.inputs))
 
     @property
@@ -76,7 +76,7 @@ class GradientNames(CellNames):
 
     @property
     def read_inputs(self) -> tuple[int, ...]:
-        """Their places among the inputs."""
+        """The places of the inputs that the gradients depend on, among all inputs X.*."""
         return tuple(map(self.inputs.index, self.read_input_names))
 
     @property

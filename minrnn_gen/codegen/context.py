@@ -65,7 +65,7 @@ class CellText(CellNames):
 
     @property
     def output_place(self) -> int:
-        """The place of the output among the states; -1 where it is none of them."""
+        """The place of the output among the states; -1 if the output is not a state."""
         label = dict(self.lowered.output.results)["y"]
         return next((index for index, state in enumerate(self.states) if label == f"state_{state}"), -1)
 

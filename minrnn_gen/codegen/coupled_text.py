@@ -28,8 +28,9 @@ class ProgramText:
 class PhaseText(ProgramText):
     """One phase as the templates read it, with the program of a step's map.
 
-    `places` are those of its states among all, `type` that of its map's numbers. `first_value` and `first_state` are the places
-    of its numbers among those that blocks pass on, the first in CUDA. `keeps_power`: A of all steps is one matrix.
+    `places` are the places of its states among all states, `type` is the C++ type of its map's numbers. `first_value` (in CUDA)
+    and `first_state` are the places of its numbers among the numbers that blocks exchange. `keeps_power`: A of all steps is one
+    matrix.
     """
 
     number: int = 0
@@ -67,7 +68,7 @@ class CoupledText(StepsText):
 
     @property
     def scans(self) -> tuple[PhaseText, ...]:
-        """The phases that are more than memory."""
+        """The phases that scan maps; finite memory has none."""
         return tuple(phase for phase in self.phases if phase.results)
 
     @property
@@ -87,7 +88,7 @@ class CoupledText(StepsText):
 
     @property
     def preparations(self) -> tuple[ProgramText, ...]:
-        """The programs of these constants: each gives those that earlier ones do not."""
+        """The programs of a channel's constants: each gives the constants that earlier programs do not."""
         texts, known = list[ProgramText](), 0
         for parts in self._cuts:
             last = max((self._constants[value] + 1 for value in self._values(parts).values()), default=0)
@@ -99,25 +100,25 @@ class CoupledText(StepsText):
 
     @property
     def constant_count(self) -> int:
-        """How many they are."""
+        """The number of a channel's constants."""
         return len(self._constants)
 
     @cached_property
     def _cuts(self) -> tuple[CutProgram, ...]:
-        """The step, and the maps, in two parts: of parameters alone, and the rest."""
+        """The step and the maps, each in two parts: of parameters alone, and the rest."""
         programs = [self.lowered.step]
         programs += [phase.program.restricted(map_labels(phase)) for phase in phases_of(self.lowered.maps) if phase.program]
         return tuple(map(in_channel_and_step, programs))
 
     @cached_property
     def _constants(self) -> dict[int, int]:
-        """The place of each of the values that is read of a preparation."""
+        """The place of each prepared value that is read."""
         read = (value for parts in self._cuts for value in self._values(parts).values())
         return {value: place for place, value in enumerate(dict.fromkeys(read))}
 
     @cached_property
     def _numbered(self) -> dict[Expr, int]:
-        """The values of preparations by what they are made of; programs have other names for the same."""
+        """The numbers of prepared values by their expressions, since programs give equal values different names."""
         return {}
 
     def _values(self, parts: CutProgram) -> dict[str, int]:

@@ -14,7 +14,7 @@ from minrnn_gen.cell.rounds import places_by_round
 
 @dataclass(frozen=True)
 class NativeLevel:
-    """Summands of means over units, whose places among those of a program begin at `first`; levels are numbered from 0 on.
+    """Summands of means over units, from place `first` among the summands of a program; levels are numbered from 0 on.
 
     `means` has (name, place) of all means of earlier levels. Bit k of `over_all`: mean k is over all heads.
     """
@@ -81,7 +81,7 @@ class MeansOfUnits:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a forward multiplies gate after gate, and units go on from products in memory: in rounds, and for means."""
+        """Whether a forward multiplies gate by gate and continues from products in memory, as rounds and means need."""
         return bool(self.rounds) or self.mean_count > 0
 
     def summand_places(self, level: NativeLevel) -> tuple[tuple[str, str], ...]:
@@ -101,8 +101,9 @@ class MeansOfUnits:
 class NativeRound:
     """Products of one argument: the round `number` of a step, after the products of the previous output.
 
-    `places` are those of its gates in R, and `first` is how many products a step has before it. `gradients`, the program of
-    the gradients of its products, is None in a forward. `of_units` are the means of the one that a pass computes by itself.
+    `places` are the places of its gates in R, and `first` is the number of earlier products in a step. `gradients`, the program
+    of the gradients of its products, is None in a forward. `of_units` are the means of the round's own program: the argument in
+    a forward, the gradients in a backward.
     """
 
     number: int

@@ -35,12 +35,12 @@ class Field(NamedTuple):
 
     @property
     def format(self) -> str:
-        """The field as `struct` has it: a pointer is a number."""
+        """The format of the field for `struct`: a pointer is a number."""
         return "d" if self.ctype == "double" else "q"
 
 
 class Storage(NamedTuple):
-    """The type of an array's elements, and its name in those of functions."""
+    """The type of an array's elements, and its name as part of function names."""
 
     name: str
     ctype: str
@@ -67,8 +67,8 @@ class StatementText(NamedTuple):
 class NativePlan:
     """Common base of every kernel for the CPU: a pass of a cell in a precision, whatever the sizes.
 
-    `x_dtype` is that of the pre-activations and of their gradients. A complex number is two elements of a vector, real part
-    first.
+    `x_dtype` is the dtype of the pre-activations and of their gradients. A complex number is two elements of a vector, real
+    part first.
     """
 
     kernel_pass: CpuPass
@@ -115,7 +115,7 @@ class NativePlan:
 
     @property
     def kept_states(self) -> tuple[str, ...]:
-        """The saved states that a forward writes for a backward, since y has them not."""
+        """The saved states that a forward writes for a backward, since y lacks them."""
         return ()
 
     @property
@@ -125,7 +125,7 @@ class NativePlan:
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
+        """Whether the gradients of pre-activations equal the gradients of the products with R, gate by gate and in type."""
         return False
 
     @property
@@ -177,7 +177,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
         return [StatementText(statement.name, complex_c_text(statement.expression, conjugated)) for statement in statements]
 
     def result(self, label: str, program: Program | None = None) -> str:
-        """Return the variable that holds a result of a program, of that of a step if none is named."""
+        """Return the variable that holds a result of a program, by default the program of a step."""
         return f"cell_{dict((program or self.program).results)[label]}"
 
     @property
@@ -218,7 +218,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
 
     @property
     def output_state(self) -> str | None:
-        """The state that the output is, if it is one as such."""
+        """The state that equals the output, if any."""
         return self.cell.output_state
 
     @property
@@ -250,7 +250,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
 
     @property
     def kept_states(self) -> tuple[str, ...]:
-        """The saved states that a forward writes for a backward, since y has them not."""
+        """The saved states that a forward writes for a backward, since y lacks them."""
         return tuple(state for state in self.saved_states if state != self.saved_in_storage)
 
     @property
@@ -261,7 +261,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether the gradients of pre-activations are those of the products with R, gate by gate and in the same type."""
+        """Whether the gradients of pre-activations equal the gradients of the products with R, gate by gate and in type."""
         if self.recurrent_gates != self.gates or self.x_dtype != self.arithmetic_dtype:
             return False
         return all(self.result(f"gradient_W_{gate}") == self.result(f"gradient_R_{gate}") for gate in self.gates)
@@ -281,7 +281,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
         return "storage" if state == self.saved_in_storage else "real"
 
     def region_of(self, state: str) -> int:
-        """Return the place of a state among the regions of the workspace, of which the output of a dense cell has two."""
+        """Return the place of a state among the regions of the workspace; the output of a dense cell has two regions."""
         place = self.states.index(state)
         if not self.is_dense or self.output_state is None:
             return place
@@ -395,5 +395,5 @@ def cpu_source(plan: NativePlan) -> str:
 
 
 def pool_source() -> str:
-    """Render the threads that kernels share where the process has no runtime of its own for them."""
+    """Render the threads that kernels share if the process has no runtime of its own for threads."""
     return environment().get_template("cpu/threads.c.j2").render(header=("Threads of kernels for the CPU; by minrnn-gen.",))

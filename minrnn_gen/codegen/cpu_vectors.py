@@ -14,7 +14,7 @@ from minrnn_gen.codegen.cpu_source import Field, NativePlan, StatementText, call
 from minrnn_gen.codegen.stages_in_c import PrintedStages, Target
 
 # A forward keeps the states at the begin of so many steps, and a backward computes those between them again. Twice as many
-# would halve what is kept, but what a backward computes of them would leave the cache of a core for n above 16.
+# steps would halve the kept states, but the states that a backward recomputes would leave a core's cache for n above 16.
 CHUNK_STEPS = 32
 SHARED_AXES = ("row", "time", "group", "value")
 
@@ -23,7 +23,8 @@ SHARED_AXES = ("row", "time", "group", "value")
 class CpuVectorsPlan(NativePlan):
     """A kernel for the CPU of a cell with the axis n, whatever n.
 
-    States, constants and all that a channel has n times are vectors of neighbouring channels, one for each of the n values.
+    States, constants and every value that a channel has n times are vectors of neighbouring channels, one for each of the n
+    values.
     """
 
     cell: LoweredVectors | LoweredVectorsBackward
@@ -62,7 +63,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def narrow_states(self) -> tuple[str, ...]:
-        """The states without it."""
+        """The states without the axis n."""
         return self.cell.vectors.narrow(self.states)
 
     @property
@@ -72,7 +73,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def narrow_parameters(self) -> tuple[str, ...]:
-        """The parameters without it."""
+        """The parameters without the axis n."""
         return tuple(name for name in self.cell.parameters if name not in self.wide_parameters)
 
     @property
@@ -140,7 +141,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def group_values(self) -> tuple[str, ...]:
-        """The names of inputs S.* and of what is computed of them alone, in the order of their places."""
+        """The names of inputs S.* and of values computed from them alone, in the order of their places."""
         return (*(f"S_{name}" for name in self.shared), *self._grouped.names)
 
     # ---- steps
@@ -208,7 +209,7 @@ class CpuVectorsPlan(NativePlan):
 
     @cached_property
     def advance(self) -> PrintedStages:
-        """The states after a step of a chunk, and what is kept for the way back."""
+        """The states after a step of a chunk, and the values kept for the walk back."""
         program = self._grouped.programs[0]
         program = replace(program, results=(*program.results, *((name, name) for name in self.kept_values)))
         targets = self._of_states("state", "after")
@@ -266,7 +267,7 @@ class CpuVectorsPlan(NativePlan):
 
     @property
     def rooms(self) -> int:
-        """How many values of n each a block of channels keeps from one loop to another."""
+        """The number of names with n values that a block of channels keeps between loops."""
         of_steps = (self.advance, self.backward, self.finish) if self.is_backward else (self.step,)
         return max(self.constants.rooms, *(stages.rooms for stages in of_steps))
 

@@ -12,7 +12,7 @@ DEBUG_BUILD = "debug build: a wait that takes seconds says what for, and ends th
 
 
 def comment(text: str) -> str:
-    """Make `text` safe to stand in a // comment: printable ASCII, no backslash, nor ??/ for one, that continues the line."""
+    """Make `text` safe in a // comment: printable ASCII, without a backslash or ??/, its trigraph, that continues the line."""
     printable = "".join(character if " " <= character <= "~" and character != "\\" else "?" for character in text)
     return printable.replace("??/", "?? /")  # a question mark instead of the slash could make another ??/
 
@@ -41,7 +41,7 @@ def header_lines(plan: KernelPlan, spec_json: str, spec_digest: str, constraints
 
 
 def folded(text: str, columns: int = HEADER_COLUMNS) -> list[str]:
-    """Return `text` in lines, joined as it is, that end after blanks and commas; only a longer word is cut."""
+    """Return `text` in lines that end after blanks and commas, and join to the same text; only a longer word is cut."""
     lines = [""]
     for word in re.findall(r"[^ ,]*[ ,]+|[^ ,]+$", text):
         if lines[-1] and len(lines[-1]) + len(word.rstrip(" ")) > columns:

@@ -21,7 +21,7 @@ class ProgramText:
 
 @dataclass(frozen=True)
 class LevelText(ProgramText):
-    """The summands of one level: those of means from the place `first` on; bit k of `over_all`: mean k is over all units."""
+    """The summands of one level, for means from the place `first` on; bit k of `over_all`: mean k is over all units."""
 
     first: int
     over_all: int
@@ -37,7 +37,7 @@ class LevelledText:
 
 
 def mean_places(levels: Sequence[Level]) -> dict[str, str]:
-    """Return where the means of levels are: in the order of their levels."""
+    """Return the places of the means of levels, in the order of the levels."""
     return {name: f"mean.at[{place}]" for place, name in enumerate(name for level in levels for name, _ in level.means)}
 
 

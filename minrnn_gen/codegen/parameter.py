@@ -19,9 +19,9 @@ _INTEGER = "int64"
 class Parameter:
     """One parameter of a kernel.
 
-    `name` is that of a launch's argument. `identifier` is that in CUDA text, where an array called after a state or a parameter
-    of the cell (`is_of_cell`) has a prefix. `comment` begins with the shape where it is a pointer. `source` is what a launch
-    reads the value from, as a path into the arrays and numbers of a call: "call.x" of the address of x and of its strides.
+    `name` is the argument's name in a launch. `identifier` is the parameter's name in CUDA text, with a prefix if the array is
+    called after a state or a parameter of the cell (`is_of_cell`). The `comment` of a pointer begins with the shape. `source`
+    is the path of the value in the arrays and numbers of a call: "call.x" for the address of x and for its strides.
     """
 
     name: str

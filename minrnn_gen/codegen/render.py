@@ -72,7 +72,7 @@ class Microbenchmark:
 
 
 def render_microbenchmark(ruler: Microbenchmark) -> str:
-    """Render a ruler's template."""
+    """Render the template of a microbenchmark."""
     return (
         environment()
         .get_template(f"microbenchmarks/{ruler.entry}.cu.j2")
@@ -84,7 +84,8 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
 class Gradients:
     """Context of the template of gradients outside the recurrence.
 
-    Sums are added up by blocks of `rows` warps, each for `lanes` channels. `moves`: with copies between arrays of other widths.
+    Sums are added up by blocks of `rows` warps, each for `lanes` channels. `moves`: with copies between arrays of different
+    widths.
     """
 
     problem: Types
@@ -96,5 +97,5 @@ class Gradients:
 
 
 def render_gradients(plan: Gradients) -> str:
-    """Render the kernels that an exported backward has besides."""
+    """Render the additional kernels of an exported backward."""
     return environment().get_template("export/cuda_gradients.cu.j2").render(plan=plan)

@@ -13,11 +13,11 @@ Places = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class RoundText:
-    """One round as the templates read it, numbered from 1 on: `products` are its products in words, `gates` their places among
-    all, and `results` has (place, name).
+    """One round as the templates read it, numbered from 1 on.
 
-    `prepared` are the names of values that are computed before those arrive that the statements wait for, by
-    `prepared_statements`; without any, `inputs` are all.
+    `products` are its products in words, `gates` their places among all products, and `results` has (place, name). `prepared`
+    are the names of values that `prepared_statements` compute before the awaited inputs of the statements arrive; without any,
+    `inputs` are all inputs.
     """
 
     number: int

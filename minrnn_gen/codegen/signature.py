@@ -91,7 +91,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
 
 
 def signature_context(plan: KernelPlan, names: ArrayNames) -> Signature | dict[str, Signature]:
-    """Return the signature as a template reads it: of a kernel with two entries each by its name, and the struct `call`."""
+    """Return the signature for a template: the entries by name if a kernel has two, and the struct `call`."""
     if suffixes_of(plan.entry) == ("",):
         return signature(plan, names)
     begin = signature(plan, names, BEGIN)
@@ -99,7 +99,7 @@ def signature_context(plan: KernelPlan, names: ArrayNames) -> Signature | dict[s
 
 
 def stored_in_call(begin: Signature) -> Signature:
-    """Return the parameters that a `_begin` stores in the struct `Call`: all but those that it alone reads."""
+    """Return the parameters that a `_begin` stores in the struct `Call`: all except those that it alone reads."""
     forward = any(parameter.source == "outputs.y" for parameter in begin)
     left_out = {"scratch.call", "scratch.packed", "call.R", "call.initial" if forward else "incoming.dfinal"}
     return Signature(parameter for parameter in begin if parameter.source not in left_out)
@@ -213,7 +213,7 @@ _PRODUCT_ROWS, _FIRST_PRODUCTS = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, H
 
 
 def _dense_products() -> Parameters:
-    """The products that a backward made again, of all steps."""
+    """The products of all steps, which a backward recomputed."""
     rows = f"{_PRODUCT_ROWS}: R by the output of each row, strides below"
     yield input_array("products", "compute_t", rows, "arrays.products")
     yield input_array("first_products", "compute_t", f"{_FIRST_PRODUCTS}: R by the initial output", "arrays.first_products")

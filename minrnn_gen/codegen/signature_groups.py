@@ -26,10 +26,10 @@ STEP_X_AXES = "bgh"
 class ArrayNames:
     """Names of a cell's arrays in one pass, in the order in which a call has them.
 
-    A backward reads `saved_states`, the states after each step, of which `output_state` is y. Those of `vector_states` and
-    `vector_parameters` have the axis n, and so have the inputs S.*, `shared`. A step has so many `rounds` of products of other
-    values than the previous output. `inputs` are those of X.*. A step waits `waits` times for means over units, and a backward
-    reads `known_means` of its forward.
+    A backward reads `saved_states`, the states after each step; `output_state` among them is y. `vector_states`,
+    `vector_parameters` and `shared`, the inputs S.*, have the axis n. `rounds` counts the rounds of products of other values
+    than the previous output in a step, `waits` the waits of a step for means over units, and `known_means` the means of its
+    forward that a backward reads. `inputs` are the inputs X.*.
     """
 
     states: tuple[str, ...]
@@ -78,12 +78,12 @@ Parameters = Iterable[Parameter]
 
 
 def input_array(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
-    """Return a pointer to what a kernel reads."""
+    """Return the parameter of an array that a kernel reads."""
     return Parameter(name, f"const {element}* __restrict__", comment, source, is_of_cell)
 
 
 def output_array(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
-    """Return a pointer to what a kernel writes."""
+    """Return the parameter of an array that a kernel writes."""
     return Parameter(name, f"{element}* __restrict__", comment, source, is_of_cell)
 
 
@@ -106,13 +106,13 @@ def dinputs_in(names: ArrayNames, shape: str) -> Parameters:
 
 
 def sizes_of(*names: str) -> Parameters:
-    """Yield numbers of a call."""
+    """Yield the sizes of a call with these names."""
     for name in names:
         yield Parameter(name, "int64", "", f"call.{name}")
 
 
 def workspace_of(variant: Variant) -> Parameters:
-    """Yield the memory through which blocks hand states on, if they do."""
+    """Yield the memory through which blocks pass states, if they do."""
     if variant.hands_on:
         yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
 
@@ -185,12 +185,12 @@ def states_before_step(variant: Variant, names: ArrayNames) -> Parameters:
 
 
 def states_after_step(variant: Variant, names: ArrayNames) -> Parameters:
-    """Yield the states that a single step writes besides."""
+    """Yield the final states that a single step writes; a pool has its states in place."""
     return states_out_of("final", names, "outputs.final") if variant.pool == "none" else ()
 
 
 def channel_axes(is_wide: bool) -> str:
-    """Return the axes of what each channel has: n values or one."""
+    """Return the axes of an array per channel, with n values or one."""
     return "HIDDEN_SIZE, STATE_SIZE" if is_wide else "HIDDEN_SIZE"
 
 
@@ -203,7 +203,7 @@ def rows_of(axes: str, layout: str) -> str:
 
 
 def scan_inputs(variant: Variant, names: ArrayNames) -> Parameters:
-    """Yield what both passes of scans and diagonal kernels begin with."""
+    """Yield the leading parameters of both passes of scans and diagonal kernels."""
     yield input_array("x", "storage_t", rows_of("x", variant.layout), "call.x")
     yield from strides_of("x", SCAN_X_AXES[variant.layout], "call.x")
     yield from inputs_in(names, "[as y]")

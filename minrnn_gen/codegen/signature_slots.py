@@ -1,4 +1,4 @@
-"""The parameters of kernels around pools of states, which serve no pass of a cell themselves."""
+"""The parameters of kernels that serve pools of states, and no pass of a cell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def move_slots(_: Variant, names: ArrayNames) -> Parameters:
 
 
 def draft_places(_: Variant, __: ArrayNames) -> Parameters:
-    """Yield the parameters of the kernel that says where drafted steps have their states."""
+    """Yield the parameters of the kernel that finds the places of the states of drafted steps."""
     yield from slot_numbers()
     yield input_array("accepted", "void", "[batch], int64 by bit 2 of wide_slots: steps kept, or null", "draft.accepted")
     yield Parameter("accepted_stride", "int64", "", "draft.accepted")

@@ -18,7 +18,7 @@ LOOP = "for (long k = 0; k < n; k++) {"
 
 
 class Target(NamedTuple):
-    """Where a result goes: its label, and C in which `{}` is the value; of a place with n values `k` is the value's number."""
+    """Destination of a result: its label, and C with `{}` for the value; at a place with n values `k` is the value's number."""
 
     label: str
     text: str
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class PrintedStages:
-    """Stages of a program in C; `places` has the value of each input, and `room` keeps n values of what later loops read."""
+    """Stages of a program in C; `places` has the value of each input, `room` keeps the n values of names for later loops."""
 
     program: StagedProgram
     stages: tuple[Stage, ...]
@@ -64,7 +64,7 @@ class PrintedStages:
 
     @cached_property
     def _kept(self) -> tuple[str, ...]:
-        """Names with n values that a later loop reads than the one that makes them."""
+        """Names with n values that a later loop reads."""
         kept = dict[str, None]()
         for number, stage in enumerate(self.stages):
             for statement in statements_of(stage):
@@ -74,7 +74,7 @@ class PrintedStages:
         return tuple(kept)
 
     def _declared_once(self, names: Iterable[str], declared: set[str]) -> list[str]:
-        """Declare inputs without the axis n that are not yet; those without a place the template has declared."""
+        """Declare the inputs without the axis n that are not yet declared; the template declares inputs without a place."""
         wanted = [name for name in dict.fromkeys(names) if name in self.places and name not in self.program.wide]
         new = [name for name in wanted if name not in declared]
         declared |= {*new}
@@ -117,7 +117,7 @@ def _constant(name: str, value: str) -> str:
 
 
 def _added(summed: Statement) -> str:
-    """Add to a sum over n, a product of two rounded once with it."""
+    """Add to a sum over n; a product of two and the addition are rounded once."""
     total, (operation, operands) = cuda_name(summed.name), ex.operation(summed.expression)
     if operation == "multiply":
         left, right = map(c_text, operands)

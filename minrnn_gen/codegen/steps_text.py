@@ -53,7 +53,7 @@ class _StepsNames(CellNames):
 
     @property
     def in_rounds(self) -> bool:
-        """Whether some products of a step follow others of it."""
+        """Whether some products of a step depend on other products of the step."""
         return any(self.round_of_products)
 
     @property
@@ -66,7 +66,7 @@ class _StepsNames(CellNames):
 
     @property
     def _argument_programs(self) -> tuple[tuple[tuple[str, ...], Program], ...]:
-        """The gates of each round with the program of what they multiply."""
+        """The gates of each round with the program of their operand."""
         lowered = self.lowered
         rounds = lowered.arguments if isinstance(lowered, LoweredStepsBackward) else lowered.rounds
         return tuple((of_round.gates, of_round.program) for of_round in rounds)
@@ -87,7 +87,7 @@ class _StepsNames(CellNames):
 
     @property
     def levelled(self) -> tuple[LevelledText, ...]:
-        """The programs of a step with the levels before each, where one has any: those of rounds, and the step's own last."""
+        """The programs of a step, if any has levels, each with the levels before it: those of rounds, then the step's own."""
         programs = self._levelled_programs
         if not any(levels for _, levels, _, _ in programs):
             return ()
@@ -111,7 +111,7 @@ class _StepsNames(CellNames):
 
     @property
     def waits(self) -> tuple[WaitText, ...]:
-        """The values that a step in parts waits for; nothing where it is in none."""
+        """The waits of a step in parts; empty for a step that is not in parts."""
         return self.in_parts.waits if self.in_parts else ()
 
     @cached_property
@@ -133,7 +133,7 @@ class _StepsNames(CellNames):
         return parts_text(step_in_parts(self.lowered), placed, self._results_placed, round_of)
 
     def _results_placed(self, names: Mapping[str, str]) -> Places:
-        """(place, name) of each result of a step, whose names are by label."""
+        """Return (place, name) of each result of a step, from `names` by label."""
         raise NotImplementedError
 
     @property
@@ -224,7 +224,7 @@ class StepsText(_StepsNames):
 
     @property
     def late_statements(self) -> Places:
-        """The rest of a step; a result that is a product as it is has the name that it has as an input of the whole step."""
+        """The rest of a step; a result that is itself a product keeps its name as an input of the whole step."""
         names, late = result_names(self.lowered.step), result_names(self._behind_sums.rest)
         renamed = {name: late[label] for label, name in names.items() if name != late[label]}
         return (*statements_of(self._behind_sums.rest), *renamed.items())
@@ -235,7 +235,7 @@ class StepsText(_StepsNames):
 
     @property
     def late_arguments(self) -> tuple[RoundText, ...]:
-        """Arguments that the products of each round multiply, of recurrent sums without bias; none of a step in parts."""
+        """The operands of each round's products, from recurrent sums without bias; none for a step in parts."""
         if self.in_parts:
             return ()
         rounds = []
@@ -268,7 +268,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def known_means(self) -> tuple[str, ...]:
-        """The means of the forward that a step back takes."""
+        """The means of the forward that a backward step reads."""
         return self.lowered.known_means
 
     @property
@@ -310,10 +310,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def rounds(self) -> tuple[RoundText, ...]:
-        """The gradients of the products of each round, by those of the rounds after it; the last round comes first.
-
-        There are none of a step in parts.
-        """
+        """The gradients of each round's products, from those of later rounds; last round first, none for a step in parts."""
         rounds = []
         if self.in_parts:
             return ()
@@ -350,7 +347,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def prepared(self) -> tuple[str, ...]:
-        """The values of a step that are free of the gradients that arrive, and are read with them."""
+        """The values of a step that do not depend on the arriving gradients, and are read with them."""
         return tuple(map(cuda_name, self._cut.values))
 
     @property
@@ -394,5 +391,5 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
 
 def _handed_on(inputs: Places, prepared: tuple[str, ...]) -> Places:
-    """Return (identifier, where its value is) of inputs of which some are among what is `prepared`."""
+    """Return (identifier, where its value is) of inputs; some of them may be `prepared`."""
     return tuple((name, f"prepared.{name}" if name in prepared else place) for name, place in inputs)

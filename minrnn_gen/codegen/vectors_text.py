@@ -21,10 +21,10 @@ VALUE, UNROLL, LOOP = ".at[k]", "#pragma unroll", "for (int k = 0; k < VALUES; +
 
 @dataclass(frozen=True)
 class _Printer:
-    """Prints stages as the lines of a function of a lane; `places` has that of each input, value `k` of one with n.
+    """Prints stages as the lines of a lane's function; `places` has the place of each input, value `k` of an input with n.
 
-    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes, but for `shares`,
-    of which each lane keeps its own. Values of a loop that are read after it stay in arrays.
+    A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes; each lane keeps its
+    own part of `shares`. Values of a loop that are read after it stay in arrays.
     """
 
     program: StagedProgram
@@ -223,7 +223,7 @@ class VectorsText(_VectorsNames):
 
     @property
     def sum_count(self) -> int:
-        """Sums over n that y is made of: those that are left of a step, or y itself."""
+        """The number of sums over n in y: the sums that the rest of a step leaves, or y itself."""
         return max(1, len(self.lowered.finished.sums))
 
     @property
@@ -239,19 +239,19 @@ class VectorsText(_VectorsNames):
 
     @property
     def exponents(self) -> tuple[str, ...]:
-        """The states, if all have coefficients that are powers of a constant: of several steps the exponents add up."""
+        """The states, if all coefficients are powers of a constant, so that the exponents of several steps add up."""
         return tuple(self.lowered.exponents)
 
     @property
     def ends_lines(self) -> tuple[str, ...]:
-        """The states of one step of a scan, and what it multiplies those before it by, or that by what it adds to exponents."""
+        """The states of one step of a scan, with its coefficients or its addends to their exponents."""
         by = tuple((f"exponent_{name}", f"coefficient.at[{place}]") for place, name in enumerate(self.exponents))
         coefficients = by or self._of_states("coefficient", "coefficient.")
         return self._prepared_step(self.lowered.ends, (*self._of_states("state", "state."), *coefficients))
 
     @property
     def product_lines(self) -> tuple[str, ...]:
-        """The products of coefficients, of the sums of their exponents."""
+        """The products of coefficients, from the sums of their exponents."""
         constants = (self._places[constant] for constant, _ in self.lowered.exponents.values())
         return tuple(
             f"result.{self._state_place(name)} = fn_exp2({constant} * of_steps.at[{place}]);"
@@ -284,12 +284,12 @@ class VectorsBackwardText(_VectorsNames):
 
     @property
     def advance_lines(self) -> tuple[str, ...]:
-        """One step, its states alone."""
+        """The states of one step."""
         return self._prepared_step(self.lowered.advance, self._of_states("state", ""))
 
     @property
     def ends_lines(self) -> tuple[str, ...]:
-        """The states of one step of a scan, and what it multiplies those before it by."""
+        """The states of one step of a scan, with its coefficients."""
         states = (*self._of_states("state", "state."), *self._of_states("coefficient", "coefficient."))
         return self._prepared_step(self.lowered.prepared.steps, states)
 

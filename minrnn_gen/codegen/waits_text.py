@@ -15,11 +15,12 @@ from minrnn_gen.codegen.rounds_text import Places, result_names, statements_of
 
 @dataclass(frozen=True)
 class WaitText(ProgramText):
-    """A part of a step, counted by `part` from 1 on, and what the step waits for after it.
+    """A part of a step, counted by `part` from 1 on, and the wait after it.
 
-    Of means it gives their values and then what lists add to the squares of the last `lists` of them; `first` is the place of
-    the first mean among those of a step, and `count` how many come at once. Of a round, `number` from 1 on, it gives what
-    `products` multiply, or in a backward their gradients; `gates` are their places. `held` has what later parts read.
+    For means the part gives their values, and then the contributions of lists to the squares of the last `lists` means; `first`
+    is the place of the first mean among all means of a step, and `count` how many arrive at once. For a round, `number` from 1
+    on, the part gives the operand of `products` or, in a backward, their gradients; `gates` are their places. `held` has the
+    values that later parts read.
     """
 
     part: int
@@ -34,7 +35,7 @@ class WaitText(ProgramText):
 
     @property
     def round(self) -> bool:
-        """Whether it is a round of products."""
+        """Whether the wait is for a round of products."""
         return self.number > 0
 
 
@@ -50,17 +51,17 @@ class PartsText:
 
     @property
     def mean_count(self) -> int:
-        """The means of a step, each with that of squares."""
+        """The number of means of a step, each counted together with its mean of squares."""
         return sum(wait.count for wait in self.waits)
 
     @property
     def most_at_once(self) -> int:
-        """The means of one exchange at most."""
+        """The most means of one exchange."""
         return max(wait.count for wait in self.waits)
 
     @property
     def rows_at_once(self) -> int:
-        """The values of a unit that the means of one exchange are of, at most."""
+        """The most values per unit that one exchange averages."""
         return max(wait.count + wait.lists for wait in self.waits)
 
 
@@ -70,7 +71,7 @@ def statistics_in(waits: Sequence[Wait]) -> tuple[Statistic, ...]:
 
 
 def places_of_means(waits: Sequence[Wait]) -> dict[str, str]:
-    """Return where the means of a step are, each before that of its squares."""
+    """Return the places of the means of a step, each before the mean of its squares."""
     places: dict[str, str] = {}
     for place, statistic in enumerate(statistics_in(waits)):
         places |= {name: f"mean.at[{2 * place + add}]" for add, name in enumerate(statistic.means)}
@@ -85,8 +86,8 @@ def parts_text(
 ) -> PartsText:
     """Return the text of a step in parts.
 
-    `placed` says where the inputs of a program are, `results` the places of the last results by their names, and `round_of` the
-    places of the gates of a round, and its products in words.
+    `placed` returns the places of the inputs of a program, `results` the places of the last results by their names, and
+    `round_of` the places of a round's gates, and its products in words.
     """
     means = places_of_means(step.waits)
     elsewhere = {name: f"prepared.{cuda_name(name)}" for name in step.prepared}

@@ -35,7 +35,7 @@ Strategy = Literal[
     "stepwise",
 ]
 
-# The family that serves a class. That of n values per channel serves scans and diagonal cells instead of their own.
+# The family that serves a class. The family for n values per channel also serves scans and diagonal cells that have them.
 FAMILY_OF_CLASS: Mapping[CellKind, FamilyName] = {
     "affine-diagonal": "scan",
     "block-affine": "diagonal",

@@ -65,7 +65,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 
 
 def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
-    """Return an estimate: the tile at hand and the one under way, maps that are composed, and one step's own values."""
+    """Return an estimate: the current tile and the next, the maps under composition, and one step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
     results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
@@ -180,7 +180,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def _composition(problem: Problem, phase: PhaseShape) -> float:
-    """Instructions of one map after another."""
+    """Instructions to compose two maps."""
     columns = {"memory": 0, "full": phase.size}.get(phase.form, 1)
     rate = INSTRUCTIONS_PER_DOUBLE if _is_double(problem, phase) else 1.0
     return rate * phase.size**2 * (columns + 1)
@@ -200,9 +200,9 @@ def _operations_of_step(problem: Problem) -> float:
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """The longest of memory, instructions, and of a block's tiles, one after the other.
+    """The longest of memory, instructions and the chain of a block's tiles.
 
-    Where blocks share a column all of them compute, then all wait. Many tiles of a thread are read again in every pass.
+    Blocks that share a column all compute, then all wait. Many tiles of a thread are read again in every pass.
     """
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))

@@ -66,7 +66,7 @@ def registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
     words = problem.registers_per_value
     values = stages * channels_per_lane
     vectors = _vectors(problem, channels_per_lane, stages)
-    # The tile at hand may already be unpacked, each value in registers of its own; what is under way is as it is in memory.
+    # The current tile may already be unpacked, each value in registers of its own; the next one is packed as in memory.
     at_hand = values * max(1, precision.storage_bytes // REGISTER_BYTES)
     under_way = vectors * max(1, values // vectors * precision.storage_bytes // REGISTER_BYTES)
     resets = 2 * stages if problem.specialization.resets else 0
@@ -148,7 +148,7 @@ def work_of_tile(problem: Problem, channels_per_lane: int, steps: int, *, gradie
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """The chain is the longer of a tile's steps, one after the other, and of the memory's latency that they have to hide."""
+    """The chain is the longer of a tile's consecutive steps and the memory latency that they have to hide."""
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channels_per_lane, steps = (candidate[name] for name in ("threads", "channels_per_lane", "stages"))
     elements = steps * channels_per_lane

@@ -1,4 +1,4 @@
-"""How a cache takes drafted steps back: by their states in places, or by running what is kept of their inputs again."""
+"""How a cache reverts drafted steps: from their states in places, or by running their kept inputs again."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class DraftPlan:
 
 
 def draft_plan(problem: Problem, steps: int, predicted_us: tuple[float, float] | None = None) -> DraftPlan:
-    """Return how drafts of so many steps are taken back, for the problem of a single step.
+    """Return how drafts of `steps` are reverted, for the problem of a single step.
 
-    `predicted_us`: the times of a single step on slots, and of a kernel that runs steps again, where there is one. With states
-    in places every step is a launch that reads a state and writes one. A kernel that runs steps again reads and writes one
-    state in all, and the inputs of a draft three times: new ones once, which are kept, and kept ones once more.
+    `predicted_us`: the times of a single step on slots, and of a kernel that runs steps again, if there is one. With states in
+    places every step is a launch that reads a state and writes one. A kernel that runs steps again reads and writes one state
+    in all, and moves the inputs of a draft three times: new inputs are read and kept, kept inputs are read.
     """
     cell, precision, channels = problem.cell, problem.precision, problem.hidden_size
     wide = len(cell.vector_states)

@@ -1,4 +1,4 @@
-"""Exchanges of persistent kernels: how the blocks that share a head of R pass on what a step computed."""
+"""Exchanges of persistent kernels: how the blocks that share a head of R pass on the results of a step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Exchange:
     """One exchange; its CUDA is the struct `Exchange` in `templates/exchanges/<name>.cuh.j2`.
 
-    `serves` says of a pass and its variables whether it is theirs. Between blocks travel `operands` of the product, from all
-    to all, or the `sums` of their partial products, or nothing. `arguments` of the kernel are those of the struct's
-    constructor, after the block's shared memory and the thread. Means over units travel as in `scope`, through
-    `means_memory` where blocks share any besides.
+    `serves` says whether a pass with these variables takes the exchange. Blocks exchange the operands of the product, all to
+    all (`passes_operands`), or the sums of their partial products (`passes_sums`), or nothing. `arguments` are the kernel's
+    arguments for the struct's constructor, after the block's shared memory and the thread. Means over units are exchanged
+    within `scope`, through `means_memory` if the blocks share memory for them.
     """
 
     name: str

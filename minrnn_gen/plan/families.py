@@ -53,7 +53,7 @@ MOVING: tuple[Family, ...] = (pointwise.SLOTS, pointwise.DRAFTS)
 def solutions(problem: Problem) -> Iterator[Solution]:
     """Yield the solution of each family that serves `problem`, the best first; raises Infeasible where none does.
 
-    The one for any size says why the others were passed over.
+    The solution for any size says why the others were passed over.
     """
     # Of the backward of a diagonal cell the sequential kernel says why time is not divided.
     if problem.family == "scan" or (problem.family == "diagonal" and problem.kernel_pass != "backward"):
@@ -87,7 +87,7 @@ def solutions(problem: Problem) -> Iterator[Solution]:
 
 
 def _ranked(problem: Problem, families: tuple[Family, ...]) -> list[Solution]:
-    """Return the solutions of families any of which may be the fastest, the best first; raises Infeasible without any."""
+    """Return the solutions of families that may each be the fastest, the best first; raises Infeasible if there is none."""
     solved: list[Solution] = []
     refusals: list[Infeasible] = []
     for family in families:

@@ -28,7 +28,7 @@ SM_BYTES_PER_CYCLE = 64.0  # what one SM draws from L2 when the others do not (a
 
 @dataclass(frozen=True)
 class Scales:
-    """How many times as long each takes as on the GPU that the models were fitted on."""
+    """Times relative to the GPU that the models were fitted on."""
 
     instruction: float
     product: float
@@ -75,7 +75,7 @@ class Measured(NamedTuple):
 
 
 def scales_of(gpu: GpuProfile) -> Scales:
-    """Return how the times of the models are scaled for a GPU: by 1 for the one that they were fitted on."""
+    """Return the factors on the models' times for a GPU: 1 for the GPU that they were fitted on."""
     return _scales(Measured(*(getattr(gpu, field) for field in Measured._fields)))
 
 
@@ -85,7 +85,7 @@ def _scales(gpu: Measured) -> Scales:
     cycle = fitted.sm_clock_hz / gpu.sm_clock_hz
 
     def ratio(field: str, assumed: float) -> float:
-        """Return the ratio of what was measured on both GPUs; else the one that clock and architecture let assume."""
+        """Return the ratio of the measurements on both GPUs, else the ratio `assumed` from clock and architecture."""
         here, there = getattr(gpu, field), getattr(fitted, field)
         return float(here / there) if here and there else assumed
 
@@ -101,7 +101,7 @@ def _scales(gpu: Measured) -> Scales:
 
 
 def tensor_products(compute_capability: str) -> float:
-    """Return the multiply-adds of an SM and cycle by architecture; of one that is not listed, those of the newest before it."""
+    """Return the multiply-adds of an SM and cycle; an architecture that is not listed has the rate of the newest before it."""
 
     def number(capability: str) -> tuple[int, ...]:
         return tuple(map(int, capability.split(".")))

@@ -31,9 +31,9 @@ class Specialization:
 
     `alignment_bytes`: every contiguous run of x and y starts at a multiple of it (a power of two, at most 16). `reverse`: time
     runs from the last step to the first. `states_out`: the dtype of the states after every step, if they are written. `packed`:
-    sequences lie one after the other, their tiles not known before the launch. `input_size`: of x where the kernel projects it.
-    `pool`: the dtype of the states of a pool, whose slots a step reads and writes in place, if it does.
-    `replays`: what a draft kept is run again before its steps.
+    sequences are concatenated, and their tiles not known before the launch. `input_size`: the input size of x if the kernel
+    projects it. `pool`: the dtype of the states of a pool, whose slots a step reads and writes in place, if it does. `replays`:
+    the kept steps of a draft run again before its new steps.
     """
 
     alignment_bytes: int
@@ -70,8 +70,8 @@ class PlannedProblem:
 
     `batch` and `time` are the typical sizes that were planned for; the kernel is valid for all. `heads` are the blocks of a
     recurrent matrix, 1 where there is none. `matrix_product` is how a kernel that keeps it on the chip multiplies by it:
-    "mma_16bit", "tf32x3", "tf32" or "fma", empty where there is none. `saved_values` names what a backward reads of its
-    forward, `recomputed_values` what it computes again; both are empty in other passes.
+    "mma_16bit", "tf32x3", "tf32" or "fma", empty where there is none. `saved_values` names the values of its forward that a
+    backward reads, `recomputed_values` the values that it recomputes; both are empty in other passes.
     """
 
     kernel_pass: str
@@ -98,7 +98,7 @@ class PlannedProblem:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlannedProblem:
-        """Read back what `to_json` of a plan gave."""
+        """Read back the problem in the result of a plan's `to_json`."""
         read: _Readers = {
             "saved_values": tuple,
             "recomputed_values": tuple,
@@ -122,8 +122,8 @@ class LaunchShape:
     """The shape of a launch: what a block has, how it copies, and how many blocks the GPU holds at once.
 
     A block processes `tile_steps` steps at once; where time is split over any blocks, `group_tiles` of its tiles share one
-    handed-on state, otherwise it is 0. `partition` is what warps and lanes have of R and of the cells where R is on the chip,
-    or of the n values of a channel, else empty.
+    state that is passed on, otherwise it is 0. `partition` says how warps and lanes divide R and the cells if R is on the chip,
+    or the n values of a channel; else it is empty.
     """
 
     threads: int
@@ -175,7 +175,7 @@ class Prediction:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Prediction:
-        """Read back what `to_json` of a plan gave."""
+        """Read back the prediction in the result of a plan's `to_json`."""
         read: _Readers = {
             "margins": lambda margins: tuple(Margin(**margin) for margin in margins),
             "runners_up": lambda others: tuple(
@@ -190,9 +190,9 @@ class Prediction:
 class KernelPlan:
     """One kernel, decided; immutable, without CUDA text, and the same on every machine.
 
-    `name` is that of its template and of its search space, `entry` says which parameters it has. `family` is the class of
+    `name` is the name of its template and of its search space, `entry` determines its parameters. `family` is the class of
     cells it serves, `strategy` how it takes their steps. `variables` are the searched choices. In a debug build
-    `waits_are_bounded`: a wait that takes seconds says what for, and ends the kernel.
+    `waits_are_bounded`: a wait that takes seconds reports its purpose and ends the kernel.
     """
 
     name: str
@@ -210,7 +210,7 @@ class KernelPlan:
         _freeze(self, "variables")
 
     def __repr__(self) -> str:
-        """Return one line, of which the whole is in `to_json`."""
+        """Return one line; `to_json` has the whole."""
         return f"KernelPlan({self.title}, for {self.problem.gpu}: {self._chosen})"
 
     def _repr_html_(self) -> str:
@@ -224,7 +224,7 @@ class KernelPlan:
 
     @property
     def symbol(self) -> str:
-        """The name of the kernel in its text, which profilers show: of which cell it is, and what it does."""
+        """The name of the kernel in its text, which profilers show: its cell, and what it does."""
         return f"cell_{self.problem.model}_{self.entry}"
 
     @property
@@ -272,12 +272,12 @@ class KernelPlan:
 
     @property
     def exchange(self) -> Exchange:
-        """How the blocks of a persistent kernel pass on what a step computed."""
+        """How the blocks of a persistent kernel pass on the results of a step."""
         return exchange_of(self.problem.kernel_pass, self.variables)
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether blocks wait for others whatever their order, so that all of a launch have to be resident."""
+        """Whether blocks wait for others whatever their order, so that all blocks of a launch have to be resident."""
         return self.strategy in ("cooperative", "coupled", "projected") or self.group_exchange_bytes > 0
 
     @property
@@ -311,7 +311,7 @@ class KernelPlan:
 
     @property
     def sums_of_lane(self) -> range:
-        """Numbers of the sums that a lane has of a product of 64 rows by a warpgroup: half as many as columns."""
+        """Sums that a lane has of a warpgroup's product of 64 rows: half as many as columns."""
         return range(self.variables.get("batch_tile", self.launch.tile_steps) // 2)
 
     @property
@@ -373,7 +373,7 @@ def _freeze(part: object, *names: str) -> None:
 
 
 def _read(data: Mapping[str, Any], read: _Readers) -> dict[str, Any]:
-    """Return the values of a JSON object, by `read` those that are no plain values."""
+    """Return the values of a JSON object, with `read` applied to values that are not plain."""
     return {name: read[name](value) if name in read else value for name, value in data.items()}
 
 

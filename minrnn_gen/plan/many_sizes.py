@@ -1,8 +1,8 @@
 """Arithmetic of the cost models: of one size, or of an array with every size of a grid at once.
 
-A cost model is written for a batch and a time. The same text serves a grid of them, as arrays of NumPy, where it takes what
-depends on a size through these functions: a problem over a grid has arrays for its `batch` and `time`. NumPy is imported only
-there: a single size, asked for thousands of candidates, is arithmetic of Python.
+A cost model is written for a batch and a time. If it computes size-dependent values by these functions, the same text serves a
+grid of sizes as arrays of NumPy: a problem over a grid has arrays for its `batch` and `time`. NumPy is imported only for a
+grid: a single size, computed for thousands of candidates, takes Python's own arithmetic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 # A number, or an array of them: what is annotated as a number in a cost model may be one.
 Amount = Any
-# Of as many candidates the arrays over a grid of sizes fit a core's own cache.
+# For this many candidates the arrays over a grid of sizes fit a core's own cache.
 CANDIDATES_AT_ONCE = 64
 
 

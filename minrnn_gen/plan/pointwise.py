@@ -1,4 +1,4 @@
-"""Kernels of which only the threads of a block are chosen: single steps by channels, dropout, slots and drafts."""
+"""Kernels whose plan chooses only the threads of a block: single steps by channels, dropout, slots and drafts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 REGISTERS_FIXED = 24
-# Of a thread that drops a vector of 16 bytes of values, by a byte of the mask for each.
+# Registers of a thread that drops a vector of 16 bytes of values, with a byte of the mask for each.
 DROPOUT_REGISTERS = 40
-# Of a thread that moves values of one slot: addresses, strides and places.
+# Registers of a thread that moves values of one slot: addresses, strides and places.
 SLOTS_REGISTERS = 40
 
 
@@ -82,7 +82,7 @@ def slots_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
 
 
 def drafts_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
-    """Where drafts are is a few integers for each sequence: the launch alone takes time."""
+    """The places of drafts are a few integers for each sequence: the launch alone takes time."""
     return {"launch": launch_us(problem.gpu)}
 
 

@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
 
 
 class KernelKey(NamedTuple):
-    """The identity of a kernel among those of one spec: what it does, and the sizes that it is planned for."""
+    """The identity of a kernel within a spec: its operation, and the sizes that it is planned for."""
 
     kernel_pass: KernelPass
     specialization: Specialization
@@ -70,20 +70,20 @@ class CellShape:
     """Facts about a cell in one pass that planning needs: its class, names and counts.
 
     The counts are per channel and time step: `read_count` and `written_count` of values moved, `operation_count` and
-    `transcendental_count` of what is done with them. `saved_values` names what a backward reads of its forward,
-    `recomputed_values` what it computes again. `proof` says why the cell is of its class, for people; nothing is planned by it.
-    Of a cell with the axis n, `vector_states`, `vector_parameters` and the inputs `shared` have it; of the counts, the `wide`
-    ones are for each of n values, and there are `sum_count` sums over them. `prepared_count` values of a channel are computed
-    before the steps that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin.
-    `rounds`: the gates whose products multiply something else than the previous output, in the order of a step.
-    `means`: how many levels of means over units the programs of a step have, how many means one of them takes at most, and one
-    level; all 0 without. `means_over_all`: some are over all heads. `waits`: of each exchange of means of a step in parts how
-    many means come at once, and of how many values of a unit they are; `held_count` values of a unit are kept between parts.
-    A backward reads `mean_rows` rows of means of its forward.
-    `inputs`: those of X.*, which are read in addition to the gates. `block_diagonal`: the recurrent gates whose matrices are 0
-    outside of so many equal blocks along the diagonal. `phases`: coupled states in the order of their scans;
-    `varying_counts` are operations and special functions of a step without what is made of parameters alone, which compilers
-    keep over all steps where it `keeps_constants`: functions with branches, sines and cosines, are computed for each tile anew.
+    `transcendental_count` of the operations on them. `saved_values` names the values of its forward that a backward reads,
+    `recomputed_values` the values that it recomputes. `proof` says why the cell is of its class, for people; nothing is planned
+    by it. In a cell with the axis n, `vector_states`, `vector_parameters` and the inputs `shared` have it; `wide` counts are
+    for each of n values, with `sum_count` sums over them. `prepared_count` values of a channel are computed before the steps
+    that read them. Time may be divided where `divides_time`: the end of a part is affine in its begin. `rounds`: the gates
+    whose products multiply other values than the previous output, in the order of a step. `means`: how many levels of means
+    over units the programs of a step have, how many means one of them takes at most, and one level; all 0 without.
+    `means_over_all`: some are over all heads. `waits`: for each exchange of means of a step in parts, how many means arrive at
+    once, and how many values of a unit they average; `held_count` values of a unit are kept between parts. A backward reads
+    `mean_rows` rows of means of its forward. `inputs`: the inputs X.*, which are read in addition to the gates.
+    `block_diagonal`: the recurrent gates with block-diagonal matrices, each with its number of equal blocks. `phases`: coupled
+    states in the order of their scans; `varying_counts` are operations and special functions of a step without values of
+    parameters alone. Compilers keep such values over all steps where it `keeps_constants`; they compute functions with
+    branches, sines and cosines, for each tile anew.
     """
 
     name: str
@@ -128,7 +128,7 @@ class CellShape:
 
     @property
     def step_values(self) -> int:
-        """How many values a step has per channel that are known before it: of gates, and of inputs X.*."""
+        """Values per channel that are known before a step: gates and inputs X.*."""
         return len(self.gates) + len(self.inputs)
 
     @property
@@ -138,7 +138,7 @@ class CellShape:
 
     @property
     def makes_again(self) -> bool:
-        """Whether a backward makes values of the forward again by a kernel: what rounds multiplied, or means over units."""
+        """Whether a backward recomputes values of the forward by a kernel: the arguments of rounds, or means over units."""
         return bool(self.rounds or self.waits)
 
     @property
@@ -211,7 +211,7 @@ class Problem:
         return replace(self, batch=batch, time=1 if self.kernel_pass == "step" else time)
 
     def in_plan(self, arch: str) -> PlannedProblem:
-        """Return the problem as a plan keeps it; `arch` is what is compiled for."""
+        """Return the problem as a plan keeps it; `arch` is the target of the compiler."""
         return PlannedProblem(
             kernel_pass=self.kernel_pass,
             model=self.cell.name,
@@ -256,6 +256,6 @@ STEP_SEQUENCES_MAX = 128
 
 
 def step_sequences_max(gpu: GpuProfile, matrix_elements: int) -> int:
-    """Return of how many sequences a step of a dense cell has a kernel of its own; `matrix_elements` are those of R."""
+    """Return the most sequences for which a step of a dense cell has its own kernel; `matrix_elements` counts R's elements."""
     multiply_adds = STEP_PRODUCTS_US * 1e-6 * gpu.sm_count * gpu.sm_clock_hz * MULTIPLY_ADDS_PER_SM_CYCLE
     return min(STEP_SEQUENCES_MAX, int(multiply_adds / matrix_elements))

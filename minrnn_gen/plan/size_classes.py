@@ -1,8 +1,8 @@
 """Kernels for every size: few plans of a pass that serve all batches and lengths, none much slower than the best for them.
 
-What can run does not depend on the sizes of a call, only what is fastest does. So the cost model ranks all candidates over a
-grid of sizes. Winners are kept, as many as it takes for each place of the grid to have one as fast as its own best, or nearly.
-A call then gets the fastest of these for its exact sizes, whatever ran before.
+The sizes of a call do not decide which kernels can run, only which is fastest. So the cost model ranks all candidates over a
+grid of sizes, and keeps as many winners as the grid needs: each size has one that is as fast as its own best, or nearly. A call
+then gets the fastest of these for its exact sizes, whatever ran before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minrnn_gen.plan.solver import Candidate, Family, solve
 if TYPE_CHECKING:
     import numpy as np
 
-# Of one pass and alignment. A call compiles its own alone, and most programs have calls of a few sizes.
+# The most kernels of one pass and alignment. A call compiles only its own, and most programs have calls of a few sizes.
 KERNELS_MOST = 24
 # The share that a place of the grid may lose to its own best. Candidates that are predicted to be so close were measured to be
 # up to a third apart (docs/lab-notes.md): the model is best where it was fitted, at the fastest of a place.
@@ -32,13 +32,13 @@ BATCHES = tuple(sorted({size << power for power in range(13) for size in (1, 3)}
 TIMES = tuple(1 << power for power in range(21))
 # More than the memory of any GPU: no call has such sizes.
 CALL_BYTES_MOST = 1 << 37
-# What was measured counts for sizes up to this factor away, batch and time taken together, as a power of two.
+# A measurement counts for sizes up to this factor away, batch and time taken together, as a power of two.
 MEASURED_DISTANCE = 1.0
 
 
 @dataclass(frozen=True)
 class SizedKernel:
-    """One of the kernels of a pass: a candidate, and the sizes that it is planned for; `is_measured`: where it was fastest."""
+    """One of the kernels of a pass: a candidate, and the sizes that it is planned for; `is_measured`: it was fastest there."""
 
     family: str
     variables: Mapping[str, int]
@@ -47,13 +47,13 @@ class SizedKernel:
 
     @property
     def is_called_in_any_way(self) -> bool:
-        """Whether it reads at run time how it is called, whatever it is specialized for: a kernel for one step of many."""
+        """Whether the kernel reads at run time how it is called, whatever its specialization: a kernel for one step of many."""
         return _FAMILIES[self.family].strategy == "stepwise"
 
 
 @dataclass(frozen=True)
 class SizeClasses:
-    """The kernels of a pass; `predicted_loss` is the most that a place of the grid loses to its own best, as a share."""
+    """The kernels of a pass; `predicted_loss` is the largest loss of a size on the grid relative to its own best."""
 
     kernels: tuple[SizedKernel, ...]
     predicted_loss: float
@@ -94,7 +94,7 @@ class Occupied:
     waits_in_grid: bool
 
     def share_of(self, gpu: GpuProfile) -> float:
-        """Return the part of the GPU that it takes, more than 1 where it has to take turns, with a block to an SM."""
+        """Return the share of the GPU that it takes with a block per SM; above 1 its blocks take turns."""
         return self.blocks / self.cluster_blocks / clusters_at_once(gpu, self.cluster_blocks, 1)
 
 
@@ -181,7 +181,7 @@ def size_classes(problem: Problem, measured: Sequence[SizedKernel] = ()) -> Size
 
 
 def _cover(losses: np.ndarray[Any, Any], most: int) -> list[int]:
-    """Return at most so many rows of a table that lose least in all columns together, each the one that then gains most.
+    """Return the rows of a table, `most` at most, that lose least in all columns together, chosen greedily.
 
     Fewer where no column loses more than `LOSS_MOST`.
     """
@@ -196,7 +196,7 @@ def _cover(losses: np.ndarray[Any, Any], most: int) -> list[int]:
 
 
 def _middle(places: Sequence[Sizes], belongs: np.ndarray[Any, Any]) -> Sizes:
-    """Return the place that is nearest to the middle of those that belong, on a logarithmic scale."""
+    """Return the size nearest to the middle of the sizes that belong, on a logarithmic scale."""
     import numpy as np
 
     own = np.array(places)[belongs]

@@ -37,8 +37,8 @@ ATTEMPTS_OF_A_KIND, ATTEMPTS_AT_ONCE = 2, 2
 class Constraint:
     """`used(...)` must not exceed `limit(...)`; both are functions of the variables named in `over`.
 
-    `advice` says what a user can change where this constraint leaves no candidate. `drops_dominated`: what it rejects would run
-    too, only slower, so that it gives way where nothing else fits.
+    `advice` says what a user can change where this constraint leaves no candidate. `drops_dominated`: the candidates that it
+    rejects would run too, only slower, so it gives way where nothing else fits.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Resources:
 
     `registers_estimated` is what the kernel should need; `registers_per_thread` is the most it may use with `blocks_per_sm`
     blocks resident, the promise made to the compiler. `shared_map` names the parts of a block's shared memory, in bytes.
-    `tile_steps` is the time steps that a block processes at once, `group_tiles` the tiles that blocks hand a state on for, 0
-    where no block does. `partition` is what warps and lanes have of R and of the cells, where R is on the chip.
+    `tile_steps` is the time steps that a block processes at once, `group_tiles` the tiles for which blocks pass on one state, 0
+    where no block does. `partition` says how warps and lanes divide R and the cells, where R is on the chip.
     """
 
     threads: int
@@ -99,10 +99,11 @@ PredictedOfAll = Callable[[Problem, Sequence[Candidate]], Iterable[tuple[list[in
 class Family:
     """One kernel template with its search space, its resources and its cost, as functions of the problem and the candidate.
 
-    `name` is that of the template, `entry` that of its kernel, `strategy` how it takes the steps. `copies`: it copies what it
-    reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, other than the GPU's
-    own architecture for instructions that no later one has. `predicted_us_of_all`, where a family has it, is `predicted_us` of
-    many candidates over a grid of sizes: the numbers of some of them, and terms that are arrays with a row for each.
+    `name` is the name of the template, `entry` the name of its kernel, `strategy` how it takes the steps. `copies`: it copies
+    what it reads next into shared memory, rather than loading it into registers. `arch`: what it is compiled for, other than
+    the GPU's own architecture for instructions that no later one has. `predicted_us_of_all`, where a family has it, is
+    `predicted_us` of many candidates over a grid of sizes: the numbers of some of them, and terms that are arrays with a row
+    for each.
     """
 
     name: str
@@ -136,14 +137,14 @@ class Solution:
     passed_over: str = ""
 
     def attempts(self, most: int) -> Iterator[tuple[int, ...]]:
-        """Yield the ranks to compile until one keeps its promise, at most so many: the first alone, then several at once."""
+        """Yield ranks to compile, `most` at most, until one keeps its promise: the first alone, then several at once."""
         yield (0,)
         kinds: Counter[tuple[int, int]] = Counter()
         ranks: list[int] = []
         for rank, candidate in enumerate(self.candidates):
             if len(ranks) == most:
                 break
-            # What is wrong of an estimate is wrong of all that are as tight.
+            # An error of an estimate holds for all candidates that are as tight.
             resources = self.family.resources(self.problem, candidate)
             kind = (resources.registers_estimated, resources.registers_per_thread)
             kinds[kind] += 1
@@ -209,7 +210,7 @@ def solve(problem: Problem, family: Family) -> Solution:
     """
     variables = family.variables(problem)
     constraints = family.constraints(problem)
-    # Each depends on few of the variables, so that few of its values are different.
+    # Each constraint depends on few of the variables, so that it has few distinct values.
     holds = {constraint.name: functools.cache(constraint.holds) for constraint in constraints}
     feasible = _feasible(variables, constraints, holds)
     if not feasible:
@@ -228,10 +229,10 @@ def solve(problem: Problem, family: Family) -> Solution:
 
 
 def search_library() -> Any:
-    """Import python-constraint2: where candidates are listed, since choosing among known ones needs no search.
+    """Import python-constraint2, only to list candidates, since choosing among known candidates needs no search.
 
-    Raises ToolchainMissing where its import fails, and where its files were overwritten by python-constraint, another package
-    whose module has the same name.
+    Raises ToolchainMissing if the import fails, or if python-constraint, another package with a module of the same name, has
+    overwritten its files.
     """
     with needing("constraint", "planning", f"pip install {_REINSTALL}"):
         import constraint as python_constraint
@@ -282,10 +283,10 @@ def _census(
 
 
 def _fewest_misses(variables: Mapping[str, tuple[int, ...]], constraints: tuple[Constraint, ...]) -> list[Miss]:
-    """Return the violations of the nearest point: the fewest constraints, one with advice among them, and those by the least.
+    """Return the violations of the nearest point: of the fewest constraints, then with advice, then by the least.
 
-    Of equally near points the first. Values are chosen variable by variable, and given up as soon as they violate more than the
-    nearest point found so far: whatever is chosen next, it takes nothing back.
+    The first of equally near points wins. Values are chosen variable by variable, and dropped as soon as they violate more than
+    the nearest point so far, since later choices undo no violation.
     """
     names, domains = tuple(variables), tuple(variables.values())
     places = [[names.index(name) for name in constraint.over] for constraint in constraints]

@@ -1,7 +1,7 @@
 """A call as data: the buffers that it allocates, and its launches, products and copies on them, in order.
 
 Buffers and the arrays of the call have slots. Sizes, offsets and grids are numbers: integers, or expressions of sizes that are
-not known yet, in which a program stands for every call with the same arrays present.
+not known yet. With expressions a program stands for every call with the same arrays present.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class At(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A stride between two buffers: how many elements it is from one place to another."""
+    """A stride between two buffers: the number of elements from one place to another."""
 
     first: At
     second: At
@@ -34,7 +34,7 @@ Source = Any
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A contiguous array that the call allocates; `fill` is the byte that it is full of, None where it is uninitialised."""
+    """A contiguous array that the call allocates; `fill` is the byte that fills it, None if it is uninitialised."""
 
     slot: int
     shape: tuple[Number, ...]
@@ -125,7 +125,7 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A function of an export's own C, by its name; what it does with its arguments is written there."""
+    """A function of an export's own C, by its name; that C defines its effect."""
 
     function: str
     arguments: tuple[Source, ...]
@@ -133,7 +133,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A copy of [.., heads, gates, square] to [.., gates, heads, square] in the storage dtype; all elements are `count`."""
+    """A copy of [.., heads, gates, square] to [.., gates, heads, square] in the storage dtype; `count` elements in all."""
 
     source: At
     target: At
@@ -159,7 +159,7 @@ class AddUp:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Runs once, in Python only: its function takes one that returns the address of a pointer of the run."""
+    """Runs once, in Python only: its function takes a function that returns the address of a pointer of the run."""
 
     run: Callable[[Callable[[Any], Any]], None]
 
@@ -206,7 +206,7 @@ class OnLanes:
 class Program:
     """A call: slots up to `inputs` are its arrays, then come its buffers.
 
-    `results` names slots; `metadata` says what the arrays look like, whose pointers are places.
+    `results` names slots; `metadata` describes the arrays, with places as pointers.
     """
 
     inputs: int

@@ -13,7 +13,7 @@ Loop = Callable[..., Iterable[Number]]
 """A `range` whose ends may be expressions, as recorders have it."""
 
 UNBOUNDED = 1 << 62
-# No power of two that divides a number is of interest beyond this.
+# Larger powers of two that divide a number are not tracked.
 _DIVISOR_MOST = 1 << 30
 _CONDITIONS = ("<", "==", "not")
 # Newton's, from the greater of two numbers to the root of their sum of third powers, at most 26 % beyond it: to the last digit.
@@ -24,7 +24,7 @@ Decisions = tuple[tuple[Any, bool], ...]
 
 
 class Undecided(ArithmeticError):
-    """A condition on sizes that are not known, which their bounds do not decide."""
+    """A condition on unknown sizes that their bounds do not decide."""
 
 
 class Expr:
@@ -107,9 +107,10 @@ _DECIDED: ContextVar[list[tuple[Expr, bool]] | None] = ContextVar("decided", def
 
 
 def paths(describe: Callable[[], ResultT]) -> Iterator[tuple[Decisions, ResultT]]:
-    """Yield what a function returns for each way to decide the conditions that bounds leave open, with these decisions.
+    """Yield the result of a function for each way to decide the conditions that bounds leave open, with these decisions.
 
-    The first decision of all is on the same condition, and so are the next ones after equal decisions. A condition holds first.
+    All ways decide the same condition first, and ways with equal decisions so far decide the same condition next. A condition
+    holds first.
     """
     open_paths: list[Decisions] = [()]
     while open_paths:
@@ -172,7 +173,7 @@ def divided_up(number: Number, by: Number) -> Number:
 def overlapped(first: Number, second: Number) -> Number:
     """Return the third root of the sum of third powers of two numbers that are not negative, rounded down.
 
-    Cost models combine times that partly overlap so. C computes it by the same operations, in `export/numbers.c.j2`.
+    Cost models combine partly overlapping times in this way. C computes it by the same operations, in `export/numbers.c.j2`.
     """
     if not isinstance(first, Expr) and not isinstance(second, Expr):
         a, b = float(first), float(second)

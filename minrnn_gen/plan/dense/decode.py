@@ -25,7 +25,7 @@ INSTRUCTIONS_PER_WARP = 120.0
 
 
 def _values(problem: Problem) -> int:
-    """The values of a row that a lane reads at once: no more than let all lanes have some."""
+    """The values of a row that a lane reads at once, few enough that every lane has some."""
     values, storage_bytes = 1, problem.precision.storage_bytes
     while (
         values * limits.WARP_LANES < problem.head_dim and 2 * values * storage_bytes <= problem.specialization.alignment_bytes
@@ -35,7 +35,7 @@ def _values(problem: Problem) -> int:
 
 
 def _pieces_of_row(problem: Problem) -> int:
-    """How often a lane reads something of a row."""
+    """The number of reads of a lane per row."""
     return -(-problem.head_dim // (_values(problem) * limits.WARP_LANES))
 
 
@@ -124,7 +124,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def _sequences(problem: Problem, batch_tile: int) -> Amount:
-    """As how many sequences a tile of the typical batch is computed."""
+    """The number of sequences that a tile computes for the typical batch."""
     sequences: Amount = batch_tile
     smaller = batch_tile // FEWER
     while smaller:

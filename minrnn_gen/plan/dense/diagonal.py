@@ -1,4 +1,4 @@
-"""Block-diagonal products next to others in a persistent kernel: the blocks of R that a warp multiplies, and who exchanges."""
+"""Block-diagonal products in a persistent kernel: the blocks of R that a warp multiplies, and the blocks that exchange."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Diagonal:
-    """The `products`, by their places, of which a warp multiplies blocks of `units` along the diagonal alone.
+    """The `products`, by place, for which a warp multiplies only the diagonal blocks of `units`.
 
-    In a forward these are `rows` of its tiles, of `tiles` together; in a backward columns for the first `rows` of its
+    In a forward they are `rows` of its tiles, `tiles` in all; in a backward they are columns for the first `rows` of its
     destinations. `local_rounds` are exchanged within the `group` of blocks of a cluster that share a block of R.
     """
 
@@ -68,7 +68,7 @@ def _bits(places: tuple[int, ...]) -> int:
 
 
 def diagonal_of(sizes: Sizes) -> Diagonal:
-    """Return what of a partition is block-diagonal: nothing where warps would have parts of several blocks."""
+    """Return the block-diagonal products of a partition; none if a warp would have parts of several blocks."""
     cell, problem = sizes.problem.cell, sizes.problem
     counts = {count for _, count in cell.block_diagonal}
     if problem.matrix_product != "mma_16bit" or len(counts) != 1 or not cell.rounds or problem.heads > 1:
@@ -101,7 +101,7 @@ def diagonal_of(sizes: Sizes) -> Diagonal:
 
 
 def _local_rounds(sizes: Sizes, products: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers of the rounds all of whose products are among these."""
+    """Return the numbers of the rounds whose products are all in `products`."""
     cell = sizes.problem.cell
     rounds = enumerate(cell.rounds, start=1)
     return tuple(number for number, gates in rounds if {cell.recurrent_gates.index(gate) for gate in gates} <= {*products})

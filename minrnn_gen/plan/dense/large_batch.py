@@ -25,7 +25,7 @@ CONSUMERS_MOST = 4
 
 
 def refusal(problem: Problem) -> str:
-    """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
+    """Return why these kernels cannot serve `problem`, whatever its sizes; empty if they can."""
     if not problem.gpu.has_async_copy:
         return f"{problem.gpu.name} has no asynchronous copies, which sm_80 has first"
     if problem.layout == "BDT":
@@ -175,7 +175,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def _arch_of(problem: Problem) -> str:
-    """Return the architecture with what no later one need have: wgmma, and registers that warpgroups divide anew."""
+    """Return the architecture with instructions that later ones may lack: wgmma, and registers moved between warpgroups."""
     return problem.gpu.arch + "a" * problem.gpu.divides_registers
 
 

@@ -8,7 +8,7 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
 # Addends of a lane in a sum over units or blocks, where a warp has enough lanes (templates/parts/means_of_group.cuh.j2).
 ADDENDS_OF_LANE = 8
-# The values of a unit that a lane adds up, and what is being merged.
+# Registers of the values of a unit that a lane adds up, and of the merge under way.
 REGISTERS = 16
 # Of an exchange two barriers, sums over lanes and reading them; and between the blocks of a cluster or of a grid, with so much
 # for every thousand words of 4 bytes that a block reads there. On an H100: layer_norm_lstm less lstm, 128, 512 and 1,024 units.
@@ -39,7 +39,7 @@ def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: in
 
 
 def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, int]:
-    """Return the bytes of memory through which the blocks of a grid exchange means, by the name that a plan has for it."""
+    """Return the bytes of memory through which the blocks of a grid exchange means, by their name in a plan."""
     if not problem.cell.waits:
         return {}
     words = MOMENTS * problem.precision.arithmetic_bytes // 4
@@ -48,7 +48,7 @@ def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, in
 
 
 def registers(problem: Problem, cells: int) -> int:
-    """Return a lane's registers for means and for what parts of a step leave to later ones."""
+    """Return a lane's registers for means and for the values that parts of a step keep for later parts."""
     cell = problem.cell
     if not cell.waits:
         return 0

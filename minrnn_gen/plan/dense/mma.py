@@ -25,8 +25,8 @@ class Tiling:
     """How a product is cut into tiles, and what it takes.
 
     `depth`: the values of the operand that a tile adds up. `padding`: values after each column of the operand. `matrix` and
-    `sum`: a lane's registers for a tile of R and for the sums of a row of tiles. `products`: the instructions of a tile, of
-    which each takes as long as that of a tile in 16 bits; `cycles`, `row_cycles`: what a tile and a row of tiles take besides.
+    `sum`: a lane's registers for a tile of R and for the sums of a row of tiles. `products`: the instructions of a tile, each
+    as long as the instruction of a tile in 16 bits; `cycles`, `row_cycles`: additional cycles of a tile and of a row of tiles.
     """
 
     depth: int

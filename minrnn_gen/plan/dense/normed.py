@@ -1,4 +1,4 @@
-"""The search space of normed_forward.cu.j2 and its likes: parts of steps of dense cells that need means over units."""
+"""The search space of normed_forward.cu.j2 and its variants: parts of steps of dense cells that need means over units."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from minrnn_gen.plan.many_sizes import Amount, ceil
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
-# A level loads what a step reads, reduces over a block by shuffles, and passes two barriers and a division: assumed, about
-# two latencies of L2 and as much again, not measured.
+# A level loads a step's inputs, reduces over a block by shuffles, and passes two barriers and a division: assumed, about two
+# latencies of L2 and as much again, not measured.
 LEVEL_US = 1.0
 # In fp64 a backward keeps the addresses and intermediate values of units that its threads take in turn; fitted to what NVRTC 13
 # takes for sm_90, which is up to 24 registers more than fit without this.
@@ -26,7 +26,7 @@ def heads_per_block(problem: Problem) -> int:
 
 
 def _registers(problem: Problem) -> int:
-    """Return an estimate per thread: everything that comes in, as much again of what is computed, and the sums of a level."""
+    """Return an estimate per thread: all inputs, as many computed values, and the sums of a level."""
     cell, words = problem.cell, problem.registers_per_value
     values = len(cell.gates) + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)
     _, means, summands = cell.means
@@ -63,13 +63,13 @@ def _resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def _levels_us(problem: Problem, candidate: Candidate) -> Amount:
-    """Return the latency of a block: its levels one after the other, each in as many turns as its threads take."""
+    """Return the latency of a block: its levels in sequence, each in as many turns as its threads take."""
     turns = heads_per_block(problem) * ceil(problem.head_dim / candidate["threads"])
     return (problem.cell.means[0] + 1) * LEVEL_US * (1 + turns) / 2
 
 
 def _block_us(problem: Problem, candidate: Candidate) -> Amount:
-    """Return the time of one launch, the blocks of which all run at once."""
+    """Return the time of one launch whose blocks all run at once."""
     gpu, heads, threads = problem.gpu, heads_per_block(problem), candidate["threads"]
     turns = heads * ceil(problem.head_dim / threads)
     blocks_of_busiest_sm = ceil(problem.batch * (problem.heads // heads) / gpu.sm_count)

@@ -19,9 +19,9 @@ SIXTEENTHS = 16  # of a warp's part of a matrix of 16 bits or of tf32, of which 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The partition that a candidate stands for; `stages` is no part of it.
+    """The partition of a candidate; `stages` is not part of it.
 
-    Solving asks for it of tens of thousands of candidates, so that every part is computed when it is first read.
+    The solver computes partitions of tens of thousands of candidates, so every property is computed when it is first read.
     """
 
     problem: Problem
@@ -178,5 +178,5 @@ class Partition:
 
 
 def partition_of(problem: Problem, candidate: Candidate) -> Partition:
-    """Return the partition that `candidate` stands for."""
+    """Return the partition of `candidate`."""
     return Partition(problem, **{name: value for name, value in candidate.items() if name != "stages"})

@@ -45,7 +45,7 @@ BACKWARD_REGISTERS_OF_WIDE_GATHER = 4
 
 
 def refusal(problem: Problem) -> str:
-    """Return why these kernels are not for `problem`, whatever its sizes; empty where they are."""
+    """Return why these kernels cannot serve `problem`, whatever its sizes; empty if they can."""
     if not problem.gpu.has_async_copy:
         return f"{problem.gpu.name} has no asynchronous copies and no tensor cores of this tile, both there from sm_80 on"
     if problem.cell.means_over_all and problem.heads > 1:
@@ -77,7 +77,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
 
 
 def _grids(problem: Problem) -> tuple[int, ...]:
-    """Groups of more blocks than a cluster has, but no more than the GPU holds, with a head for 1, 2 or 4 warps of each."""
+    """Group sizes beyond a cluster and up to the GPU's SMs, with which a head takes 1, 2 or 4 warps of each block."""
     gpu = problem.gpu
     wanted = {-(-problem.head_dim // (warps * TILE_ROWS)) for warps in (1, 2, 4)}
     return tuple(sorted(blocks for blocks in wanted if gpu.cluster_size_max < blocks <= gpu.sm_count))
@@ -113,7 +113,7 @@ def registers(partition: Partition) -> int:
 
 
 def _registers_of_load(problem: Problem) -> int:
-    """Return the additional time of loading R."""
+    """Return the additional registers for loading R."""
     if problem.matrix_product == "mma_16bit":
         return 0
     loads_pairs = problem.specialization.alignment_bytes >= 2 * problem.precision.storage_bytes
@@ -121,7 +121,7 @@ def _registers_of_load(problem: Problem) -> int:
 
 
 def _additional_pieces(partition: Partition) -> int:
-    """Return how many more pieces a lane copies for one step than if all were of 16 bytes."""
+    """Return how many more copies a lane issues for one step than with copies of 16 bytes."""
     step_bytes = partition.stage_bytes(partition.cell_columns)
 
     def pieces(copy_bytes: int) -> int:

@@ -15,11 +15,11 @@ class StepModel:
 
     On other GPUs `Scales` says how many times as long.
 
-    `step`: of every step. `product`: of a tile's product, for each warp of a partition, and `operand`: of a tile of what it is
-    multiplied by, which all rows of tiles share. `transcendental` and `operation`: of one of a lane's cells, for each warp.
+    `step`: of every step. `product`: of a tile's product, for each warp of a partition, and `operand`: of a tile of the
+    operand, which all rows of tiles share. `transcendental` and `operation`: of one of a lane's cells, for each warp.
     `split_k_sum`: of the sum over the warps of a split K, with `split_k_warp` for each of them. `exchange`: of a cluster, with
-    `received` for each KB that an SM receives. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, of
-    4 bytes and as much for the step, and `load` for each load of a lane.
+    `received` for each KB that an SM receives. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, 4
+    bytes each and 4 for the step, and `load` for each load of a lane.
     """
 
     step: float

@@ -28,7 +28,7 @@ BACKWARD_PRODUCTS = 2
 
 
 def _registers(problem: Problem) -> int:
-    """Return an estimate per thread: everything that comes in, and as much again of what is computed."""
+    """Return an estimate per thread: all inputs, and as many computed values."""
     cell = problem.cell
     words = problem.registers_per_value
     values = cell.step_values + len(cell.recurrent_gates) + len(cell.states) + len(cell.parameters)

@@ -1,4 +1,4 @@
-"""The cost of persistent kernels at large batch: what a step takes with R on the chip, and with R streamed."""
+"""The cost of persistent kernels at large batch: the time of a step with R on the chip, and with R streamed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StepModel:
     """Time of the parts of a step, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
 
     `step`: of every step, most of it the way of operands through L2. `product`: of 1000 multiply-adds of an SM in 16 bits.
-    `operation`: of one of a lane's cells, for each warpgroup of the block. `fetch`: of a chunk, for each that a warp fetches in
-    turn, and `fetched`: of a KB of operands, `fetched_alone` more where no other group of columns computes meanwhile. `chunk`:
+    `operation`: of one of a lane's cells, for each warpgroup of the block. `fetch`: of each chunk that a warp fetches in turn,
+    and `fetched`: of a KB of operands, with `fetched_alone` added where no other group of columns computes meanwhile. `chunk`:
     of a chunk that a warpgroup multiplies, and `shared_chunk`: of one of R that is in shared memory. `split_k`: of the sum over
     two warpgroups of a block; `cluster`: of a sum over the blocks of a cluster, with `partial` for each result of a lane that
     travels; `grid` and `grid_partial`: of a sum over blocks anywhere. `wide`: of values of 4 bytes.
@@ -68,9 +68,10 @@ MODELS = {
 class StreamModel:
     """Time of the parts of a step that streams R, in nanoseconds, fitted to 71 forwards and 44 backwards on an H200.
 
-    `step`: of every step. The longer of `product`, of 1000 multiply-adds of an SM in 16 bits, and of what comes from L2:
-    `matrix`, of a KB of R, of values of 4 bytes `matrix_wide` more, and `operand`, of a KB of operands. `operation`: as in
-    `StepModel`, half of it where another group of columns computes meanwhile. `partial`: of each result of a lane that travels.
+    `step`: of every step. The longer of products and reads of L2 counts: `product`, of 1000 multiply-adds of an SM in 16 bits;
+    `matrix`, of a KB of R, with `matrix_wide` added for values of 4 bytes, and `operand`, of a KB of operands. `operation`: as
+    in `StepModel`, half of it where another group of columns computes meanwhile. `partial`: of each result of a lane that
+    travels.
     """
 
     step: float
@@ -107,7 +108,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 
 
 def _thousands(partition: WarpgroupPartition, columns: Amount) -> Amount:
-    """Return the thousands of multiply-adds of a block, in tf32 of twice as many, since that has half the rate."""
+    """Return the thousands of multiply-adds of a block; in tf32 each counts twice, at half the rate."""
     of_chunk = TILE_ROWS * partition.multiplications * SLICE_BYTES / 2 * columns
     of_block: Amount = partition.row_tiles * partition.block_chunks * of_chunk / 1000
     return of_block

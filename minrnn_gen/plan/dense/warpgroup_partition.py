@@ -10,7 +10,7 @@ from functools import cached_property
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
-# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
+# No other architecture, older or newer, has products of warpgroups (PTX ISA, wgmma).
 WGMMA_CAPABILITY = "9.0"
 # wgmma and what it takes from (PTX ISA, wgmma.mma_async): 64 rows of 128 bytes, swizzled over 1024.
 TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES, SLICE_BYTES = 64, 8, 128, 1024, 32
@@ -35,7 +35,7 @@ ROUNDS_REGISTERS = 16  # of a backward in rounds
 STREAM_REGISTERS = 12  # of a forward that streams R
 # Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
 MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
-# Chunks of a warpgroup up to which those of R that is streamed are unrolled, for the sake of a few in registers.
+# The most chunks of a warpgroup for which a streamed R is unrolled, for the sake of a few chunks in registers.
 UNROLLED_CHUNKS_MOST = 32
 # Chunks in tf32x3 that tensor cores add up by themselves. They truncate sums: emulated, with 512 to 4096 columns, products were
 # off by 2.6 to 3.2 e-7 with chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused multiply-adds by
@@ -64,7 +64,7 @@ class WarpgroupPartition:
 
     @property
     def mma_sync(self) -> bool:
-        """Whether the warps of a warpgroup multiply each for itself, by `mma.sync`, for want of `wgmma`."""
+        """Whether each warp of a warpgroup multiplies by itself, by `mma.sync`, for lack of `wgmma`."""
         return self.problem.gpu.compute_capability != WGMMA_CAPABILITY
 
     @property
@@ -99,7 +99,7 @@ class WarpgroupPartition:
 
     @property
     def parts_of_value(self) -> int:
-        """Values that products are made of, for each of R and of the operand: a large and a small part, or itself."""
+        """Parts of each value of R and of the operand in a product: a large and a small part, or the value itself."""
         return 2 if self.problem.matrix_product == "tf32x3" else 1
 
     @property
@@ -192,12 +192,12 @@ class WarpgroupPartition:
 
     @property
     def divides_registers(self) -> bool:
-        """Whether warpgroups divide the registers anew: some fetch, and those that multiply do not have the most as it is."""
+        """Whether warpgroups reallocate registers: some fetch, and those that multiply launch with less than the most."""
         return self.consumers > 1 and self.problem.gpu.divides_registers
 
     @property
     def producer_registers(self) -> int:
-        """Registers of a thread that fetches, 0 where all threads have as many."""
+        """Registers of a thread that fetches, 0 where all threads have the same number."""
         if not self.divides_registers:
             return 0
         return PRODUCER_REGISTERS if self.consumers == 2 else PRODUCER_REGISTERS_FEW
@@ -212,7 +212,7 @@ class WarpgroupPartition:
 
     @cached_property
     def registers_beside_matrix(self) -> int:
-        """Registers of a thread that multiplies, but for R: sums, states, vectors, and a cell that is computed."""
+        """Registers of a thread that multiplies, except for R: sums, states, vectors, and the cell under computation."""
         cell = self.problem.cell
         gates, products, states, vectors = cell.step_values, len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
@@ -244,7 +244,7 @@ class WarpgroupPartition:
 
     @cached_property
     def shared_chunks(self) -> int:
-        """Chunks of a warpgroup's part of R in shared memory: what registers leave, and where R is streamed the ring."""
+        """Chunks of a warpgroup's part of R in shared memory: all beyond registers or, if R is streamed, as many as fit."""
         left = self.warpgroup_chunks - self.register_chunks - self.streams_matrix
         if not self.streams_matrix:
             return left
@@ -331,7 +331,7 @@ class WarpgroupPartition:
 
     @property
     def slots_least(self) -> int:
-        """Slots that a ring needs: of each warp that fetches, and of two chunks of a warpgroup; of a streamed R of three."""
+        """Slots that a ring needs: one for each warp that fetches, and two chunks of a warpgroup, three if R is streamed."""
         of_warpgroups = (2 + self.streams_matrix) * self.split_k_warpgroups
         return max(self.producer_warps, min(of_warpgroups, 2 * self.block_chunks))
 

@@ -1,4 +1,4 @@
-"""The search space of the scans that all blocks of a GPU make together (layouts BTD and TBD): few channels over a long time."""
+"""The search space of the scans that all blocks of a GPU run together (layouts BTD and TBD): few channels over a long time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _stages_bytes(problem: Problem, channels_per_lane: int, time_warps: int, ste
 
 
 def _exchange_bytes(problem: Problem, channels_per_lane: int, time_warps: int, lag: int) -> int:
-    """Bytes of the aggregates in shared memory: of each warp those of its own segments, and what it gathered for two tiles."""
+    """Bytes of the aggregates in shared memory: of each warp's own segments, and those that it gathered for two tiles."""
     lane_bytes = channels_per_lane * len(problem.cell.states) * 2 * problem.precision.arithmetic_bytes
     return (lag + 4) * time_warps * limits.WARP_LANES * lane_bytes
 
@@ -137,8 +137,8 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds.
 
-    `chain`: the tiles of a block one after the other, each with what its warps execute and wait for. `launch`: also that of
-    the workspace's ones. `fill_and_drain`: what does not overlap at both ends.
+    `chain`: the consecutive tiles of a block, each with the instructions and waits of its warps. `launch`: includes the launch
+    that fills the workspace with ones. `fill_and_drain`: what does not overlap at both ends.
     """
     block, gpu, kernel_pass = resources(problem, candidate), problem.gpu, problem.kernel_pass
     channels_per_lane, time_warps = candidate["channels_per_lane"], candidate["time_warps"]

@@ -19,10 +19,10 @@ BURST_BYTES = 64
 class MemoryModel:
     """How a family's copies fill the memory, fitted to measured candidates (docs/lab-notes.md).
 
-    Of every value that a step reads, `wanted_per_read` times the bytes that hide an idle memory's latency are wanted in flight;
-    with fewer the time grows by the power `missing_power` of what is missing, with more by `excess_share` for each doubling.
-    `tiles_not_overlapped`: the first tile is loaded and the last one scanned without overlap. Where a block reads rows of one
-    burst at a time, the memory takes longer by `narrow_share`, of two bursts half that, and so on.
+    For every value that a step reads, `wanted_per_read` times the bytes that hide an idle memory's latency should be in flight.
+    With fewer the time grows as the ratio of wanted to actual bytes to the power `missing_power`, with more by `excess_share`
+    for each doubling. `tiles_not_overlapped`: the first tile is loaded and the last one scanned without overlap. Where a block
+    reads rows of one burst at a time, the memory takes longer by `narrow_share`, of two bursts half that, and so on.
     """
 
     wanted_per_read: Mapping[str, float]  # forward and backward
@@ -34,7 +34,7 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class TiledWork:
-    """Work of one block over time: its tiles, and what a warp executes and waits for in each; `at_once` blocks are resident.
+    """Work of one block over time: its tiles, and a warp's instructions and waits in each; `at_once` blocks are resident.
 
     `shared_waves`: the accesses of a warp's tile to shared memory, of which an SM makes one in a cycle, of 128 bytes.
     `full_congestion`: `congestion_of` as many blocks as are resident. Every number may be an array, with a row for each of
@@ -56,7 +56,7 @@ class TiledWork:
 
 
 def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount) -> Amount:
-    """Return how many times the time of a copy the memory takes with so many bytes in flight on each SM."""
+    """Return the time of memory relative to a copy, with so many bytes in flight on each SM."""
     gpu = problem.gpu
     wanted = memory.wanted_per_read[problem.kernel_pass] * problem.cell.read_count
     ratio = in_flight_bytes / (wanted * gpu.bytes_in_flight_per_sm)

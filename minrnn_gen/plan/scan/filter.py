@@ -18,14 +18,14 @@ DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
 # Addresses, sizes and loop state; and numbers in double precision, two registers each: coefficients, states, a power's line and
 # sums. By orders from 1 on, read off compiled kernels.
 REGISTERS = {"filter": (48, 64, 96, 112), "filter_backward": (80, 96, 112, 128)}
-# Of a group of tiles, whose last one publishes the state after it, and the next one's first reads it.
+# Per group of tiles: its last tile publishes the state after it, and the first tile of the next group reads it.
 L2_TRIPS_PER_GROUP = 2.0
 # Of a tile from its first load to its last store: any, for each entry of a power, for each step of a thread, and for each block
 # of the SM. All blocks wait for each other's ends, and memory for them. Fitted to 22 measurements on an H200.
 CYCLES_PER_TILE, CYCLES_PER_ENTRY, CYCLES_PER_STEP, CYCLES_PER_BLOCK = 5200.0, 700.0, 40.0, 300.0
 ARRAYS = {"filter": 2, "filter_backward": 4}
 READ = {"filter": 1, "filter_backward": 3}
-# Of powers of the recursion, a matrix for each lane: of the steps of a lane, of a warp and of a tile.
+# Powers of the recursion, a matrix for each lane: for the steps of a lane, of a warp and of a tile.
 TABLES = 3
 # One for each lane of the warp that reads what they publish.
 GROUP_TILES = limits.WARP_LANES
@@ -70,7 +70,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """Memory, and then the latency of a tile as often as a block has one; and a row's groups of tiles, one after the other."""
+    """Memory, then the latencies of the tiles of a block, and the consecutive groups of tiles of a row."""
     gpu, block = problem.gpu, resources(problem, candidate)
     cycle_us = 1e6 / gpu.sm_clock_hz
     rows = problem.batch * problem.hidden_size

@@ -12,14 +12,14 @@ from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, solve
 from minrnn_gen.program.number import Number, divided_up, least, most, overlapped
 
-# Products of warpgroups (PTX ISA, wgmma) are no part of other architectures, older or newer.
+# No other architecture, older or newer, has products of warpgroups (PTX ISA, wgmma).
 ARCH, COMPUTE_CAPABILITY = "sm_90a", "9.0"
 WARPGROUP_THREADS, WARPGROUP_CHANNELS = 128, 64
 # Columns of a product: with so many the operands of two warpgroups arrive from L2 as fast as they are multiplied.
 TILE_STEPS = 128
 ROW_BYTES = 128  # of an operand in shared memory
 TENSOR_MAP_BYTES = 128
-# Registers of a thread (PTX ISA, setmaxnreg): what copies needs few, and the others share what is left.
+# Registers of a thread (PTX ISA, setmaxnreg): warps that copy need few, and the others share the rest.
 PRODUCER_REGISTERS = 24
 # Of a lane that multiplies and scans, besides its sums: maps, states, biases, addresses and the functions of a step. With so
 # many kernels of two gates do not spill, compiled by NVRTC 13.0; those of three would.
@@ -38,7 +38,7 @@ ENDS_US = 5.0  # the maps of the operands and the first chunks, and the last sta
 
 
 def refusal(problem: Problem) -> str:
-    """Return why such a kernel is not for calls of `problem`, whatever their sizes; empty where it is."""
+    """Return why such a kernel cannot serve calls of `problem`, whatever their sizes; empty if it can."""
     specialization, storage_bytes = problem.specialization, problem.precision.storage_bytes
     if problem.gpu.compute_capability != COMPUTE_CAPABILITY:
         return f"{problem.gpu.name} has no products of warpgroups, which only sm_90 has"
@@ -71,7 +71,7 @@ def _launch_registers(problem: Problem, warpgroups: int) -> int:
 
 
 def _registers_left(problem: Problem, consumers: int) -> int:
-    """Return the registers of a thread that multiplies, once those that copy gave theirs away."""
+    """Return the registers of a thread that multiplies, after the threads that copy released theirs."""
     left = _launch_registers(problem, consumers + 1) * (consumers + 1) - PRODUCER_REGISTERS
     return min(left // consumers // 8 * 8, problem.gpu.registers_per_thread_max // 8 * 8)
 
@@ -152,9 +152,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds.
 
-    `product`: the tiles of a block one after the other, and `cells` their scans. `chain`: the tiles of a sequence, each of
-    which waits for the state of the one before. `fill_and_drain`: what does not overlap at both ends. `launch`: also that of
-    the workspace's ones.
+    `product`: the consecutive tiles of a block, and `cells` their scans. `chain`: the tiles of a sequence, each waiting for the
+    state of the tile before. `fill_and_drain`: what does not overlap at both ends. `launch`: includes the launch that fills the
+    workspace with ones.
     """
     along_time = ceil(problem.time / TILE_STEPS)
     tiles = problem.batch * along_time * _channel_tiles(problem, candidate)
@@ -187,16 +187,16 @@ def _cells_us(problem: Problem) -> float:
 
 
 def is_feasible(problem: Problem) -> Number:
-    """Say whether there is a kernel for `problem`, whose sizes are those of a call.
+    """Say whether there is a kernel for `problem`, which has the sizes of a call.
 
-    Sizes may be expressions, then so is the answer: an exported call decides as one in Python does.
+    If sizes are expressions, so is the answer: an exported call decides as a call in Python does.
     """
     has_whole_tiles: Number = problem.time // TILE_STEPS * TILE_STEPS == problem.time
     return has_whole_tiles if _best(problem.at(1, TILE_STEPS)) else 0
 
 
 def serves(problem: Problem) -> Number:
-    """Say whether there is a kernel for `problem`, as `is_feasible` does, and two take longer one after the other."""
+    """Say whether there is a kernel for `problem` (see `is_feasible`) that is faster than two kernels in sequence."""
     tile, along_time = problem.at(1, TILE_STEPS), problem.time // TILE_STEPS
     candidate = _best(tile)
     if candidate is None:
@@ -214,7 +214,10 @@ def _best(problem: Problem) -> Candidate | None:
 
 
 def _one_fs(tile: Problem, candidate: Candidate, batch: Number, along_time: Number) -> Number:
-    """Return what `predicted_us` comes to of sequences of so many tiles, in femtoseconds; `tile` is the problem of one tile."""
+    """Return the combined terms of `predicted_us` for sequences of so many tiles, in femtoseconds.
+
+    `tile` is the problem of one tile.
+    """
     rounds = most(1, divided_up(batch * along_time * _channel_tiles(tile, candidate), tile.gpu.sm_count))
     times_us = _product_us(tile, candidate), _cells_us(tile), HOP_US, ENDS_US + 2 * gpu_rates.launch_us(tile.gpu)
     product, cells, hop, ends = (round(us * FS_PER_US) for us in times_us)
@@ -222,7 +225,7 @@ def _one_fs(tile: Problem, candidate: Candidate, batch: Number, along_time: Numb
 
 
 def _apart_fs(tile: Problem, tiles: Number) -> Number:
-    """Return what the time of two kernels is worth, see `apart_us`, of so many tiles of all sequences, in femtoseconds."""
+    """Return the weighted time of two kernels (see `apart_us`) for so many tiles of all sequences, in femtoseconds."""
     no_tile_us, tile_us = (WORTH * apart_us(tile.at(batch, TILE_STEPS)) for batch in (0, 1))
     return tiles * round((tile_us - no_tile_us) * FS_PER_US) + round(no_tile_us * FS_PER_US)
 

@@ -18,7 +18,7 @@ REGISTERS_IN_PARTS = 52
 # Values that one step needs at once in addition to those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
-# What a part makes of each state: a product and a sum, and for gradients another sum.
+# Results of a part for each state: a product and a sum, and for gradients another sum.
 PART_ENDS = {"forward": 2, "backward": 3, "step": 0}
 # Steps, and values of a lane in all of them, that overlap: with two or four steps instead of one at a time, selective scans of
 # 16 values take 13 % less on an H200.
@@ -65,8 +65,8 @@ class Block:
     def copies_gates(self) -> bool:
         """Whether gates are copied asynchronously, in pieces as wide as one copy.
 
-        On an H200 forwards of selective scans take up to 8 % less than through registers. Backwards take 1 to 12 % more, but of
-        one long sequence in fp32 a fifth less: in parts of time two loops need the registers.
+        On an H200 forwards of selective scans take up to 8 % less time than through registers. Backwards take 1 to 12 % more,
+        but a fifth less for one long sequence in fp32: with time in parts two loops need the registers.
         """
         problem = self.problem
         is_widest = self.vector * problem.precision.storage_bytes == WIDEST_COPY_BYTES
@@ -83,39 +83,39 @@ class Block:
 
     @property
     def chunk(self) -> int:
-        """Values side by side of a lane, which it reads at once: of an input S.* in shared memory, of a step in memory, too."""
+        """Adjacent values that a lane reads at once: of an input S.* in shared memory and, in a single step, also in memory."""
         widest = math.gcd(self.values, WIDEST_COPY_BYTES // self.problem.precision.arithmetic_bytes)
         return math.gcd(widest, self.problem.state_size) if self.problem.kernel_pass == "step" else widest
 
     @property
     def steps_at_once(self) -> int:
-        """Steps of a tile without a loop around each, so that they overlap but for the states.
+        """Steps of a tile that are unrolled together, so that they overlap except in the states.
 
-        A power of two, as the lanes of a channel are: of those that the lanes prepare together none is left over.
+        A power of two, as the lanes of a channel are, so the steps that the lanes prepare together leave no rest.
         """
         most = max(1, min(self.tile_steps, STEPS_AT_ONCE_MAX, VALUES_AT_ONCE // self.values))
         return 1 << (most.bit_length() - 1)
 
     @property
     def gradients_at_once(self) -> int:
-        """The same of steps back, which have several times as many values under way."""
+        """Backward steps of a tile that are unrolled together; they have several times as many values under way."""
         return max(1, self.steps_at_once // 2)
 
     @property
     def prepared_alignment(self) -> int:
-        """Bytes that what is prepared of one step and channel is aligned to: those of one load if there are so many."""
+        """Alignment, in bytes, of the prepared values of one step and channel: at most the width of one load."""
         size_bytes = max(1, self.problem.cell.prepared_count) * self.problem.precision.arithmetic_bytes
         return min(1 << (size_bytes - 1).bit_length(), WIDEST_COPY_BYTES)
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of what is prepared of one step and channel."""
+        """Bytes of the prepared values of one step and channel."""
         size_bytes = max(1, self.problem.cell.prepared_count) * self.problem.precision.arithmetic_bytes
         return -(-size_bytes // self.prepared_alignment) * self.prepared_alignment
 
     @property
     def prepared_padding(self) -> int:
-        """Channels between the rows of what is prepared, so that lanes that write several rows do so in different banks."""
+        """Channels between the rows of prepared values, so that lanes write several rows to different banks."""
         return max(1, BANKS_BYTES // self.prepared_bytes // self.lanes) if self.lanes > 1 else 0
 
     @property
@@ -151,7 +151,7 @@ class Block:
         return parts
 
     def registers(self) -> int:
-        """Return an estimate: the tile under way, what is carried on, and one step's own values."""
+        """Return an estimate: the tile under way, the carried states, and one step's own values."""
         problem, cell, precision = self.problem, self.problem.cell, self.problem.precision
         words = problem.registers_per_value
         wide_states, wide_parameters = len(cell.vector_states), len(cell.vector_parameters)
@@ -166,7 +166,7 @@ class Block:
             inputs = len(cell.shared) * -(-self.tile_steps * of_step // self.threads)
             # In parts of time two loops have them, which the compiler does not always let share registers.
             under_way = tile + inputs * (2 if self.time_parts > 1 else 1)
-            # Of the other steps at once, what they read.
+            # The values that the other steps at once read.
             is_forward = problem.kernel_pass == "forward"
             others = (self.steps_at_once if is_forward else self.gradients_at_once) - 1
             narrow += others * (cell.prepared_count + (0 if is_forward else len(cell.gates)))

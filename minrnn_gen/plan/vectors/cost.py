@@ -13,11 +13,11 @@ from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Resources
 from minrnn_gen.plan.vectors.block import Block
 
-# Of a result that the next instruction waits for (arXiv 1804.06826), of a special function with what prepares its argument, of
-# a shuffle, and of a value read from shared memory.
+# Latencies: of a result that the next instruction waits for (arXiv 1804.06826), of a special function with the preparation of
+# its argument, of a shuffle, and of a value read from shared memory.
 CYCLES_PER_OPERATION, CYCLES_PER_TRANSCENDENTAL, CYCLES_PER_SHUFFLE, CYCLES_PER_SHARED = 4.0, 24.0, 25.0, 30.0
-# Of operations on the values of a lane, which are independent: fitted to selective scans on an H200, as is the share of issue
-# slots that their warps fill, two on each scheduler.
+# Latency of operations on a lane's values, which are independent: fitted to selective scans on an H200, as is the share of
+# issue slots that their warps fill, two on each scheduler.
 CYCLES_PER_WIDE_OPERATION = {"forward": 4.0, "backward": 1.2, "step": 4.0}
 ISSUE_SHARE = {"forward": 0.84, "backward": 0.67}
 # Fewer warps fill fewer, more of them a little more: fitted to n of 32, 64 and 128.
@@ -34,7 +34,7 @@ INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 8.0, 20.0
 # warp of a backward waits for the states at its begin, from memory.
 CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 400.0, "backward": 900.0}, 800.0
 WARPS_AT_BARRIER = 4
-# Around steps at once: what they read of what was prepared, the first exponential after it, and the sums of the steps before.
+# Around steps at once: reads of prepared values, the first exponential after them, and the sums of the steps before.
 CYCLES_PER_STEPS_AT_ONCE = 180.0
 # Loads to registers under way need room in L1, which is what shared memory leaves of both. These have 28 KiB more than shared
 # memory can take, which takes them in steps of some 32 KiB (CUDA C++ Programming Guide, compute capabilities 8.0 to 9.0). Where
@@ -51,10 +51,10 @@ INSTRUCTION_NS = 1.6
 # Steps that a draft takes, its own and some of the last one again, each as long as so many single ones: drafts of four steps of
 # selective scans, with two to run again, on an H200.
 STEPS_OF_DRAFT, SINGLE_STEPS_OF_ONE = 6, 2
-# Of the instructions and functions of a step, the share that the end of a part takes besides: no sums and no y.
+# The share of a step's instructions and functions that the end of a part adds: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
-# Of time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of what its
-# blocks have written.
+# Time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of the values that
+# its blocks have written.
 CYCLES_OF_PARTS, CYCLES_PER_PART = 10000.0, 700.0
 
 
@@ -70,7 +70,7 @@ class _StepOfLane:
 def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
     cell = problem.cell
     is_backward, is_step = problem.kernel_pass == "backward", problem.kernel_pass == "step"
-    # What is prepared is shared out among the lanes of a channel.
+    # The lanes of a channel share the preparation.
     share = 1 / block.lanes if problem.kernel_pass == "forward" else 1.0
     operations = share * (cell.operation_count - cell.wide_operation_count)
     functions = share * (cell.transcendental_count - cell.wide_transcendental_count)
@@ -132,7 +132,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     instructions += (steps - 1) * step.instructions
     special = warps * steps * step.functions * limits.WARP_LANES
     state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
-    # Of a step whose lanes read less than a sector of memory at once, some is read again.
+    # If the lanes of a step read less than a sector of memory at once, some of it is read again.
     read_at_once = block.lanes * block.chunk * problem.precision.arithmetic_bytes
     narrow = 1 + NARROW_SHARE * max(0.0, math.log2(SECTOR_BYTES / read_at_once))
     # Parameters are read for each sequence, from L2 but for the first.
@@ -154,7 +154,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
 
 
 def _share_of_warps(warps: Amount) -> Amount:
-    """Return the share of issue slots that so many warps on a scheduler fill, of what two do."""
+    """Return the share of issue slots that so many warps on a scheduler fill, relative to two warps."""
     fewer, more = minimum(1.0, warps / WARPS_OF_SHARE), maximum(1.0, warps / WARPS_OF_SHARE)
     return fewer**FEWER_WARPS_POWER * minimum(more, MORE_WARPS) ** MORE_WARPS_POWER
 

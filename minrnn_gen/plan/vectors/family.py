@@ -14,7 +14,7 @@ from minrnn_gen.plan.vectors.block import Block, block_of
 
 # Beyond this many operations in the loop over a lane's values, which is unrolled, compiling takes too long.
 UNROLLED_OPERATIONS_MAX = 2400
-# Into how many parts the time of a sequence is divided, each for blocks of its own, where channels are few.
+# The numbers of parts of a sequence's time, each for blocks of its own, where channels are few.
 TIME_PARTS = (1, 2, 4, 8, 16, 32)
 
 
@@ -23,7 +23,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
     threads = {"threads": (32, 64, 128, 256), "lanes": lanes}
     if problem.kernel_pass == "step":
         return threads
-    # Of packed sequences each has few steps, or one of them many.
+    # Each packed sequence has few steps, or one has many.
     is_divided = problem.cell.divides_time and not problem.specialization.packed
     return {**threads, "tile_steps": (4, 8, 16, 32), "time_parts": TIME_PARTS if is_divided else (1,)}
 
