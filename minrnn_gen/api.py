@@ -13,7 +13,7 @@ from minrnn_gen.config.spec import Spec, SpecKeys, load_spec, spec_of_arguments
 from minrnn_gen.errors import BadInput, shown
 from minrnn_gen.run.target import target_of
 
-if TYPE_CHECKING:  # the command line compiles without what runs kernels
+if TYPE_CHECKING:  # the command line compiles without importing the runtime
     from minrnn_gen.build.tuned_choice import Preferred
     from minrnn_gen.kernel import Kernel
 
@@ -30,11 +30,11 @@ def compile(
 
     The GPU is the spec's `gpu`, else the one at hand, else the default profile. Plans, renders and compiles the forward and
     the step kernel, or takes them from the cache; without NVRTC the kernel still serves host arrays. `tune`: measure candidates
-    on the GPU here first, for half a minute at most, and take the fastest; later calls take it without being asked.
+    on the GPU here first, for half a minute at most, and take the fastest; later calls reuse it automatically.
     `device="interpret"`: host arrays run the kernel's own text, compiled by a C++ compiler, thread by thread and watched; calls
-    that would take too long are refused unless `allow_long`.
-    Raises BadInput for a spec or cell that is wrong, Infeasible where nothing fits the GPU, CompileFailed
-    where NVRTC refuses the source, ToolchainMissing where `tune` finds no GPU to measure on.
+    that would take too long are refused unless `allow_long`. Raises BadInput for a spec or cell that is wrong, Infeasible where
+    nothing fits the GPU, CompileFailed where NVRTC refuses the source, ToolchainMissing where `tune` finds no GPU to measure
+    on.
     """
     for name, flag in (("tune", tune), ("allow_long", allow_long)):
         if not isinstance(flag, bool):
@@ -65,19 +65,19 @@ def compile(
 
 
 def compile_arguments(keys: Mapping[str, Any], caller: str) -> Kernel:
-    """Compile the spec that the arguments of another front make; errors about it begin with the `caller`."""
+    """Compile the spec that another front built from its arguments; errors about it begin with `caller`."""
     return compile(spec_of_arguments(keys, caller))
 
 
 def kernel_of(spec: Spec, target: Target) -> Kernel:
-    """Compile `spec` for `target`, with what was measured before."""
+    """Compile `spec` for `target`, with earlier measurements."""
     from minrnn_gen.kernel import kernel_from
 
     return kernel_from(builder_for(spec, target))
 
 
 def builder_for(spec: Spec, target: Target) -> Builder:
-    """Return the builder of the kernels of `spec` for `target`, with what was measured before."""
+    """Return the builder of the kernels of `spec` for `target`, with earlier measurements."""
     return builder_of(spec, target, _remembered)
 
 

@@ -48,27 +48,27 @@ if TYPE_CHECKING:
 
 
 def _from_recipe(recipe: str, profile: NamedProfile, preferred: Callable[[], Preferred] | None) -> Kernel:
-    """Return the kernel of a recipe for the GPU of a profile, or where it names none for the GPU here."""
+    """Return the kernel of a recipe for the GPU of a profile, or without one for the local GPU."""
     spec = spec_from(recipe)
     return Kernel(builder_of(spec, target_again(spec, profile), preferred))
 
 
 class Kernel(Derivatives, Steps):
-    """A specialised recurrent kernel. `recipe` is its spec as text that stands by itself.
+    """A specialised recurrent kernel. `recipe` is its spec as self-contained text.
 
     A pickle of a kernel is its recipe, and the profile of a GPU that its spec names. Copies are the kernel itself.
 
     Valid for every batch and time. CUDA arrays (CuPy, torch, or anything with DLPack) run the compiled kernel on the caller's
-    current stream, without synchronising (but to check the values of `lengths` and `cu_seqlens` that are there); host arrays
-    run native code, or NumPy. Results come in the caller's library. Thread-safe. A pass has a few kernels, and the sizes of a
-    call choose one (docs/kernels/plan.md). A call that is the first to need it, by its sizes or its specialization (alignment,
-    resets, all states), compiles it. The first call of a form is checked and prepared; later ones are launched at once.
+    current stream, without synchronising (except to check values of `lengths` and `cu_seqlens` there); host arrays run native
+    code, or NumPy. Results come in the caller's library. Thread-safe. A pass has a few kernels, and the sizes of a call choose
+    one (docs/kernels/plan.md). The first call that needs a kernel, by its sizes or its specialization (alignment, resets, all
+    states), compiles it. The first call of a form is checked and prepared; later ones are launched at once.
     """
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...] = (), backend: Backend | None = None) -> None:
-        """Serve the spec of `builder` with the kernels that it has `built`; `backend` is a GPU's without another.
+        """Serve the spec of `builder` with the kernels `built` so far; `backend` is by default a GPU's.
 
-        The first of them is the forward of the typical sizes; without it the first call builds that.
+        The first of these is the forward of the typical sizes; if it is missing, the first call builds it.
         """
         self._builder = builder
         self._built = built
@@ -95,7 +95,7 @@ class Kernel(Derivatives, Steps):
 
     @property
     def _compiled(self) -> Builder:
-        """Builder of the kernels that are compiled: those of `embedded` where there is one."""
+        """Builder of the compiled kernels: the builder of `embedded`, if any."""
         return self._builder if self.embedded is None else self.embedded.builder
 
     @property
@@ -161,7 +161,7 @@ class Kernel(Derivatives, Steps):
     def explain(self, draft: int = 0) -> str:
         """Return the decision in words: resources, memory map, slack of constraints, runners-up, rejected, others.
 
-        Lines say how both directions run, where that is concurrently, and how a cache with a `draft` takes steps back.
+        Further lines describe directions that run concurrently, and how a cache with a `draft` takes steps back.
         """
         text = explain(self._hinted, memory_bytes=self._builder.target.profile.memory_bytes)
         beside = (self.embedded or self).executor.gpu.directions_beside("forward", self._builder.hinted_sizes)
@@ -178,12 +178,12 @@ class Kernel(Derivatives, Steps):
         holds: bool = False,
         slots: bool = False,
     ) -> None:
-        """Compile ahead, in parallel, what calls of these sizes run: pairs (batch, time), with contiguous arrays.
+        """Compile ahead, in parallel, the kernels of calls of these sizes: pairs (batch, time), with contiguous arrays.
 
-        That is a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
-        with `resets`, `reset_states` or `holds`, those of calls that have them; with `slots`, steps and drafts on slots too.
-        Calls with all states compile theirs when they come. `watch(done, of)` is called as kernels are ready. Raises BadInput
-        for other sizes, and what `compile` raises.
+        These are a forward, a step, and where the spec says `training` the forward that saves for a backward, and the backward;
+        with `resets`, `reset_states` or `holds`, the kernels of calls that have them; with `slots`, also steps and drafts on
+        slots. Calls with all states compile their kernels on first use. `watch(done, of)` is called as kernels are ready.
+        Raises BadInput for other sizes, and what `compile` raises.
         """
         if reset_states or holds:
             self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
@@ -212,11 +212,11 @@ class Kernel(Derivatives, Steps):
 
         In `folder`: rnn_NAME.h and rnn_NAME.c, the interface and the code; check.c, which repeats recorded calls;
         CMakeLists.txt; and rnn_NAME.json, their source. Names in C begin with rnn_NAME too, or with NAME where it begins with
-        rnn_. NAME is the model's unless it is given. For the target "cuda", `gpus` are profiles by name or path (by default
-        this kernel's), and `sizes`, pairs (batch, time), limit what is compiled. Calls of an export `without` "resets",
-        "cu_seqlens" or "states" (after every step) have none. With `reset_states` or `holds` calls have these, as inputs X.*.
-        `watch(done, of)` is called as kernels are ready. Raises BadInput where a part of the spec cannot be exported; with
-        `partial` the rest is written, and the result's `left_out` says what is missing.
+        rnn_. NAME is by default the model's. For the target "cuda", `gpus` are profiles by name or path (by default this
+        kernel's), and `sizes`, pairs (batch, time), limit what is compiled. Calls of an export `without` "resets", "cu_seqlens"
+        or "states" (after every step) have none. With `reset_states` or `holds` calls have these, as inputs X.*. As kernels are
+        ready, `watch(done, of)` is called. Raises BadInput where a part of the spec cannot be exported; with `partial` the rest
+        is written, and the result's `left_out` names the missing parts.
         """
         from minrnn_gen.export.folder import export
 
@@ -229,10 +229,10 @@ class Kernel(Derivatives, Steps):
         return self
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
-        return self  # nothing of a kernel is its caller's to change
+        return self  # callers cannot change a kernel
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Code is compiled anew, or comes from the cache there: what is loaded from a file is text alone.
+        # Code is compiled again, or comes from the cache there: a pickle holds only text.
         return _from_recipe, (self.recipe, profile_named_by(self._builder.target), self._builder.preferred)
 
     def __repr__(self) -> str:
@@ -263,15 +263,15 @@ class Kernel(Derivatives, Steps):
         [G * H, I]; storage dtype. bias [G, H] and parameters {name: [H]}: storage dtype or float32. state {name: [B, H]}:
         float32 (float64 for fp64), zeros where None. y [B, T, H] (TBD: [T, B, H]; BDT: [B, H, T]) in the storage dtype.
 
-        Of a dense cell with gates R.g, and of no other: R [Gr, N, D, D] (gate, head, out, in; H = N * D) in the storage dtype,
-        and, where the spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in that or float32, zeros where None;
-        the same memory as [Gr * H, D] and [Gr * H] too.
+        Dense cells with gates R.g only: R [Gr, N, D, D] (gate, head, out, in; H = N * D) in the storage dtype, and, where the
+        spec or the cell has a recurrent bias, recurrent_bias [Gr, N, D] in the storage dtype or float32, zeros where None; also
+        the same memory as [Gr * H, D] and [Gr * H].
 
-        Of a cell with the axis n, and of no other: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT:
-        [B, groups, n, T]), its inputs S.*, storage dtype; parameters and states that it lists with n are [H, n] and [B, H, n].
+        Cells with the axis n only: shared {name: [B, T, groups, n]} (TBD: [T, B, groups, n]; BDT: [B, groups, n, T]), the
+        inputs S.*, storage dtype; parameters and states that the cell lists with n are [H, n] and [B, H, n].
 
-        Of a cell with inputs X.*, and of no other: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H];
-        BDT: [B, H, T]), storage dtype. No weight multiplies them, and no bias is added.
+        Cells with inputs X.* only: inputs {name: [B, T, H]}, contiguous in the layout of y (TBD: [T, B, H]; BDT: [B, H, T]),
+        storage dtype. No weight multiplies them, and no bias is added.
 
         resets: bool [B, T] in every layout, or numbers 0 and 1; all states are set to 0 before such a step.
         reset_states {name: [B, H] or [H]}, of all states: set there instead of 0; float32 (float64 for fp64) or the storage
@@ -287,7 +287,7 @@ class Kernel(Derivatives, Steps):
         shared [B, T, 2, groups, n], inputs [B, T, 2, H], forward first, and y [B, T, 2 * H], forward before reverse.
 
         slots, into_slots, pad_slot: as of `step`, of each sequence; states are read before the first step, zeros where
-        has_state, bool [B], is False, and the final ones are written. Lengths and cu_seqlens on a GPU are then not looked at.
+        has_state, bool [B], is False, and the final ones are written. Lengths and cu_seqlens on a GPU are then not read back.
 
         Raises BadInput for an array that does not fit.
         """
@@ -308,7 +308,7 @@ class Kernel(Derivatives, Steps):
         all_states: bool = False,
         **arrays: Unpack[CallArrays],
     ) -> tuple[AnyArray, State, Saved | AlteredSaved]:
-        """Run over time like a call and return (y, final state, saved), what `backward` needs.
+        """Run over time like a call and return (y, final state, saved); `backward` takes `saved`.
 
         `saved` holds the arrays themselves, no copies: they must not change before the last backward. Raises what a call does,
         and BadInput where the spec says `training: false`.
@@ -324,12 +324,12 @@ class Kernel(Derivatives, Steps):
     def backward(self, saved: Saved | AlteredSaved, dy: Any, dstate: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the gradients of sum(dy * y) + sum(dstate * final state).
 
-        dy: like y; beyond a length it counts for nothing. dstate {name: [B, H]}: the dtype of the state, zeros where None or
-        absent; of the final states with `all_states` too. The result has "x", "state" {name: [B, H]}, and where they were given
-        "R", "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the
-        shape (of R and recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in
-        float32 (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or
-        another kernel's.
+        dy: like y; ignored beyond a length. dstate {name: [B, H]}: the dtype of the state, zeros where None or absent; of the
+        final states even with `all_states`. The result has "x", "state" {name: [B, H]}, and where they were given "R",
+        "weight", "bias", "recurrent_bias", "parameters" {name: [H]}, "shared", "inputs" and "reset_states", each of the shape
+        (of R and recurrent_bias: the longer one) and dtype of its array; sums over batch and time are accumulated in float32
+        (float64 for fp64) or wider. Raises BadInput for arrays that do not fit and for a `saved` that is released or another
+        kernel's.
         """
         if isinstance(saved, AlteredSaved):
             if isinstance(self.executor, EmbeddedExecutor) and self.embedded is not None:
@@ -350,8 +350,8 @@ class Kernel(Derivatives, Steps):
     ) -> tuple[Any, dict[str, Any]]:
         """Run the same equations sequentially in float64 on host arrays and return NumPy (y, final state), unrounded.
 
-        Takes the arrays that a call takes, in the dtypes that a call takes; the yardstick of every error in this package.
-        Raises BadInput for arrays on a GPU.
+        Takes the arrays of a call in the same dtypes; all errors in this package are measured against it. Raises BadInput for
+        arrays on a GPU.
         """
         returns_all = _flag(all_states, "all_states")
         kernel, arguments, _ = self._of_call(x, R, arrays)
@@ -359,20 +359,20 @@ class Kernel(Derivatives, Steps):
         return result.y, self._named(result.states if returns_all else result.final)
 
     def altered(self, begins: bool, holds: bool) -> tuple[Kernel, AlteredRecipe]:
-        """Return the kernel of calls with reset states where it `begins` from them, or holds, or both, and its recipe.
+        """Return the kernel of calls with reset states (`begins`), holds, or both, and its recipe.
 
-        Raises BadInput for a spec that has none.
+        Raises BadInput for a spec that supports neither.
         """
         recipe = altered_recipe(self.recipe, begins, holds)
         return self.of_recipe(recipe.recipe), recipe
 
     def of_recipe(self, recipe: str) -> Kernel:
-        """Return the kernel of another recipe, which runs where this one does; the same one every time."""
+        """Return the kernel of another recipe, which runs where this kernel does; the same object every time."""
         made = self._others.get(recipe) or Kernel(builder_of(spec_from(recipe), self._builder.target, self._builder.preferred))
         return self._others.setdefault(recipe, made)
 
     def _of_call(self, x: Any, R: Any, arrays: CallArrays) -> tuple[Kernel, CallArguments, Alteration | None]:
-        """Return the kernel that runs a call, what it is given, and the reset states and holds of the call, if any."""
+        """Return the kernel that runs a call, its arguments, and the reset states and holds of the call, if any."""
         reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
         if "resets" in arrays:
             arrays["resets"] = as_marks(arrays["resets"])

@@ -1,4 +1,4 @@
-"""Cells of coupled states in NumPy by scans of maps, block after block, and their gradients; short calls step by step."""
+"""Cells of coupled states in NumPy by scans of maps, block by block, and their gradients; short calls step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 def run_blocks(cell: LoweredBlocks, call: ForwardCall, *, method: ScanMethod | None = None) -> dict[str, Values]:
     """Run a cell whose blocks are affine over time and return its final states.
 
-    Without a `method` many steps of few elements go in parallel. Maps of several states are composed in float64.
+    Without a `method`, long calls of few elements run in parallel. Maps of several states are composed in float64.
     """
     if not _is_parallel(call.gates, method):
         return run_steps(cell.steps, call)
@@ -38,9 +38,9 @@ def run_blocks(cell: LoweredBlocks, call: ForwardCall, *, method: ScanMethod | N
 
 
 def run_blocks_backward(cell: LoweredBlocksBackward, call: BackwardCall, *, method: ScanMethod | None = None) -> StepsGradients:
-    """Write the gradient of x and return the others; all is as `steps.run_steps_backward` takes it.
+    """Write the gradient of x and return the others; arguments are those of `steps.run_steps_backward`.
 
-    The gradients of the states are scans by the Jacobians of the steps, which are affine maps of any cell's.
+    The gradients of the states are scans by the Jacobians of the steps, which are affine maps for every cell.
     """
     steps, gates, dy, zero = cell.steps, call.gates, call.dy, call.zero
     # A scan multiplies by coefficients of 0 where a step passes nothing on: 0 times NaN is NaN.
@@ -86,7 +86,7 @@ def _scanned(
 ) -> list[Values]:
     """Return each state before the first step and after each; with `reverse` from the last step to the first.
 
-    Where a forward begins at a reset, b is added after the cut. Against time what is before a reset gets nothing of it.
+    Where a forward begins at a reset, b is added after the cut. Against time, no gradient passes a reset.
     """
     results: dict[str, Values] = {}
     for program in block.programs:

@@ -1,4 +1,4 @@
-"""A call of one direction in NumPy, as every way of computing it takes it, time first, in blocks of steps."""
+"""A call of one direction in NumPy, in the form of all its methods: time first, in blocks of steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BLOCK_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class StepMarks:
-    """Which steps begin with all states 0, and which lie within their sequence: bool [T, B] each; None for none, and for all.
+    """Marks of steps that begin with all states 0, and of steps within their sequence: bool [T, B]; None for none, and for all.
 
-    What is not within a sequence is passed over: states go through unchanged, y and gradients are 0 there. Selected by them,
-    never multiplied, NaN does not get where it does not belong.
+    Steps beyond a sequence are skipped: states pass unchanged, y and gradients are 0 there. Marks select and never multiply, so
+    that NaN of skipped steps does not spread.
     """
 
     resets: Values | None = None
@@ -45,7 +45,7 @@ class StepMarks:
         return values if self.within is None else numpy.where(_spread_like(self.within, values), values, otherwise)
 
     def cut_off(self, values: Values) -> Values:
-        """Return `values` [T, B, …] that come from the step before, and 0 at resets."""
+        """Return `values` [T, B, …] of the previous step, with 0 at resets."""
         cuts = self.cuts_of(values)
         return values if cuts is None else numpy.where(cuts, values.dtype.type(0), values)
 
@@ -55,7 +55,7 @@ def _spread_like(mark: Values, values: Values) -> Values:
 
 
 def narrowed(value: Values, shape: tuple[int, ...]) -> Values:
-    """Return a result of a program in `shape`; without the axis n, a shape ends with 1 where the programs' values have n."""
+    """Return a result of a program in `shape`; shapes without the axis n end with 1 where the programs' values have n."""
     if value.shape == shape:
         return value
     return numpy.broadcast_to(value[..., : shape[-1]] if value.ndim else value, shape)
@@ -69,9 +69,9 @@ class HostCall:
     """The arrays of a forward and of its backward, of any storage dtype and strides.
 
     `gates` [T, B, G, H]; `bias` [G, H] or None; `parameters` {name: [H]}; `initial` {state: [B, H]}; `marks` are the steps'
-    resets and lengths. Of a cell with the axis n they have one more axis after H, of n or of 1, and `shared`
-    {name: [T, B, H or 1, n]} are its inputs S.*. `channel_inputs` {name: [T, B, H]} are inputs X.*. Everything is computed and
-    carried in `arithmetic` (numpy.float32 or numpy.float64). Infinities and NaN follow IEEE 754 without warnings, as on a GPU.
+    resets and lengths. For a cell with the axis n they have one more axis after H, of n or of 1, and `shared` {name: [T, B, H
+    or 1, n]} are its inputs S.*. `channel_inputs` {name: [T, B, H]} are inputs X.*. Everything is computed and carried in
+    `arithmetic` (numpy.float32 or numpy.float64). Infinities and NaN follow IEEE 754 without warnings, as on a GPU.
     """
 
     gates: Values
@@ -123,7 +123,7 @@ class ForwardCall(HostCall):
     all_states: Mapping[str, Values] = field(default_factory=dict)
 
     def keep(self, name: str, part: slice | int, states: Values) -> None:
-        """Write a state after some steps, or after one, where it is asked for."""
+        """Write a state after some steps, or after one, if the call keeps it."""
         if name in self.all_states:
             self.all_states[name][part] = self.marks[part].within_or(self.zero, states)
 
@@ -136,9 +136,9 @@ class ForwardCall(HostCall):
 class BackwardCall(HostCall):
     """A backward, which writes `dx` [T, B, G, H], rounded to its dtype.
 
-    `states` {name: [T, B, H]} has the state after each step for each that the backward reads; `dy` [T, B, H] and `dfinal`
-    {state: [B, H]}, where a missing one is 0, are the incoming gradients. `dshared` {name: [T, B, groups, n]}, the gradients of
-    `shared`, are written, summed over the channels of each group; `dinputs` {name: [T, B, H]} are those of `channel_inputs`.
+    `states` {name: [T, B, H]} has each state that the backward reads, after each step; `dy` [T, B, H] and `dfinal` {state: [B,
+    H]}, where a missing one is 0, are the incoming gradients. `dshared` {name: [T, B, groups, n]}, the gradients of `shared`,
+    are written, summed over the channels of each group; `dinputs` {name: [T, B, H]} are those of `channel_inputs`.
     """
 
     states: Mapping[str, Values]
@@ -163,13 +163,13 @@ class BackwardCall(HostCall):
         yield from reversed([*self.parts()])
 
     def values(self, names: Iterable[str], part: slice) -> dict[str, Values]:
-        """Return what a forward takes of some steps, and `gradient_y`."""
+        """Return a forward's values of some steps, and `gradient_y`."""
         return super().values(names, part) | {"gradient_y": self.dy[part].astype(self.arithmetic)}
 
     def history(self, name: str, part: slice) -> Values:
-        """Return a state before the first of some steps and after each, [steps + 1, B, H], as the forward had it.
+        """Return the forward's state before the first of some steps and after each, [steps + 1, B, H].
 
-        Where a forward passed over the steps before a sequence, the state was the initial one, whatever `states` has there.
+        Where the forward skipped the steps before a sequence, it is the initial state, whatever `states` has there.
         """
         initial, first = self.initial[name].astype(self.arithmetic), max(part.start - 1, 0)
         states = self.states[name][first : part.stop].astype(self.arithmetic)
@@ -188,6 +188,6 @@ class BackwardCall(HostCall):
 
 
 def write_shared(written: Values, gradient: Values) -> None:
-    """Write the gradient of an input S.* [T, B, groups, n], given that of each channel [T, B, H, n]; summed in float64."""
+    """Write the gradient of an input S.* [T, B, groups, n] from the gradients by channel [T, B, H, n]; summed in float64."""
     by_group = gradient.reshape(*written.shape[:3], gradient.shape[2] // written.shape[2], written.shape[3])
     written[...] = by_group.sum(axis=3, dtype=numpy.float64)

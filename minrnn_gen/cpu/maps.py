@@ -1,4 +1,4 @@
-"""Scans of affine maps of a few states in NumPy: chunks of time side by side, then again from the states between them."""
+"""Scans of affine maps of a few states in NumPy: chunks of time in parallel, then again from the states between chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minrnn_gen.cpu.recurrence import Cuts, Values
 def scan_maps(maps: Values, b: Values, initial: Values, cuts: Cuts = None) -> Values:
     """Return the states before and after every step, [T + 1, N, m]; maps [T, N, m, m] or [N, m, m], b [T, N, m].
 
-    In double precision. `cuts` [T, N] marks steps that nothing of what was before enters, even after NaN.
+    Computes in double precision. `cuts` [T, N] marks steps that no earlier value enters, not even NaN.
     """
     time = len(b)
     states = numpy.empty((time + 1, *initial.shape))
@@ -61,7 +61,7 @@ def scan_maps(maps: Values, b: Values, initial: Values, cuts: Cuts = None) -> Va
 
 
 def _walk(maps: Values, b: Values, states: Values, cuts: Cuts, start: int) -> None:
-    """Fill the states behind `start`, step by step."""
+    """Fill the states after `start`, step by step."""
     for step in range(start, len(b)):
         entered = _apply(maps if maps.ndim == 3 else maps[step], states[step])
         states[step + 1] = _cut(entered, None if cuts is None else cuts[step, :, None]) + b[step]

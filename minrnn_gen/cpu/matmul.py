@@ -19,9 +19,8 @@ Shape = tuple[int, int, int]
 @dataclass(frozen=True)
 class StepProducts:
     """The products of one step of a dense cell by rounds: `of_output`, of the previous output, and `rounds`, of arguments.
-
-    `gates` are R's, `shapes` those of their products, and `places` where among them those of each round are, of the previous
-    output first. `R_shape` is that of R.
+    `gates` are R's; `shapes`: the shapes of their products; `places`: the indices of each round's gates, starting with the
+    gates of the previous output. `R_shape`: the shape of R.
     """
 
     gates: tuple[str, ...]
@@ -43,7 +42,7 @@ class StepProducts:
     ) -> StepProducts:
         """Pack R and its bias for the previous output and for the gates of each round.
 
-        R is [Gr, N, Dout, Din], or the matrices one after the other in one axis, and the bias [Gr, N, Dout], or one axis.
+        R is [Gr, N, Dout, Din], or its matrices concatenated along one axis; the bias is [Gr, N, Dout], or one axis.
         """
         places = places_by_round(gates, rounds)
         matrices = matrices_of(R, shapes)
@@ -65,7 +64,7 @@ class StepProducts:
         return heads * out
 
     def operand_units(self, number: int) -> int:
-        """Return how many units the products of a round multiply, at 0 those of the previous output."""
+        """Return how many units the products of a round multiply; round 0 multiplies the previous output."""
         heads, _, of = self.shapes[self.places[number][0]]
         return heads * of
 
@@ -79,7 +78,7 @@ def matrices_of(R: Values, shapes: Sequence[Shape]) -> list[Values]:
 
 @dataclass(frozen=True)
 class RoundProducts:
-    """The products of one round: of each shape `packed` matrices, with the places of their gates in the round."""
+    """The products of one round: the matrices of each shape, `packed`, with the indices of their gates in the round."""
 
     packed: tuple[tuple[tuple[int, ...], RecurrentProduct], ...]
     count: int
@@ -109,7 +108,7 @@ class RoundProducts:
         return [results[place] for place in range(self.count)]
 
     def to_operand(self, gradients: Sequence[Values]) -> Values:
-        """Return the gradient of the operands [rows, units], given each gate's, of its products [rows, units]."""
+        """Return the gradient of the operands [rows, units] from the gradients of each gate's products [rows, units]."""
         shares = [product.to_operand(numpy.stack([gradients[place] for place in places])) for places, product in self.packed]
         total = shares[0]
         for share in shares[1:]:
@@ -117,7 +116,7 @@ class RoundProducts:
         return total
 
     def to_matrices(self, gradients: Sequence[Values], operand: Values) -> list[Values]:
-        """Return the gradient of each gate's matrix, given that of its products [rows, units]; summed in float64."""
+        """Return the gradient of each gate's matrix from the gradient of its products [rows, units]; summed in float64."""
         results: dict[int, Values] = {}
         for places, product in self.packed:
             of_places = product.to_matrices(numpy.stack([gradients[place] for place in places]), operand)
@@ -139,7 +138,7 @@ class RecurrentProduct:
 
     @classmethod
     def prepared(cls, matrices: Sequence[Values], biases: Sequence[Values | None], arithmetic: Any) -> RecurrentProduct:
-        """Pack matrices [N, Dout, Din] for all steps of a call; of biases [N * Dout] all are there, or none."""
+        """Pack matrices [N, Dout, Din] for all steps of a call; either all biases [N * Dout] are present or none."""
         R = numpy.stack(matrices).astype(arithmetic)
         gates, heads, out, of = R.shape
         packed = R.transpose(1, 3, 0, 2).reshape(heads, of, gates * out)
@@ -157,13 +156,13 @@ class RecurrentProduct:
         return products if self.bias is None else products + self.bias[:, None]
 
     def to_operand(self, gradients: Values) -> Values:
-        """Return the gradient of the operands [rows, N * Din], given that of the products [Gr, rows, N * Dout]."""
+        """Return the gradient of the operands [rows, N * Din] from the gradient of the products [Gr, rows, N * Dout]."""
         heads, of, _ = self.packed.shape
         by_head = self._gates_by_head(gradients) @ self.packed.swapaxes(1, 2)
         return by_head.transpose(1, 0, 2).reshape(gradients.shape[1], heads * of)
 
     def to_matrices(self, gradients: Values, operand: Values) -> Values:
-        """Return the gradient of R [Gr, N, Dout, Din], given that of the products [Gr, rows, N * Dout]; summed in float64."""
+        """Return the gradient of R [Gr, N, Dout, Din] from that of the products [Gr, rows, N * Dout]; summed in float64."""
         heads, of, columns = self.packed.shape
         by_gate = self._gates_by_head(gradients).astype(numpy.float64).swapaxes(1, 2)
         by_head: Values = by_gate @ self._operands_by_head(operand).astype(numpy.float64)

@@ -16,19 +16,19 @@ ScanMethod = Literal["sequential", "parallel"]
 # A step costs two calls of NumPy, about 1 us, however few its elements; the parallel scan calls NumPy a few times per doubling
 # of T, but reads and writes everything more often. Measured in float32 and float64, T = 64 ... 65,536, on two cores: parallel
 # takes 1/2 to 1/400 of the sequential time for at most 64 elements per step, about the same at 128 ... 256, up to 4 times as
-# long beyond. A sequence of fewer steps than these is walked in 0.3 ms anyway, and then gives the same bits wherever it is cut.
+# long beyond. A shorter sequence takes 0.3 ms sequentially, and then gives the same bits wherever it is cut.
 PARALLEL_ELEMENTS_MOST = 128
 PARALLEL_STEPS_LEAST = 256
 # The parallel scan takes as many steps at once as keep its intermediate values in the cache of one core; beyond 2^17 elements
 # it takes twice as long per element.
 PARALLEL_BLOCK_ELEMENTS = 1 << 16
-# So few steps are taken one after the other: a further halving costs as many calls.
+# So few steps run in sequence: a further halving costs as many calls.
 SERIAL_STEPS = 4
 
 
 @dataclass(frozen=True)
 class Space:
-    """Multiplies and adds numbers as they are stored, and says how 0 is stored."""
+    """Multiplies and adds numbers in their stored form, and has the stored form of 0."""
 
     times: numpy.ufunc
     plus: numpy.ufunc
@@ -40,16 +40,16 @@ LOG = Space(numpy.add, numpy.logaddexp, -numpy.inf)
 
 
 def scan_in_logarithms(a: Values, b: Values, initial: Values, method: ScanMethod | None = None, cuts: Cuts = None) -> Values:
-    """Return what `scan` does, computed with the logarithms of a, b and `initial`, none of which may be negative.
+    """Return the result of `scan`, computed with the logarithms of a, b and `initial`, none of which may be negative.
 
-    What rounding alone took below 0 in a and b counts as 0; a negative `initial` gives NaN.
-    Source: Feng et al., arXiv 2410.01201, appendix B, but steps are composed instead of divided by their running product.
+    Negative values of a and b, which come from rounding alone, count as 0; a negative `initial` gives NaN. Source: Feng et al.,
+    arXiv 2410.01201, appendix B, but steps are composed instead of divided by their running product.
     """
     with numpy.errstate(all="ignore"):
         log_a, log_b = (numpy.log(numpy.maximum(gate, 0)) for gate in (a, b))
         log_initial = numpy.log(initial)
         log_states = _scan(log_a, log_b, log_initial, method, cuts, LOG)
-        # Steps that change nothing return the very state.
+        # Steps that change nothing return exactly the state.
         states: Values = numpy.where(log_states == log_initial, initial, numpy.exp(log_states))
     return states
 
@@ -58,7 +58,7 @@ def scan(a: Values, b: Values, initial: Values, method: ScanMethod | None = None
     """Return the states [T + 1, ...], the initial one first, of a and b [T, ...] and `initial` [...] in one common dtype.
 
     Any dtype that multiplies and adds; infinities and NaN follow IEEE 754 without warnings. `cuts` [T, ...], which broadcasts
-    to the shape of a, marks steps that nothing of what was before enters: h[t] = b[t] there, even after NaN.
+    to the shape of a, marks steps that no earlier value enters: h[t] = b[t] there, even after NaN.
 
     Without a `method` the sizes choose it: parallel for at least `PARALLEL_STEPS_LEAST` steps of at most
     `PARALLEL_ELEMENTS_MOST` elements, sequential otherwise, and for each element with a coefficient above 1 in magnitude. So
@@ -84,7 +84,7 @@ def _scan(a: Values, b: Values, initial: Values, method: ScanMethod | None, cuts
 
 
 def scan_sequential(a: Values, b: Values, initial: Values, cuts: Cuts = None, space: Space = LINEAR) -> Values:
-    """Return what `scan` does, one step after the other; `cuts` have the shape of a."""
+    """Return the result of `scan`, step by step; `cuts` have the shape of a."""
     states = _states(a, b, initial)
     with numpy.errstate(all="ignore"):
         _walk(a, b, states, cuts, space)
@@ -92,10 +92,11 @@ def scan_sequential(a: Values, b: Values, initial: Values, cuts: Cuts = None, sp
 
 
 def scan_parallel(a: Values, b: Values, initial: Values, cuts: Cuts = None, space: Space = LINEAR) -> Values:
-    """Return what `scan` does, by the work-efficient parallel scan over time: an up-sweep that composes neighbours, and a
-    down-sweep that fills in between, O(T) operations in O(log T) calls; `cuts` have the shape of a.
+    """Return the result of `scan` by the work-efficient parallel scan over time; `cuts` have the shape of a.
 
-    The result differs from the sequential one by rounding alone, but for coefficients so large that a product of several
+    An up-sweep composes neighbours, and a down-sweep fills in between: O(T) operations in O(log T) calls.
+
+    The result differs from the sequential one by rounding alone, except for coefficients so large that a product of several
     overflows where no state does. Source: Blelloch, Prefix Sums and Their Applications, CMU-CS-90-190, sections 1.2 and 1.4.
     """
     states = _states(a, b, initial)
@@ -145,7 +146,7 @@ def _at(cuts: Cuts, part: int | slice) -> Cuts:
 
 
 def _enter(a: Values, b: Values, states: Values, cuts: Cuts, out: Values, space: Space) -> None:
-    """Write a * states + b, and b where cut, whatever was before."""
+    """Write a * states + b, and b alone at cuts."""
     space.times(a, states, out=out)
     if cuts is not None:
         numpy.copyto(out, space.zero, where=cuts)

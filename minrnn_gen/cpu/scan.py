@@ -16,7 +16,7 @@ from minrnn_gen.cpu.recurrence import ScanMethod, Values, scan, scan_in_logarith
 def run_scan(cell: LoweredScan, call: ForwardCall, *, method: ScanMethod | None = None) -> dict[str, Values]:
     """Run an affine-diagonal cell over time and return its final states.
 
-    `method` is how the recurrence is computed, chosen by the sizes where None (`recurrence.scan`).
+    `method`: the algorithm of the recurrence; by default the sizes choose it (`recurrence.scan`).
     """
     constants, states, y = call.constants(), call.entering(cell.states), call.y
     zero, unit = call.zero, numpy.dtype(call.arithmetic).type(1)
@@ -52,10 +52,10 @@ def project(x: Values, weight: Values, arithmetic: Any) -> Values:
 
 @dataclass(frozen=True)
 class ScanGradients:
-    """Gradients other than that of x: `initial` {state: [B, H]}, `parameters` {name: [H]}, `bias` [G, H] whether given or not.
+    """Gradients except that of x: `initial` {state: [B, H]}, `parameters` {name: [H]}, `bias` [G, H] even without a bias.
 
-    The sums over batch and time, of the latter two, are in float64. Of a cell with the axis n they have one more of 1, and its
-    parameters with it are `vectors` {name: [H, n]}.
+    `parameters` and `bias`, sums over batch and time, are in float64. For a cell with the axis n, these sums have a last axis
+    of 1, and gradients of its parameters with n are `vectors` {name: [H, n]}.
     """
 
     initial: dict[str, Values]
@@ -111,11 +111,11 @@ def _deltas(
     marks: StepMarks,
     method: ScanMethod | None,
 ) -> dict[str, tuple[Values, Values]]:
-    """Return {state: (its gradient after each step of a block, what arrives before it)}, given what arrives after it."""
+    """Return {state: (its gradient after each step of a block, the gradient before it)} from the gradients after it."""
     steps, dtype = len(inputs["gradient_y"]), inputs["gradient_y"].dtype
     adjoint = cell.adjoint.evaluate({name: inputs[name] for name in cell.adjoint.inputs})
 
-    # Steps that are passed over pass on what arrives: a = 1, and nothing is added.
+    # Skipped steps pass the incoming gradient on: a = 1, and nothing is added.
     def values_of(label: str, state: str) -> Values:
         value = narrowed(adjoint[f"{label}_{state}"], (steps, *incoming[state].shape))
         return marks.within_or(dtype.type(label == "a"), value)

@@ -1,4 +1,4 @@
-"""Cells that are no scan in NumPy, one step after the other, and their gradients, vectorised over batch and hidden."""
+"""Cells that are no scan in NumPy, step by step, and their gradients, vectorised over batch and hidden."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_steps(
 ) -> dict[str, Values]:
     """Run any cell over time and return its final states.
 
-    `products`, of a dense cell, multiply the previous output, a state, as it is carried in the arithmetic, not the y that was
-    rounded to storage, and likewise their arguments.
+    `products`, of a dense cell, multiply the previous output in the dtype of the arithmetic, not y as rounded to storage; their
+    arguments are not rounded either.
     """
     constants, states = call.constants(), call.entering(cell.states)
     with numpy.errstate(all="ignore"):
@@ -58,7 +58,7 @@ def run_steps(
 def with_means(
     inputs: Mapping[str, Values], levels: Sequence[Level], heads: int, projection: Projection
 ) -> Mapping[str, Values]:
-    """Return what a program takes with the means over units, each as often as there are units that share it."""
+    """Return a program's inputs with the means over units, each mean broadcast to the units that share it."""
     if not levels:
         return inputs
     known = dict(inputs)
@@ -76,7 +76,7 @@ def with_means(
 def evaluated(
     program: Program, cell: LoweredSteps | LoweredStepsBackward, inputs: Mapping[str, Values], of_projected: bool = False
 ) -> dict[str, Values]:
-    """Return the results of a program, in two parts where some have P units; `of_projected`: so has its argument."""
+    """Return the results of a program, in two parts where some have P units; `of_projected`: its argument has P units, too."""
     parts = by_units(program, cell.projection, of_projected)
     return {label: value for _, part in parts for label, value in part.evaluate(inputs).items()}
 
@@ -87,17 +87,17 @@ def spread(value: Values, like: Values) -> Values:
 
 
 def in_shape(value: Values, shape: tuple[int, ...], dtype: Any) -> Values:
-    """Return a result of a program in a shape; one that is free of all inputs has another dtype and no axes."""
+    """Return a result of a program in a shape; a result that depends on no input has another dtype and no axes."""
     return value if value.shape == shape else narrowed(value.astype(dtype), shape)
 
 
 @dataclass(frozen=True)
 class StepsGradients:
-    """Gradients other than that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H] of bias,
-    recurrent bias and parameters, and `R`, as a call has it, where there is a product.
+    """Gradients except that of x: `initial` {state: [B, H]}, `sums` [gates + recurrent gates + parameters, H], and `R`.
 
-    The sums over batch and time, of the latter two, are in float64, and 0 beyond P units of what has them. Of a cell with the
-    axis n they have one more axis of 1, and its parameters with it are `vectors` {name: [H, n]}.
+    `sums` are of bias, recurrent bias and parameters; `R` has the shape of the call's, for a cell with products. Both, sums
+    over batch and time, are in float64, and 0 beyond the P units of projected entries. For a cell with the axis n, these sums
+    have a last axis of 1, and gradients of its parameters with n are `vectors` {name: [H, n]}.
     """
 
     initial: dict[str, Values]
@@ -116,9 +116,9 @@ def run_steps_backward(
 ) -> StepsGradients:
     """Write the gradient of x and return the others.
 
-    `states` of the call are those of `cell.read_states` and, with a product, `cell.output_state`. The products are made of
-    them again, for a block of steps at once. `clip` bounds, element by element, what arrives at the output of a step from later
-    ones, through R and past it; a cell without a product has no such bound.
+    `states` of the call are those of `cell.read_states` and, with a product, `cell.output_state`. The products are recomputed
+    from these, for a block of steps at once. `clip` bounds, element by element, the gradient that arrives at the output of a
+    step from later steps, through R and past it; a cell without a product has no such bound.
     """
     gates, marks, arithmetic = call.gates, call.marks, call.arithmetic
     batch, hidden = gates.shape[1], gates.shape[3]
@@ -173,7 +173,7 @@ def _projected_units(
 
 
 def _precede_others(marks: StepMarks, time: int, batch: int) -> Values:
-    """Return [T, B]: after which steps another one of the same sequence comes."""
+    """Return [T, B]: True for steps that another step of the same sequence follows."""
     within = numpy.ones((time, batch), bool) if marks.within is None else marks.within
     precede = numpy.zeros((time, batch), bool)
     precede[:-1] = numpy.logical_or.accumulate(within[:0:-1])[::-1]
@@ -193,7 +193,7 @@ class _Arguments:
         heads: int,
     ) -> None:
         self._products = products
-        # What is not within a sequence may be NaN, which times a gradient of 0 would get into the sum over time.
+        # Values beyond a sequence may be NaN, which times a gradient of 0 would enter the sum over time.
         zero = values["gradient_y"].dtype.type(0)
         output = marked.within_or(zero, values[f"previous_{cell.output_state}"])
         self._rows = [output.reshape(-1, output.shape[-1])]
@@ -216,7 +216,7 @@ class _Arguments:
         return self._products.named(number, [product.reshape(*steps, product.shape[-1]) for product in products])
 
     def add_to_matrix(self, dR: Values, gradients: Values) -> None:
-        """Add what the gradients [Gr, T, B, units] of the products give to that of R."""
+        """Add to the gradient of R from the gradients [Gr, T, B, units] of the products."""
         of_products, matrices = (self._products.of_output, *self._products.rounds), matrices_of(dR, self._products.shapes)
         for number, (places, product, rows) in enumerate(zip(self._products.places, of_products, self._rows, strict=True)):
             units = map(self._products.units, places)
@@ -229,16 +229,17 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _Bound:
-    """The bound on the gradient that arrives at the output of a step from later ones.
+    """The bound on the gradient that arrives at the output of a step from later steps.
 
-    `precede_others` [T, B]: the steps with later ones. The gradient of a final state is that of the last step, which has none.
+    `precede_others` [T, B]: marks of steps that have a later one. The last step has none: the gradient of a final state is not
+    bounded.
     """
 
     clip: float
     precede_others: Values
 
     def clipped(self, arriving: Values, step: int) -> Values:
-        """Return the gradient [B, H] with which a step goes on."""
+        """Return the arriving gradient [B, H] of a step, clipped."""
         return numpy.where(self.precede_others[step, :, None], numpy.clip(arriving, -self.clip, self.clip), arriving)
 
 
@@ -272,9 +273,9 @@ class _Walk:
         first_step: int,
         wide: Mapping[str, Values],
     ) -> tuple[Values, dict[str, Values]]:
-        """Return the gradients [labels, T, B, units] of each step, and those of the states before the first, `first_step`.
+        """Return the gradients [labels, T, B, units] of each step, and of the states before `first_step`, the first.
 
-        Those with the axis n, and of inputs X.*, are written into `wide` {label: [T, B, H, n] or [T, B, H]}.
+        Gradients with the axis n, and of inputs X.*, are written into `wide` {label: [T, B, H, n] or [T, B, H]}.
         """
         cell, products = self._cell, self._products
         steps, dtype = len(values["gradient_y"]), values["gradient_y"].dtype

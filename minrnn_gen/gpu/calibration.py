@@ -1,4 +1,4 @@
-"""Measurements of the GPU here that replace assumptions of its profile: a profile in a file of its own, next to the cache."""
+"""Measurements of the local GPU that replace assumptions of its profile: a profile in a separate file, next to the cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOG = logging.getLogger("minrnn_gen")
 
 
 def calibration_path(gpu: str) -> Path:
-    """Return the file with what was measured of a GPU, by the name of its profile."""
+    """Return the file of a GPU's measurements, by the name of its profile."""
     return cache_folder() / "calibration" / f"{gpu}.yaml"
 
 
 def calibrated(profile: GpuProfile) -> GpuProfile:
-    """Return the profile with what was measured here in place of what it assumes; itself where nothing was.
+    """Return the profile with local measurements in place of its assumptions; the profile itself without measurements.
 
-    Only measured numbers are taken from the file: limits are the profile's. A file that is damaged is said and left alone.
+    Only measured numbers are taken from the file: limits are the profile's. A damaged file is reported and left alone.
     """
     path = calibration_path(profile.name)
     if not path.is_file():
@@ -41,7 +41,7 @@ def calibrated(profile: GpuProfile) -> GpuProfile:
 
 
 def with_rates(profile: GpuProfile, rates: Mapping[str, float], sources: Mapping[str, str]) -> GpuProfile:
-    """Return the profile with these measured numbers and where each comes from; raises BadInput for such as cannot be."""
+    """Return the profile with these measured numbers and the source of each; raises BadInput for impossible numbers."""
     values = profile.model_dump(exclude={"sources"}, exclude_none=True) | dict(rates)
     values["sources"] = {**profile.sources, **sources}
     values["device_names"] = list(profile.device_names)
@@ -49,7 +49,7 @@ def with_rates(profile: GpuProfile, rates: Mapping[str, float], sources: Mapping
 
 
 def profile_text(profile: GpuProfile) -> str:
-    """Return the profile as YAML, as the shipped ones are; raises BadInput for text that no file holds."""
+    """Return the profile as YAML, like the shipped profiles; raises BadInput for text that no file can hold."""
     values = profile.model_dump(exclude={"sources"}, exclude_none=True)
     lines = [f"{field}: {documents.scalar_text(value, field)}" for field, value in values.items() if field != "device_names"]
     names = ["device_names:", *(f"  - {documents.scalar_text(name, 'device_names')}" for name in profile.device_names)]
@@ -58,7 +58,7 @@ def profile_text(profile: GpuProfile) -> str:
 
 
 def write_calibration(profile: GpuProfile, path: Path) -> None:
-    """Write the profile to `path`, a file replaced whole or not at all; raises BadInput where it cannot be."""
+    """Write the profile to the file `path`, atomically; raises BadInput where that fails."""
     try:
         make_private_folder(path.parent)
         write_output(path, profile_text(profile).encode())

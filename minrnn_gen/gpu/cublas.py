@@ -1,4 +1,4 @@
-"""Matrix products by cuBLAS, on any stream, also while a graph is being recorded there."""
+"""Matrix products by cuBLAS, on any stream, even while a graph is being captured there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minrnn_gen.gpu import device as gpu_device
 # cudaDataType and cublasComputeType_t (library_types.h, cublas_api.h).
 CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 _COMPUTE_FLOAT32, _COMPUTE_FLOAT64, _COMPUTE_TF32 = 68, 70, 77
-# {(what is computed in, adding to what is there): the factor of the product, and that of what is there}
+# {(arithmetic dtype, whether the product is added): the factors of the product and of the previous result}
 _FACTORS = {
     (compute, adds): (ctypes.byref(scalar(1.0)), ctypes.byref(scalar(float(adds))))
     for compute, scalar in (
@@ -45,7 +45,7 @@ _workspaces: dict[tuple[int, int], Any] = {}
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in rows of `row` elements; `stride` elements from one of a batch to the next; `transposed` as it is read."""
+    """A matrix with rows `row` elements apart, and matrices of a batch `stride` apart; `transposed`: read as its transpose."""
 
     pointer: int
     dtype: str
@@ -56,9 +56,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """result [m, n] = left [m, k] right [k, n], and the same for each of a batch; `adds`: added to what is there.
+    """result [m, n] = left [m, k] right [k, n], and the same for each of a batch; `adds`: the product is added to the result.
 
-    `in_tf32`: of factors in float32, each rounded to tf32.
+    `in_tf32`: factors in float32 are rounded to tf32.
     """
 
     m: int
@@ -73,14 +73,14 @@ class Product:
 
     @property
     def compute_type(self) -> int:
-        """The arithmetic, as cuBLAS numbers them (cublasComputeType_t)."""
+        """The arithmetic, as a cublasComputeType_t."""
         if self.result.dtype == "float64":
             return _COMPUTE_FLOAT64
         return _COMPUTE_TF32 if self.in_tf32 else _COMPUTE_FLOAT32
 
     @property
     def parts(self) -> tuple[Product, ...]:
-        """Products that give this one, none with a sum that cuBLAS cuts short.
+        """Products that add up to this product; cuBLAS truncates the sum of none.
 
         The few terms at the end of a long sum of 16-bit factors come first, so that a result in 16 bits is rounded once.
         """
@@ -104,9 +104,9 @@ def multiply(
 ) -> None:
     """Enqueue one of the `parts` of a product on `stream`; accumulates in fp32 (fp64).
 
-    `pointers`: where left, right and result are, if they are elsewhere than `product` says. `workspace`: WORKSPACE_BYTES of
-    memory that nothing else on the GPU uses at the same time; 0 for cuBLAS's own, which only a stream that nobody records may
-    use. cuBLAS thinks in columns, and columns of a matrix in rows are its transpose: so it gets resultᵀ = rightᵀ leftᵀ. Raises
+    `pointers`: the addresses of left, right and result, if not those in `product`. `workspace`: WORKSPACE_BYTES of memory that
+    nothing else on the GPU uses at the same time; 0 for cuBLAS's own, only for streams that are not being captured. cuBLAS
+    matrices are column-major, so a row-major matrix is its transpose there: cuBLAS computes resultᵀ = rightᵀ leftᵀ. Raises
     ToolchainMissing where cuBLAS refuses.
     """
     left, right, result = product.left, product.right, product.result
@@ -132,14 +132,14 @@ def multiply(
 
 
 def check(status: int) -> None:
-    """Raise ToolchainMissing where a status of cuBLAS is a refusal."""
+    """Raise ToolchainMissing where a status of cuBLAS is an error."""
     if status:
         raise ToolchainMissing(f"cuBLAS refused a matrix product with status {status}; 'minrnn-gen doctor' looks closer")
 
 
 @cache
 def _library() -> Any:
-    """Return the library that CuPy has loaded, wherever it was found."""
+    """Return the library that CuPy loaded, wherever CuPy found it."""
     load_library()
     for name in _LIBRARIES:
         try:
@@ -162,12 +162,12 @@ def functions() -> tuple[Any, Any, Any, Any]:
 
 
 def handle() -> int:
-    """Return this thread's handle of cuBLAS for the current device, which CuPy prepares anew before each use of its own."""
+    """Return this thread's handle of cuBLAS for the current device, which CuPy resets before each use by CuPy."""
     return int(gpu_device.cupy_module().cuda.device.get_cublas_handle())
 
 
 def new_handle() -> int:
-    """Return a handle of cuBLAS for the current device that nobody else uses, for as long as the process lives."""
+    """Return an unshared handle of cuBLAS for the current device, which lives as long as the process."""
     load_library()
     from cupy_backends.cuda.libs import cublas
 
@@ -177,7 +177,7 @@ def new_handle() -> int:
 def workspace_on(device: int, stream: int) -> int:
     """Return memory of WORKSPACE_BYTES for products of graphs launched on a stream, kept from then on.
 
-    0 where `WORKSPACES_HELD` streams have theirs.
+    0 if `WORKSPACES_HELD` streams already have one.
     """
     if (device, stream) not in _workspaces:
         if len(_workspaces) >= WORKSPACES_HELD:
@@ -188,9 +188,9 @@ def workspace_on(device: int, stream: int) -> int:
 
 
 def load_library() -> None:
-    """Load cuBLAS into the process, from where CuPy finds it; raises ToolchainMissing where it does not."""
+    """Load the cuBLAS that CuPy finds into the process; raises ToolchainMissing where CuPy finds none."""
     gpu_device.cupy_module()
     try:
         from cupy_backends.cuda.libs import cublas  # noqa: F401
-    except Exception as missing:  # CuPy's own of a library that is not found, and whatever an installation by halves ends in
+    except Exception as missing:  # CuPy's error for a missing library, or any error of a partial installation
         raise ToolchainMissing(f"cuBLAS is not installed ({cause_of(missing)}): {INSTALL_CUDA}") from missing

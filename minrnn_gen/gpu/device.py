@@ -19,7 +19,7 @@ _AS_IT_IS = nullcontext()
 
 
 class Placed(Protocol):
-    """Whatever is in a library's memory on a device: `Array`, or `Place` alone."""
+    """An object in a library's memory on a device: `Array`, or `Place` alone."""
 
     @property
     def library(self) -> Library: ...
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class LiveDevice:
-    """The GPU of this machine: what the driver says of it, and the profile that describes it."""
+    """The GPU of this machine: the driver's description of it, and its profile."""
 
     name: str
     compute_capability: str
@@ -47,7 +47,7 @@ class LiveDevice:
 
 @cache
 def live_device(device: int = 0) -> LiveDevice | None:
-    """Return the GPU number `device`, or None where there is no driver, no GPU or no CuPy that can be imported.
+    """Return the GPU number `device`, None without a driver, a GPU or an importable CuPy.
 
     Raises ToolchainMissing for a driver that CuPy cannot use, BadInput for a GPU older than every profile.
     """
@@ -67,7 +67,7 @@ def live_device(device: int = 0) -> LiveDevice | None:
 
 
 def on_device(device: int | None) -> AbstractContextManager[Any]:
-    """Return a context in which the current device is `device`; next to nothing where it is that, as in almost every call."""
+    """Return a context in which the current device is `device`; nearly free if it already is, as in almost every call."""
     if device is None:
         return _AS_IT_IS
     cupy = cupy_module()
@@ -76,12 +76,12 @@ def on_device(device: int | None) -> AbstractContextManager[Any]:
 
 
 def make_context() -> None:
-    """Make this thread one that uses the current device."""
+    """Give this thread a context of the current device."""
     cupy_module().cuda.runtime.free(0)
 
 
 def refuse(status: int) -> NoReturn:
-    """Raise CuPy's exception of a status of the driver."""
+    """Raise CuPy's exception for a status of the driver."""
     raise cupy_module().cuda.driver.CUDADriverError(status)
 
 

@@ -1,4 +1,4 @@
-"""The CUDA driver: what it is and serves, and launches, whose arguments lie in one block of bytes."""
+"""The CUDA driver: its release and version, and launches with all arguments in one block of bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minrnn_gen.errors import ToolchainMissing
 SUCCESS = 0
 # CUresult: the thread has not used the device yet.
 NO_CONTEXT = 201
-# Clusters of up to so many blocks every GPU with clusters has; more is for a kernel to ask for (CUDA C++ Programming Guide).
+# Every GPU with clusters supports clusters of up to so many blocks; a kernel must request more (CUDA C++ Programming Guide).
 PORTABLE_CLUSTER_BLOCKS = 8
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CUfunction_attribute (cuda.h)
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -30,7 +30,7 @@ PITCH_BYTES_MAX = 2**31 - 1
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, of one that is a number."""
+    """CUlaunchAttribute with a number as its value."""
 
     _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
 
@@ -49,7 +49,7 @@ class _Configuration(ctypes.Structure):
 
 
 def has_device() -> bool:
-    """Say whether the driver is here and sees a GPU, without importing CuPy."""
+    """Say whether the driver is installed and sees a GPU, without importing CuPy."""
     return device_count() > 0
 
 
@@ -63,7 +63,7 @@ def device_count() -> int:
 
 
 def driver_version() -> str | None:
-    """Return the newest CUDA version that the driver serves, as "13.0", or None where there is no driver; without CuPy."""
+    """Return the newest CUDA version that the driver supports, as "13.0", None without a driver; without importing CuPy."""
     version = ctypes.c_int(0)
     driver = _loaded()
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != SUCCESS:
@@ -73,7 +73,7 @@ def driver_version() -> str | None:
 
 
 def driver_release() -> str | None:
-    """Return the driver's release, as "580.159.04", or None where its management library is not there."""
+    """Return the driver's release, as "580.159.04", None without its management library."""
     try:
         management = ctypes.CDLL(_MANAGEMENT_LIBRARY)
     except OSError:
@@ -87,7 +87,7 @@ def driver_release() -> str | None:
 
 
 def allow_large_clusters(function: int) -> None:
-    """Let a function be launched in clusters of more than `PORTABLE_CLUSTER_BLOCKS`; ToolchainMissing where it cannot be."""
+    """Allow launches of a function in clusters of more than `PORTABLE_CLUSTER_BLOCKS`; ToolchainMissing where that fails."""
     status = _library().cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
     if status != SUCCESS:
         raise ToolchainMissing(f"the driver refuses clusters of more than {PORTABLE_CLUSTER_BLOCKS} blocks (error {status})")
@@ -114,13 +114,13 @@ def packed(arguments: Sequence[Any]) -> bytes:
 
 
 def functions() -> tuple[Any, Any, Any]:
-    """Return the functions that launch a kernel, that set bytes and that copy rows of memory with a pitch."""
+    """Return the functions that launch a kernel, set bytes, and copy rows of memory with a pitch."""
     library = _library()
     return library.cuLaunchKernelEx, library.cuMemsetD8Async, library.cuMemcpy2DAsync_v2
 
 
 def graph_functions() -> tuple[Any, ...]:
-    """Return the functions that capture a stream as a graph and launch it, as native/graphs.h takes them."""
+    """Return the functions that capture a stream as a graph and launch it, in the order of native/graphs.h."""
     library = _library()
     return (
         library.cuStreamIsCapturing,
@@ -137,9 +137,9 @@ def graph_functions() -> tuple[Any, ...]:
 
 @lru_cache(maxsize=_LAYOUTS_HELD)
 def _layout_of(kinds: tuple[type, ...]) -> struct.Struct:
-    """Return the layout of a slot for each argument of these types, and after them of as many addresses of slots.
+    """Return the layout of a slot for each argument of these types, followed by the addresses of all slots.
 
-    The driver reads of a slot as many bytes as the parameter has, so that an int serves for a narrower one too.
+    The driver reads only the bytes of the parameter from a slot, so that an int also serves a narrower parameter.
     """
     slots = ("q" if issubclass(kind, int) else _slot_of(sys.modules["numpy"].dtype(kind)) for kind in kinds)
     return struct.Struct("".join(slots) + f"{len(kinds)}Q")
@@ -151,7 +151,7 @@ def _slot_of(dtype: Any) -> str:
 
 @lru_cache(maxsize=_CONFIGURATIONS_HELD)
 def _configuration(blocks: int, threads: int, shared_bytes: int, stream: int, is_cooperative: bool) -> _Configuration:
-    """Return where and how a kernel is launched; never written again, so that threads may share it."""
+    """Return the configuration of a launch; it is never modified, so that threads may share it."""
     attributes = (_Attribute * 1)(_Attribute(id=_COOPERATIVE, value=1)) if is_cooperative else (_Attribute * 0)()
     return _Configuration((blocks, 1, 1), (threads, 1, 1), shared_bytes, stream, attributes, len(attributes))
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: launches captured once, with memory of their own, and launched together on any stream."""
+"""CUDA graphs: launches captured once, with their own memory, and launched together on any stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
 from minrnn_gen.gpu.device import cupy_module, on_device
 from minrnn_gen.gpu.stream import external_stream
 
-ALIGNMENT_BYTES = 256  # of what the driver allocates
+ALIGNMENT_BYTES = 256  # of the driver's allocations
 
 
 class Scratch:
@@ -37,12 +37,12 @@ class Scratch:
         return self._pointers[name]
 
     def beside(self, **pointers: int) -> Scratch:
-        """Return these pieces and others, by name, that start at `pointers`."""
+        """Return these pieces and more, by name, which start at `pointers`."""
         return Scratch(self.sizes_bytes, {**self._pointers, **pointers})
 
 
 def scratch_bytes_of(sizes_bytes: Mapping[str, int]) -> int:
-    """Return how much memory the pieces take together, each at a multiple of `ALIGNMENT_BYTES`."""
+    """Return the total bytes of the pieces, each at a multiple of `ALIGNMENT_BYTES`."""
     return sum(map(padded, sizes_bytes.values()))
 
 
@@ -78,8 +78,8 @@ def clear(device: int, stream: int, pointer: int, size_bytes: int) -> None:
 class CapturedGraph:
     """CUDA graph of the work that `enqueue(scratch, stream)` enqueues, on one device; owns its scratch.
 
-    It is enqueued once before, on a scratch of zeros. All runs of the graph share that memory: on the GPU they wait for each
-    other, whatever streams they are on; the host does not. May be used from several threads.
+    The work is enqueued once before capture, on a scratch of zeros. All runs of the graph share that memory: on the GPU they
+    wait for each other, whatever streams they are on; the host does not. May be used from several threads.
     """
 
     def __init__(self, device: int, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, int], None]) -> None:
@@ -93,7 +93,7 @@ class CapturedGraph:
             self._event = cupy.cuda.Event(disable_timing=True)
             stream = cupy.cuda.Stream(non_blocking=True)
             cupy.cuda.runtime.memsetAsync(self._memory.ptr, 0, scratch_bytes_of(sizes_bytes), stream.ptr)
-            # Once outside: whatever is loaded on first use cannot be while a graph is recorded.
+            # Once before capture: modules that load on first use cannot load during capture.
             enqueue(self.scratch, stream.ptr)
             stream.synchronize()
             with stream:
@@ -105,9 +105,9 @@ class CapturedGraph:
 
     @contextmanager
     def on(self, stream: int) -> Iterator[Callable[[], None]]:
-        """Give what launches the graph on `stream`, to no other thread until the block ends.
+        """Give a function that launches the graph on `stream`, to no other thread until the block ends.
 
-        Whatever else the block enqueues there may use the scratch as well.
+        Other work that the block enqueues there may use the scratch as well.
         """
         runtime = cupy_module().cuda.runtime
         with self._lock, on_device(self._device):

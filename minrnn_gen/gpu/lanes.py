@@ -10,7 +10,7 @@ from minrnn_gen.gpu.device import cupy_module, on_device
 
 
 class Lanes:
-    """Lanes of one device for one thread: another run of the thread may use them as soon as this one is enqueued."""
+    """Lanes of one device for one thread; the thread's next run may use them as soon as this run is enqueued."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -19,7 +19,7 @@ class Lanes:
         self._events: list[int] = []
 
     def fork(self, stream: int, lanes: int) -> None:
-        """Have `lanes` lanes wait for what is on `stream`."""
+        """Make `lanes` lanes wait for the work on `stream`."""
         cupy = cupy_module()
         with on_device(self._device):
             while len(self._streams) < lanes:
@@ -31,18 +31,18 @@ class Lanes:
                 cupy.cuda.runtime.streamWaitEvent(self._streams[lane], event)
 
     def begin(self, lane: int, waits: Sequence[int]) -> int:
-        """Have a lane wait for steps of others, by their numbers, and return the handle of its stream."""
+        """Make a lane wait for steps of other lanes, by number, and return the handle of its stream."""
         runtime, stream = cupy_module().cuda.runtime, self._streams[lane]
         for step in waits:
             runtime.streamWaitEvent(stream, self._events[step + 1])
         return stream
 
     def end(self, lane: int, step: int) -> None:
-        """Note the end of step number `step` of a run, on its lane, for those that wait for it."""
+        """Record the end of step number `step` of a run, on its lane, for steps that wait for it."""
         cupy_module().cuda.runtime.eventRecord(self._event(step + 1), self._streams[lane])
 
     def join(self, stream: int, lanes: int) -> None:
-        """Have `stream` wait for the lanes."""
+        """Make `stream` wait for the lanes."""
         runtime = cupy_module().cuda.runtime
         event = self._event(0)
         for lane in range(lanes):

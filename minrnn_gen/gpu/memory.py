@@ -1,4 +1,4 @@
-"""Arrays of our own: allocated on a GPU or in host memory, read from any library, converted and copied."""
+"""The package's arrays: allocated on a GPU or in host memory, read from any library, converted and copied."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGEST_WORD_BYTES = 8
 
 
 class Allocation(NamedTuple):
-    """An array to be allocated, contiguous: `dtype` is the library's own; `fill`: the byte it is full of, or None."""
+    """A contiguous array to be allocated: `dtype` is the library's own; `fill`: the value of all bytes, or None."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -50,7 +50,7 @@ def import_foreign(value: Any, name: str) -> Any:
 
             return numpy.from_dlpack(value)
         return gpu_device.cupy_module().from_dlpack(value)
-    # What libraries raise for a protocol that is half there, or for a device that is not.
+    # The errors of libraries for an incomplete protocol, or for a missing device.
     except (AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError) as refused:
         raise BadInput(
             f"{name} is {kind_of(value)} that cannot be read as an array ({' '.join(str(refused).split())}); "
@@ -72,7 +72,7 @@ def new_array(like: Array, shape: tuple[int, ...], dtype: str, *, fill: int | No
 
 
 def own_dtype(like: Placed, dtype: str) -> Any:
-    """Return a dtype as the library of `like` has it."""
+    """Return a dtype in the form of the library of `like`."""
     return getattr(sys.modules["torch"], dtype) if like.library == "torch" else numpy_dtype(dtype)
 
 
@@ -90,7 +90,7 @@ def allocate(like: Any, place: Placed, allocation: Allocation) -> tuple[Any, int
 
 
 def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int]]:
-    """Return an allocator in `place`, on the device of `like`, for the current stream; it fills nothing."""
+    """Return an allocator in `place`, on the device of `like`, for the current stream; its arrays are not filled."""
     if place.library == "numpy":
         import numpy
 
@@ -113,7 +113,7 @@ def allocator(like: Any, place: Placed) -> Callable[[Allocation], tuple[Any, int
 
     def by_torch(allocation: Allocation) -> tuple[Any, int]:
         shape, strides, dtype, _ = allocation
-        # Through the caller's tensor, so that the memory is of torch's own allocator and on the same device.
+        # By the caller's tensor, so that the memory comes from torch's allocator, on the same device.
         tensor = empty(shape, strides, dtype) if empty else like.new_empty(shape, dtype=dtype)
         return tensor, tensor.data_ptr()
 
@@ -133,12 +133,12 @@ def _host_allocator(torch: Any) -> Callable[[Allocation], tuple[Any, int]]:
 
 
 def is_large(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Say whether a tensor of a shape and dtype in host memory takes large pages."""
+    """Say whether a tensor of a shape and dtype in host memory uses large pages."""
     return bool(math.prod(shape) * dtype.itemsize >= LARGE_BYTES)
 
 
 def in_large_pages(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return a tensor of any values in host memory, in large pages where the system gives them to those who ask."""
+    """Return an uninitialised tensor in host memory, in large pages where the system gives them on request."""
     import numpy
 
     size_bytes = math.prod(shape) * dtype.itemsize
@@ -150,7 +150,7 @@ def in_large_pages(shape: tuple[int, ...], dtype: Any) -> Any:
 def allocate_aligned(
     allocate: Callable[[Allocation], tuple[Any, int]], allocation: Allocation, alignment_bytes: int
 ) -> tuple[Any, int]:
-    """Allocate by `allocate` with room to begin at a multiple of `alignment_bytes`, whatever address the library gives."""
+    """Allocate by `allocate`, with padding so that the array begins at a multiple of `alignment_bytes` wherever it is."""
     itemsize = DTYPE_BYTES[str(allocation.dtype).removeprefix("torch.")]
     count = math.prod(allocation.shape)
     whole, address = allocate(Allocation((count + alignment_bytes // itemsize,), (1,), allocation.dtype, None))
@@ -186,7 +186,7 @@ def start_of(value: Any) -> int:
 
 
 def without_gaps(array: Array) -> Array:
-    """Return a whole array of a caller as a contiguous one, always a copy, on the current stream."""
+    """Return a contiguous copy of a caller's whole array, on the current stream."""
     if array.library == "torch":
         return inspect(array.owner.clone() if array.is_contiguous else array.owner.contiguous(), array.name)
     with gpu_device.on_device(array.device):
@@ -197,7 +197,7 @@ def without_gaps(array: Array) -> Array:
 
 
 def read_back(array: Array) -> Any:
-    """Return the values of an array on a GPU as a NumPy array, after everything before it on the current stream.
+    """Return the values of an array on a GPU as a NumPy array, after all earlier work on the current stream.
 
     None while that stream is being captured, when there is nothing to read yet.
     """
@@ -209,9 +209,9 @@ def read_back(array: Array) -> Any:
 
 
 def int64_beside(like: Array, array: Array) -> Array:
-    """Return integers as int64 in the library and on the device of `like`: `array` itself where it is that.
+    """Return integers as int64 in the library and on the device of `like`: `array` itself if it fits already.
 
-    Raises BadInput for an array in host memory while the stream is being captured, when nothing can be copied from there.
+    Raises BadInput for an array in host memory while the stream is being captured, when no copy from there is possible.
     """
     if array.device is None and gpu_stream.is_capturing(like):
         raise BadInput(f"{array.name} is in host memory while a CUDA graph is captured; copy it to the GPU before")
@@ -232,7 +232,7 @@ def stacked(arrays: Sequence[Any], axis: int) -> Any:
 
 
 def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
-    """Return x, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length, whatever was there.
+    """Return x, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length, replacing even NaN.
 
     `lengths` as `int64_beside` returns them.
     """
@@ -264,5 +264,5 @@ def to_device(array: Any) -> Any:
 
 
 def to_host(array: Any) -> Any:
-    """Copy a CuPy array to a NumPy array, after everything before it on the current stream."""
+    """Copy a CuPy array to a NumPy array, after all earlier work on the current stream."""
     return gpu_device.cupy_module().asnumpy(array)

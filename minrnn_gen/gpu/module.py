@@ -20,8 +20,8 @@ from minrnn_gen.gpu.driver import NO_CONTEXT, PORTABLE_CLUSTER_BLOCKS, SUCCESS, 
 class LoadedKernel:
     """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
 
-    The module stays loaded as long as this object lives. Launches are asynchronous. Where `is_cooperative`, the driver launches
-    only what the GPU holds at once, so that blocks may wait for each other.
+    The module stays loaded as long as this object lives. Launches are asynchronous. Where `is_cooperative`, the driver refuses
+    grids that are not resident as a whole, so that blocks may wait for each other.
     """
 
     cubin: bytes
@@ -34,7 +34,7 @@ class LoadedKernel:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def launch(self, like: Placed, blocks: int, threads: int, arguments: Sequence[Any], /) -> None:
-        """Launch on the device of `like`, on the stream on which its library now works there.
+        """Launch on the device of `like`, on the current stream of its library there.
 
         `arguments` are ints (pointers, 0 for null, and 64-bit sizes) or NumPy scalars.
         """
@@ -42,7 +42,7 @@ class LoadedKernel:
         self.launch_on(like.device, gpu_stream.current_stream(like), blocks, threads, arguments)
 
     def launch_on(self, device: int, stream: int, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Launch on a stream of `device`; raises CuPy's exception of the driver where it refuses."""
+        """Launch on a stream of `device`; raises CuPy's exception where the driver refuses."""
         pointer = self.function(device).ptr
         configuration = (blocks, threads, self.dynamic_shared_bytes, stream, self.is_cooperative)
         with gpu_device.on_device(device):
@@ -63,11 +63,11 @@ class LoadedKernel:
         return int(per_sm * runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
 
     def function(self, device: int) -> Any:
-        """Return the function on `device`, loaded there if it was not yet."""
+        """Return the function on `device`, loaded there on first use."""
         return self._functions.get(device) or self._load(device)
 
     def is_loaded(self, device: int | None) -> bool:
-        """Say whether the function is there on `device`."""
+        """Say whether the function is loaded on `device`."""
         return device in self._functions
 
     def _load(self, device: int) -> Any:

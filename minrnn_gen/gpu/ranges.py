@@ -1,4 +1,4 @@
-"""Calls as ranges of NVTX, by which profilers say whose kernels they show."""
+"""Calls as ranges of NVTX, by which profilers attribute kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from minrnn_gen.config.environment import marks_ranges
 
 
 def mark_ranges(runs: object, cell: str, methods: Iterable[str]) -> None:
-    """Have methods of an object be ranges named by the cell and the pass, if `MINRNN_LOG` asks for ranges.
+    """Make methods of an object NVTX ranges named by the cell and the pass, if `MINRNN_LOG` enables ranges.
 
-    A range encloses what the host does in a method.
+    A range encloses the host's work in a method.
     """
     if not marks_ranges():
         return

@@ -1,4 +1,4 @@
-"""The stream on which a library works now, and streams of other libraries."""
+"""The current stream of a library, and streams of other libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minrnn_gen.call.array import Array, torch_stream
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.device import Placed
 
-# The stream of what a thread enqueues now, where that is none of a library's.
+# The stream on which a thread enqueues now, if not a library's.
 _REDIRECTED = threading.local()
 # Streams in use at once, as objects.
 _STREAMS_HELD = 64
@@ -34,7 +34,7 @@ def is_capturing(like: Array) -> bool:
 
 
 def current_stream(like: Placed) -> int:
-    """Return the handle of the stream on which the library of `like` now works on its device, or of `redirected` work."""
+    """Return the handle of the current stream of the library of `like` on its device, or of `redirected` work."""
     assert like.device is not None
     if (redirected_to := getattr(_REDIRECTED, "stream", None)) is not None:
         return int(redirected_to)
@@ -47,7 +47,7 @@ def current_stream(like: Placed) -> int:
 
 @contextmanager
 def redirected(stream: int) -> Iterator[None]:
-    """Have what this package enqueues within go to `stream`; the libraries' own streams stay what they are."""
+    """In this context, enqueue the package's work on `stream`; the libraries' current streams do not change."""
     _REDIRECTED.stream = stream
     try:
         yield

@@ -1,4 +1,4 @@
-"""Runs on the GPU timed by its own clock, each with a cold L2 cache, and the memory that they find."""
+"""Timing of runs by the GPU's own clock, each with a cold L2 cache, and control of the memory that they get."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from minrnn_gen.gpu.device import cupy_module
 
-# Twice the cache, so that nothing of what was there before is left.
+# Twice the cache, so that no earlier contents are left.
 FLUSHED_OF_L2 = 2
-# For so long the device writes before a run, while the host prepares it: the events then enclose the device's work alone.
+# The device writes for this long before a run, while the host prepares it: the events then enclose the device's work alone.
 FLUSH_SECONDS = 1.5e-3
 # The byte of which every floating-point number is a NaN.
 POISON = 0xFF
-# Arrays begin at multiples of it, and so does whatever is to be aligned less.
+# Arrays begin at multiples of it; less aligned arrays begin at an offset from one.
 WIDEST_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
 class ColdClock:
-    """Times what runs on CuPy's current device and stream."""
+    """Times runs on CuPy's current device and stream."""
 
     l2_bytes: int
     bandwidth_bytes_per_s: float
 
     def time_us(self, run: Callable[[], Any]) -> float:
-        """Run once after the L2 cache was overwritten, and return how long it took by events around it.
+        """Run once after the L2 cache was overwritten, and return the time between events around the run.
 
-        Waits for the end; raises what went wrong on the device.
+        Waits for the end; raises errors of the device.
         """
         cuda = cupy_module().cuda
         began, ended = cuda.Event(), cuda.Event()
@@ -47,7 +47,7 @@ class ColdClock:
 
     def _flush(self) -> None:
         size_bytes = self._flushed.nbytes
-        # A fill writes only: half of what a copy moves in that time.
+        # A fill only writes: it moves half of a copy's bytes in that time.
         for _ in range(math.ceil(FLUSH_SECONDS * self.bandwidth_bytes_per_s / 2 / size_bytes)):
             self._flushed.data.memset_async(0, size_bytes)
 
@@ -55,14 +55,14 @@ class ColdClock:
 def poison(sizes_bytes: Iterable[int]) -> None:
     """Leave NaN in the memory that CuPy's pool hands out next for arrays of these sizes."""
     cupy = cupy_module()
-    # All at once, or each would be the same memory.
+    # All are allocated at once; otherwise each would get the same memory.
     arrays = [cupy.empty(size_bytes, "u1") for size_bytes in sizes_bytes]
     for array in arrays:
         array.data.memset_async(POISON, array.nbytes)
 
 
 def repeated(values: Any, shape: tuple[int, ...], alignment_bytes: int) -> Any:
-    """Return a CuPy array of the values of a NumPy array [N], over and over, aligned to `alignment_bytes` and to no more."""
+    """Return a CuPy array of the values of a NumPy array [N], repeated, aligned to exactly `alignment_bytes`."""
     cupy = cupy_module()
     words = cupy.asarray(values.view(f"u{values.itemsize}"))
     count, size = math.prod(shape), words.size
@@ -75,5 +75,5 @@ def repeated(values: Any, shape: tuple[int, ...], alignment_bytes: int) -> Any:
 
 
 def release_memory() -> None:
-    """Give memory that no array is in back to the driver."""
+    """Return unused memory to the driver."""
     cupy_module().get_default_memory_pool().free_all_blocks()

@@ -1,4 +1,4 @@
-"""The backend of emulation: kernels' own text on host arrays, with room around each; products by NumPy, launches watched."""
+"""The backend of emulation: kernels' own text on host arrays with guard zones; products by NumPy, launches watched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MetadataT = TypeVar("MetadataT")
 
 # Groups of blocks that wait for each other across a grid, launched at once: more than one, and soon more launches.
 GROUPS_AT_ONCE = 2
-# Blocks of a scan that are all resident: several of a column where there are few, and others that begin a column anew.
+# Blocks of a scan that are all resident: several share a column where there are few columns, and others begin a new column.
 COOPERATIVE_BLOCKS = 6
 # Seeds of launches from one seed of a kernel to the next.
 LAUNCHES_PER_SEED = 1 << 20
@@ -43,7 +43,7 @@ class EmulatedBackend:
     def __init__(
         self, builder: EmulatedBuilder, built: tuple[BuiltKernel, ...], refuse: Callable[[Call], None] = lambda _: None
     ) -> None:
-        """Begin with the kernels that are `built`; `refuse` raises for calls that are not run here."""
+        """Begin with the kernels that are `built`; `refuse` raises for calls that this backend does not run."""
         self._kernels = BuiltKernels(builder, built)
         self._builder, self._refuse = builder, refuse
         self._emulated: dict[str, EmulatedKernel] = {}
@@ -58,26 +58,26 @@ class EmulatedBackend:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether many steps are launched as a graph: none are here."""
+        """False: many steps are not launched as a graph."""
         return False
 
     @property
     def has_lanes(self) -> bool:
-        """Whether steps of a run may be on lanes: they are, one after the other."""
+        """True: steps on lanes run in sequence."""
         return True
 
     @cached_property
     def half(self) -> EmulatedBackend:
-        """Executes runs of kernels for half of the GPU."""
+        """Backend for half of the GPU."""
         return EmulatedBackend(self._builder.half, (), self._refuse)
 
     def without_graphs(self) -> EmulatedBackend:
-        """Return this backend: what it emulates is not recorded."""
+        """Return this backend: emulated runs are not recorded."""
         return self
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
+        """Interleave the threads of launches in this context by `seed`, reproducibly."""
         before = self._seed, self._launches
         self._seed, self._launches = seed, 0
         try:
@@ -91,12 +91,12 @@ class EmulatedBackend:
         return self._seed * LAUNCHES_PER_SEED + self._launches
 
     def takes(self, call: Call) -> bool:
-        """Say that every call is run here, unless it is refused."""
+        """Return True for every call; raises for a refused one."""
         self._refuse(call)
         return True
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
-        """Return the plan of a kernel, built when it is first met."""
+        """Return the plan of a kernel, built on first use."""
         return self._kernels.plan(kernel)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
@@ -104,10 +104,10 @@ class EmulatedBackend:
         return self._kernels.choose(kernel_pass, specialization, sizes)
 
     def build_ahead(self, _kernel_pass: KernelPass, _specialization: Specialization, _sizes: Sizes) -> None:
-        """Build nothing ahead, which saves no time where nothing is compiled for a GPU."""
+        """Build nothing ahead, which would save no time without compiling for a GPU."""
 
     def load(self, kernel: KernelKey) -> EmulatedKernel:
-        """Return a kernel, its text compiled for the host when it is first met."""
+        """Return a kernel, its text compiled for the host on first use."""
         built = self._kernels.build(kernel)
         text = self.substitute(built.source, built.plan)
         if text not in self._emulated:
@@ -118,7 +118,7 @@ class EmulatedBackend:
         """Prepare nothing: NumPy ends backwards."""
 
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> EmulatedRecorder:
-        """Begin a run on the device of `like` that may touch `operands`; raises BadInput for one that a GPU could not load."""
+        """Begin a run on the device of `like` that may touch `operands`; raises BadInput for operands that no GPU loads."""
         operands = tuple(operands)
         for array in operands:
             if array is not None and 0 not in array.shape and int(array.pointer) % array.itemsize:
@@ -137,7 +137,7 @@ class EmulatedBackend:
 
     @staticmethod
     def striding_blocks(rows: int) -> int:
-        """Return how many blocks a kernel takes that strides over all there is: few, and more than one."""
+        """Return the number of blocks of a kernel that strides over all elements: few, but more than one."""
         return 2 * rows
 
 
@@ -162,7 +162,7 @@ class EmulatedRecorder(DescribedRun):
         return True
 
     def load(self, kernel: KernelKey, part: str = "") -> DescribedKernel:
-        """Return a kernel, compiled for the host when it is first met."""
+        """Return a kernel, compiled for the host on first use."""
         described = super().load(kernel, part)
         backend = self._backend.half if described.kernel.half else self._backend
         self._emulated[described.kernel] = backend.load(kernel)
@@ -173,12 +173,12 @@ class EmulatedRecorder(DescribedRun):
         super().multiply(product, 0)
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
-        """Return pieces of memory apart from each other: one array would hide what is written beyond a piece."""
+        """Return each piece of memory as a separate array: one array would hide writes beyond a piece."""
         pieces = {name: self.new_array((size,), "uint8").address for name, size in sizes_bytes.items() if name != "cublas"}
         return Scratch(sizes_bytes, {"cublas": 0, **pieces})
 
     def finish(self, result: ResultT, metadata: MetadataT) -> Finished[ResultT, MetadataT]:
-        """Perform the run; raises KernelMisbehaved where something is wrong with what a kernel does."""
+        """Perform the run; raises KernelMisbehaved where a kernel makes an error."""
         program = self.program(result, metadata)
         execution = Execution(self._like, self.keyed, [*self._operands, *self.made], program.buffers, self._backend.next_seed)
         execution.run(program, self._emulated)
@@ -188,5 +188,5 @@ class EmulatedRecorder(DescribedRun):
 
 
 def resident_blocks(plan: KernelPlan) -> int:
-    """Return how many blocks of a kernel are launched at once where they wait for each other."""
+    """Return how many blocks of a kernel are launched at once where blocks wait for each other."""
     return COOPERATIVE_BLOCKS if plan.strategy in ("cooperative", "coupled", "projected") else GROUPS_AT_ONCE * plan.grid_blocks

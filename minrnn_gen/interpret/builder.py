@@ -1,4 +1,4 @@
-"""Builder of emulated kernels: planned and rendered as for the GPU, and not compiled for it."""
+"""Builder of emulated kernels: planned and rendered as for the GPU, but not compiled for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
 
-# A family, and which of the next its blocks and warps cooperate by.
+# A family, and for each variable of `TOGETHER` whether its blocks and warps cooperate by it.
 _Kind = tuple[str, tuple[bool, ...]]
 # Variables of a plan that say which blocks and warps cooperate.
 TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_parts", "time_warps", "split_k_warps")
@@ -30,9 +30,9 @@ TOGETHER = ("lookback", "cluster_blocks", "grid_blocks", "time_parts", "time_war
 class EmulatedBuilder(Builder):
     """Builds the kernels of one spec without NVRTC.
 
-    It takes the GPU's kernel from the cache, else the best predicted candidate; with `other`, counted from 1, one of another
-    family, then one whose blocks and warps cooperate in another way. Whatever its sizes, every call has the kernel for
-    `sizes`, by default the spec's. One that `projects` has a scan and its projection in one kernel wherever it can.
+    It takes the GPU's kernel from the cache, else the best predicted candidate; with `other`, counted from 1, a kernel of
+    another family, then one whose blocks and warps cooperate differently. Every call, whatever its sizes, gets the kernel for
+    `sizes`, by default the spec's. A builder that `projects` puts a scan and its projection in one kernel wherever possible.
     """
 
     other: int = 0
@@ -41,7 +41,7 @@ class EmulatedBuilder(Builder):
 
     @cached_property
     def projection(self) -> ProjectionChoice:
-        """Which scans have their projection in the same kernel."""
+        """The choice of scans that have their projection in the same kernel."""
         return ProjectionChoice(is_everywhere=self.projects)
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
@@ -53,7 +53,7 @@ class EmulatedBuilder(Builder):
         return tuple(map(self.build, wanted))
 
     def build(self, key: KernelKey) -> BuiltKernel:
-        """Return a kernel; raises Infeasible where there is none, BadInput for the cell."""
+        """Return a kernel; raises Infeasible where none fits, BadInput for an invalid cell."""
         with self._lock:
             if key not in self._built:
                 cached = None if self.other else self.find(key)
@@ -94,10 +94,10 @@ class EmulatedBuilder(Builder):
 
 
 def _various(solutions: Sequence[Solution], others: int) -> list[tuple[Solution, int]]:
-    """Return the best candidate and `others`, each as unlike those before as possible: its solution, and its rank there.
+    """Return the best candidate and `others`, each as unlike all before as possible: its solution, and its rank there.
 
-    Another family is as unlike as can be. Of its kind each is the one with the least work; where there are no more kinds, the
-    rest are of the half of the first family with less work.
+    Candidates of different families differ most. Each is the one with the least work of its kind; after the last kind, the rest
+    come from the half of the first family with less work.
     """
     kinds: dict[_Kind, list[tuple[Solution, int]]] = {}
     for solution in solutions:
@@ -112,7 +112,7 @@ def _various(solutions: Sequence[Solution], others: int) -> list[tuple[Solution,
     ranked = [(first, rank) for rank in range(len(first.candidates))]
     quickest = sorted(ranked, key=_work) if len(various) <= others else []
     for number in range(1, others + 2 - len(various)):
-        # A half, a quarter, three quarters, and so on: the same rank however many follow.
+        # A half, a quarter, three quarters, and so on: ranks do not depend on how many follow.
         share = int(f"{number:b}"[::-1], 2) / (1 << number.bit_length())
         various.append(quickest[int(share * len(quickest) / 2)])
     return various

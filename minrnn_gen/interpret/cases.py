@@ -1,4 +1,4 @@
-"""Cases for an emulated kernel: calls with small sizes around its tiles, and random arrays for them."""
+"""Cases for an emulated kernel: calls with small sizes around its tiles, and random arrays for these calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Case:
 def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Case, ...]:
     """Return calls around the tiles of the plans of a call's passes: a long one, and one with resets and lengths.
 
-    It is one call with both where `at_once`.
+    With `at_once` it is a single call with both.
     """
     if plans[0].problem.has_matrix:
         tile = max(plan.variables.get("batch_tile", 2) for plan in plans)
@@ -60,7 +60,7 @@ def cases_of(plans: Sequence[KernelPlan], *, at_once: bool = False) -> tuple[Cas
 
 def _steps_of(plan: KernelPlan) -> int:
     if plan.launch.group_tiles:
-        # Into the second group of tiles, which waits for the first.
+        # Up to the second group of tiles, which waits for the first.
         return (plan.launch.group_tiles + 1) * plan.launch.tile_steps
     iteration = plan.launch.tile_steps * plan.variables.get("cluster_blocks", 1) * plan.variables.get("time_parts", 1)
     # One more than there are stages of copies, so that a stage is used again.
@@ -88,7 +88,7 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
     """Return random arrays for a call, with states between 1 and 2, since some cells take their logarithm or divide by them.
 
     The bias of a gate has -`slow`, 0 or `slow` added, in turn from channel to channel, so that some channels keep their states.
-    Were all of them to forget, a gradient of states would be nothing but what 1 - sigmoid(`slow`) cancels.
+    If all forgot, a gradient of states would consist only of the rounding errors of 1 - sigmoid(`slow`).
     """
     random = numpy.random.default_rng([case.batch, case.time])
     storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
@@ -134,24 +134,24 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
 
 
 def _first_step(array: Any, axes: str) -> Any:
-    """Return an array of steps without its axis of time: its first step, itself where there is none."""
+    """Return the first step of an array, without its axis of time; an array without steps as it is."""
     time = axes.index("t")
     return numpy.ascontiguousarray(numpy.moveaxis(array, time, 0)[0]) if array.shape[time] else array
 
 
 def _resets(random: numpy.random.Generator, case: Case) -> Any:
-    """Return resets [batch, time]: here and there, but in every fourth sequence only next to the ends of tiles."""
+    """Return random resets [batch, time], in every fourth sequence only next to the ends of tiles."""
     resets = random.random((case.batch, case.time)) < RESETS_SHARE
     if case.tile_steps:
         ends = numpy.arange(case.tile_steps, case.time, case.tile_steps)
         resets[2::4] = False
-        # After an end, before the next, and none at every third: over that end a state is carried.
+        # After one end, before the next, none at every third: a state is carried over that end.
         resets[2::4, ends[::3]] = resets[2::4, ends[1::3] - 1] = True
     return resets
 
 
 def _lengths(random: numpy.random.Generator, case: Case) -> Any:
-    """Return lengths [batch], in turn: to the end of a tile, none, all, and any."""
+    """Return lengths [batch], in turn: up to the end of a tile, 0, all steps, and random."""
     half, tile = case.time // 2, case.tile_steps
     lengths = random.integers(0, case.time + 1, case.batch)
     for first, length in enumerate((tile if 0 < tile < case.time else half, 0, case.time)):

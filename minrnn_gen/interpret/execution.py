@@ -23,12 +23,12 @@ from minrnn_gen.run.recording.replay import arrays_in
 GAP_BYTES = 256
 # NaN in every dtype with a point, and no index.
 POISON = 0xFF
-# The bits of a float32 that tf32 does not have, and half of the last that it has.
+# The bits of a float32 that tf32 lacks, and half of the last bit that tf32 keeps.
 TF32_IGNORED, TF32_HALF_UNIT = 0x1FFF, 0x1000
 
 
 class Execution:
-    """Memory of one run, by slot, and what happens to it. Launches may touch operands and buffers, and nothing else.
+    """Memory of one run, by slot, and the run's operations on it. Launches may touch only operands and buffers.
 
     A buffer is allocated by the first operation on it, poisoned where it has no fill. A launch may write all buffers that it,
     or a launch before it, has as arguments; from then on they may be read.
@@ -42,7 +42,7 @@ class Execution:
         buffers: Sequence[Buffer],
         next_seed: Callable[[], int],
     ) -> None:
-        """Begin with the arrays of `keyed`; `operands`, these and others, may be touched. Each launch takes a seed."""
+        """Begin with the arrays of `keyed`; launches may touch `operands`, which include these. Each launch takes a seed."""
         self._like, self._next_seed = like, next_seed
         self.arrays: list[Any] = [*keyed.arrays, *[None] * len(buffers)]
         self.addresses = [*keyed.addresses, *[0] * len(buffers)]
@@ -55,7 +55,7 @@ class Execution:
         self._watched: dict[int, tuple[int, int]] = {}
 
     def run(self, program: Program, kernels: Mapping[KernelRef, EmulatedKernel]) -> None:
-        """Perform a program; raises KernelMisbehaved where something is wrong with what a kernel does."""
+        """Perform a program; raises KernelMisbehaved where a kernel makes an error."""
         for cast in program.casts:
             del self._waiting[cast.slot]
             converted = memory.inspect(memory.cast(self.arrays[cast.source], cast.dtype), self._names.get(cast.source, "array"))
@@ -114,7 +114,7 @@ class Execution:
         if product.in_tf32:
             left, right = _rounded_to_tf32(left), _rounded_to_tf32(right)
         result = self._matrix(product.result, product.m, product.n, product.batch)
-        # What multiplies nothing may be anything, and overflows are results like others.
+        # Unused values may be anything, and overflows are valid results.
         with numpy.errstate(all="ignore"):
             total = left.astype(numpy.float64) @ right.astype(numpy.float64)
             result[...] = (total + result.astype(numpy.float64) if product.adds else total).astype(result.dtype)
@@ -139,7 +139,7 @@ class Execution:
             self._allocate(slot)
 
     def _allocate(self, slot: int | None) -> None:
-        """Allocate a buffer, unless it is there: a NumPy array, or one of torch with its tensors."""
+        """Allocate a buffer unless it exists: a NumPy array, or a torch tensor if the arrays are torch's."""
         if slot is None or slot not in self._waiting:
             return
         buffer, number = self._waiting.pop(slot)
@@ -157,14 +157,14 @@ class Execution:
             self._memory[self._watched[slot]] = Memory(name, *self._watched[slot], is_given=buffer.fill is not None)
 
     def _give(self, places: Sequence[At]) -> None:
-        """Note that something is in the buffers of places."""
+        """Note that the buffers of places have values."""
         for place in places:
             if place.slot in self._watched:
                 key = self._watched[place.slot]
                 self._memory[key] = replace(self._memory[key], is_given=True)
 
     def _watch_array(self, array: Array) -> None:
-        """Let launches touch an array that was written before."""
+        """Let launches touch an array that has values."""
         if 0 in array.shape:
             return
         reach = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
@@ -180,7 +180,7 @@ def _places_in(source: Any) -> tuple[At, ...]:
 
 
 def _apart(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Allocate as a GPU's driver aligns it, with nothing of ours around it."""
+    """Allocate with the alignment of a GPU's driver, between guard zones."""
     size = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
     room = numpy.empty(size + 2 * GAP_BYTES + ALIGNMENT_BYTES, numpy.uint8)
     start = GAP_BYTES + -(room.ctypes.data + GAP_BYTES) % ALIGNMENT_BYTES

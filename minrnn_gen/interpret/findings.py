@@ -30,8 +30,8 @@ class RawFinding(ctypes.Structure):
 class Finding:
     """One error of a kernel: its kind, what happened, and where.
 
-    `lines` are those of the kernel's text: of the instruction first, then of the calls that it is inlined in. `other_lines` are
-    those of the access that it races with. `seed` repeats it.
+    `lines` of the kernel's text: the instruction's first, then those of the calls that it is inlined in. `other_lines`: the
+    lines of the access that it races with. `seed` reproduces the error.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class KernelMisbehaved(MinrnnError):
 
 
 def resolved(raw: Sequence[RawFinding], library: Path, kernel: str, seed: int) -> tuple[Finding, ...]:
-    """Return findings with the lines of the kernel's text that their instructions in `library` come from."""
+    """Return findings with the lines of the kernel's text for their instructions in `library`."""
     # A return address points past the call: the line is that of the byte before.
     offsets = sorted({pc - 1 for finding in raw for pc in (finding.pc, finding.other_pc) if pc})
     lines = dict(zip(offsets, lines_of(library, offsets), strict=True)) if offsets else {}

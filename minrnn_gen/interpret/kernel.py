@@ -22,7 +22,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.target import NamedProfile, profile_named_by, target_again
 
-# What it costs, measured on a core of 2.5 GHz: a gate of one step, and of a dense cell a product of two numbers.
+# The cost, measured on a core of 2.5 GHz, of a gate of one step, and in a dense cell of a product of two numbers.
 GATE_NS, PRODUCT_NS = 2000.0, 40.0
 SECONDS_MOST = 600.0
 
@@ -39,7 +39,7 @@ def _from_recipe(
 class InterpretedKernel(Kernel):
     """A `Kernel` that runs host arrays thread by thread, as the GPU it was planned for would, and watches what its threads do.
 
-    Exact but for the order of sums in products, and slow; raises KernelMisbehaved where a thread does what it must not.
+    Exact except for the order of sums in products, and slow; raises KernelMisbehaved for a thread's errors.
     """
 
     def __init__(self, builder: EmulatedBuilder, built: tuple[BuiltKernel, ...], allow_long: bool = False) -> None:
@@ -62,7 +62,7 @@ class InterpretedKernel(Kernel):
         return self._emulated_builder
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
-        """Interleave the threads of the launches within as `seed` has it; the same again for the same."""
+        """Interleave the threads of launches in this context by `seed`, reproducibly."""
         return self.backend.seeded(seed)
 
     def _refuse(self, call: Call) -> None:
@@ -89,7 +89,7 @@ def seconds_of(interface: Interface, rows: int, time: int) -> float:
 def interpreted(
     spec: Spec, target: Target, *, allow_long: bool = False, other: int = 0, sizes: Sizes | None = None
 ) -> InterpretedKernel:
-    """Return the kernel of `spec` for `target`, to run on the host; `other` and `sizes` are those of `EmulatedBuilder`.
+    """Return the kernel of `spec` for `target`, to run on the host; `other` and `sizes`: as for `EmulatedBuilder`.
 
     Raises ToolchainMissing where there is no C++ compiler, and what `compile` raises for the spec and its cell.
     """

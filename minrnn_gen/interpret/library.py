@@ -21,7 +21,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 
 @dataclass(frozen=True)
 class Memory:
-    """An array that a kernel may touch: where it is, and whether something is in it before the launch."""
+    """An array that a kernel may touch: its address, and whether it has values before the launch."""
 
     name: str
     address: int
@@ -41,10 +41,10 @@ class EmulatedKernel:
     def launch(
         self, blocks: int, arguments: Sequence[Any], seed: int, memory: Iterable[Memory] = (), part: str = ""
     ) -> tuple[Finding, ...]:
-        """Run a grid to its end, or to where it cannot go on, and return what was found.
+        """Run a grid until it ends or cannot go on, and return the findings.
 
-        `arguments` are integers (pointers as addresses), and numbers with a point as floats or NumPy's. Without `memory`
-        the kernel may touch whatever it likes, and only shared memory is watched.
+        `arguments` are integers (pointers as addresses), or floats, Python's or NumPy's. Without `memory` the kernel may touch
+        any address, and only shared memory is watched.
         """
         library, entry = self._library, f"{self.plan.symbol}{part}".encode()
         expected = library.minrnn_arguments(entry)
@@ -70,7 +70,7 @@ class EmulatedKernel:
 
 
 def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKernel:
-    """Return the text of a plan's kernel, as it stands, compiled for the host.
+    """Return a plan's kernel, its unchanged text compiled for the host.
 
     Raises ToolchainMissing without a C++ compiler, CompileFailed for a text that it refuses.
     """
@@ -93,7 +93,7 @@ def emulated_kernel(source: str, plan: KernelPlan, store: Store) -> EmulatedKern
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for the libraries that this process loads, which goes with it."""
+    """A folder for the libraries that this process loads, deleted when the process ends."""
     return tempfile.TemporaryDirectory(prefix="minrnn_gen_", ignore_cleanup_errors=True)
 
 

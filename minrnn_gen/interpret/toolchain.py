@@ -36,10 +36,10 @@ MACHINE_OPTIONS = (*_COMMON, "-O2")
 # The compiler announces loads and stores, and indices outside arrays of fixed size, to functions of the machine.
 # -Og compiles kernels a third faster than -O1, and they run as fast.
 KERNEL_OPTIONS = (*_COMMON, "-g1", "-Og", "-w", "-fsanitize=thread,bounds")
-# Uninitialized registers are huge or NaN instead of what the stack happens to have, mostly 0; g++ has it since 12.
+# Uninitialized registers are huge or NaN instead of the stack's contents, mostly 0; g++ supports it since 12.
 PATTERN_OPTION = "-ftrivial-auto-var-init=pattern"
 LINK_OPTIONS = ("-shared", "-fPIC", "-Wl,-Bsymbolic")
-# Links a kernel in a quarter of the time that the default takes, where the compiler finds it.
+# Links a kernel in a quarter of the default's time, where the compiler finds it.
 LINKER_OPTION = "-fuse-ld=gold"
 # A kernel takes about a second; one that takes minutes is not worth waiting for.
 SECONDS_MOST = 300
@@ -56,7 +56,7 @@ class CppCompiler:
         """Compile or link in `folder`; raises CompileFailed with the first error."""
         command = [self.program, *options, *arguments]
         try:
-            # In English, as `_UNKNOWN` is.
+            # In English, like `_UNKNOWN`.
             finished = subprocess.run(
                 command,
                 cwd=folder,
@@ -80,7 +80,7 @@ class CppCompiler:
 
     @functools.cached_property
     def link_options(self) -> tuple[str, ...]:
-        """The options that make a library, by the faster linker where it makes one: some do not find libstdc++."""
+        """The options that link a library, with the faster linker where that works: some linkers do not find libstdc++."""
         options = (*LINK_OPTIONS, LINKER_OPTION)
         with tempfile.TemporaryDirectory() as folder:
             probe = [self.program, *options, "-o", "library.so", "-x", "c++", os.devnull]
@@ -158,7 +158,7 @@ def machine_in(store: Store) -> bytes:
 
 
 def _found(store: Store, key: str, name: str) -> bytes | None:
-    """Return the file of this name in an entry of the store, None where it is not there."""
+    """Return the file of this name in an entry of the store, None where it is missing."""
     entry = store.find(key, lambda entry: entry.files[name])
     return entry.files[name] if entry else None
 
@@ -168,7 +168,7 @@ def _machine_sources() -> list[bytes]:
 
 
 def _glue(entries: Sequence[str], is_bfloat16: bool) -> str:
-    """Return the translation unit around a kernel's text: the header before it, and the table of its entries after it."""
+    """Return the translation unit of a kernel's text: the header, the text, and the table of its entries."""
     table = "".join(f'minrnn_host::entry<{entry}>("{entry}"), ' for entry in entries)
     return (
         f"#define MINRNN_IS_BFLOAT16 {str(is_bfloat16).lower()}\n"

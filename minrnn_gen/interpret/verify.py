@@ -40,7 +40,7 @@ Show = Callable[[str, float], None]
 class Verdict:
     """The verdict on one pass of one candidate: its plan's variables, the calls, the worst error, and the findings.
 
-    `share` is the largest error as a share of the tolerance; NaN where a result is NaN.
+    `share`: the largest error as a fraction of the tolerance; NaN where a result is NaN.
     """
 
     candidate: int
@@ -54,7 +54,7 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether there is no finding and every result keeps its tolerance."""
+        """Whether there are no findings and every result is within tolerance."""
         return not self.findings and self.share <= 1
 
     def with_other(self, other: Verdict) -> Verdict:
@@ -70,8 +70,8 @@ class Verification:
     """A spec to be verified: its chosen kernels and `candidates` others of each pass, each call under `seeds` seeds.
 
     The chosen kernels run a call of plain sequences, and a call with resets and lengths; each of the others, which are for few
-    and long sequences, runs one call of both. A backward goes with the forward before it, which is judged, too. Only the
-    chosen kernels run single steps, except for dense cells.
+    and long sequences, runs one call of both. Each backward follows a forward, which is judged, too. Only the chosen kernels
+    run single steps, except for dense cells.
     """
 
     spec: Spec
@@ -82,9 +82,9 @@ class Verification:
     allow_long: bool = False
 
     def run(self, show: Show = lambda _doing, _share: None) -> Iterator[Verdict]:
-        """Yield a verdict for each pass of each candidate; `show` gets the progress: its subject, and the share that is done.
+        """Yield a verdict for each pass of each candidate; `show` gets the progress: its subject, and the fraction done.
 
-        Raises BadInput where it would take very long, if that is not allowed.
+        Raises BadInput for a run that would take very long, unless that is allowed.
         """
         cpp_compiler()
         with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:  # a worker may wait for a kernel that another compiles
@@ -148,7 +148,7 @@ class Verification:
             )
 
     def _verdicts(self, number: int, candidate: InterpretedKernel, exact: Kernel, case: Case, has_step: bool) -> list[Verdict]:
-        """Run a call of a candidate, every pass of it."""
+        """Run every pass of a call of a candidate."""
         # Where the threads of a step do not cooperate, all candidates have the same step.
         has_step &= not candidate.interface.directions and bool(not number or candidate.interface.recurrent_gates)
         # A kernel for this call alone, as its seeds are.
@@ -157,7 +157,7 @@ class Verification:
         verdicts: dict[str, Verdict] = {}
 
         def judge(kernel_pass: str, run: Callable[[], tuple[Arrays, Any]]) -> Any:
-            """Run a pass and keep its verdict; return what the next pass needs, None where there is a finding."""
+            """Run a pass and keep its verdict; return the next pass's input, None after a finding."""
             started, share, findings, left = time.perf_counter(), 0.0, tuple[Finding, ...](), None
             try:
                 results, left = run()
@@ -212,7 +212,7 @@ class Verification:
 
 
 def results_of(kernel: Kernel, inputs: Inputs, training: bool) -> dict[str, Arrays]:
-    """Return every array that each pass gives, by pass and name."""
+    """Return every array that each pass returns, by pass and name."""
     results: dict[str, Arrays] = {}
     if training:
         results["forward"], saved = forward_of(kernel, inputs)
@@ -248,7 +248,7 @@ def step_of(kernel: Kernel, inputs: Inputs) -> Arrays:
 
 
 def share_of(result: Any, expected: Any, slack: float) -> float:
-    """Return the error of a result as a share of the `slack` it has: of all of it by norm, or of its worst element."""
+    """Return the error of a result as a fraction of its `slack`: that of its norm, or of its worst element if larger."""
     wide = numpy.complex128 if numpy.iscomplexobj(expected) else numpy.float64
     values, expected = result.astype(wide).reshape(-1), expected.astype(wide).reshape(-1)
     if not values.size:

@@ -1,4 +1,4 @@
-"""The arrays of a raw scan, held against what a scan accepts: shapes, dtypes, device."""
+"""Checks of a raw scan's arrays: shapes, dtypes, device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minrnn_gen.precision import STORAGE_DTYPES, Precision, precision_storing, w
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """h[t] = a[t] h[t-1] + b[t] along `axis` of `shape`; `log_a`: a's logarithm is given; `reverse`: from the last t on."""
+    """h[t] = a[t] h[t-1] + b[t] along `axis` of `shape`; `log_a`: a holds logarithms; `reverse`: from the last t on."""
 
     shape: tuple[int, ...]
     axis: int
@@ -33,7 +33,7 @@ class Recurrence:
 
     @property
     def sequences(self) -> int:
-        """How many recurrences run side by side before and after `axis`."""
+        """The number of independent recurrences, before and after `axis`."""
         return math.prod(self.state_shape)
 
 
@@ -67,7 +67,7 @@ def keyed_scan(arrays: Sequence[Any], *, log_a: Any, reverse: Any, axis: Any) ->
 
 
 def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int, inspect: Inspect | None = None) -> ScanCall:
-    """Check what `scan` was called with, arrays that `inspect` describes; raises BadInput with one sentence."""
+    """Check the arguments of `scan`, whose arrays `inspect` describes; raises BadInput with one sentence."""
     describe = inspect or inspected
     first = describe(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
@@ -78,7 +78,7 @@ def check_scan(a: Any, b: Any, h0: Any, *, log_a: bool, reverse: bool, axis: int
 def check_scan_backward(
     a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, *, log_a: bool, reverse: bool, axis: int
 ) -> BackwardCall:
-    """Check what `scan_backward` was called with; raises BadInput with one sentence."""
+    """Check the arguments of `scan_backward`; raises BadInput with one sentence."""
     first = inspected(a, "a")
     recurrence = _recurrence(first, log_a, reverse, axis)
     carried = recurrence.precision.arithmetic_dtype
@@ -111,7 +111,7 @@ def check_flag(value: object, name: str) -> None:
 
 
 def axis_of(shape: tuple[int, ...], axis: Any, name: str) -> int:
-    """Return the axis of time, counted from the first; raises BadInput where `name`, of this shape, has none of this number."""
+    """Return the axis of time, counted from the first; raises BadInput where `name`, of this shape, lacks it."""
     count = len(shape)
     if not count:
         raise BadInput(f"{name} has no axes; an array with an axis of time is expected")
@@ -136,7 +136,7 @@ def _like(a: Array, value: Any, name: str, slot: int, inspect: Inspect) -> Array
 
 
 def check_state(like: Array, axis: int, carried: str, value: Any, name: str, slot: int, inspect: Inspect) -> Array | None:
-    """Return a state of dtype `carried`, of the shape of `like` without its axis of time; raises BadInput for others."""
+    """Return a state of dtype `carried`, of the shape of `like` without its axis of time; raises BadInput for other states."""
     if value is None:
         return None
     array = inspect(value, name)
@@ -151,7 +151,7 @@ def check_state(like: Array, axis: int, carried: str, value: Any, name: str, slo
 
 
 def beside(a: Array, array: Array) -> Array:
-    """Return an array that is on the device of `a`, and there of its library; raises BadInput for others."""
+    """Return an array that is on the device of `a`, on a GPU also in its library; raises BadInput for other arrays."""
     check_place(array, a)
     if a.device is not None and array.library != a.library:
         raise BadInput(
@@ -162,7 +162,7 @@ def beside(a: Array, array: Array) -> Array:
 
 
 def inspected(value: Any, name: str) -> Array:
-    """Describe an array of any library; raises BadInput for what is none, or for a tensor whose gradients are recorded."""
+    """Describe an array of any library; raises BadInput for other objects, and for a tensor whose gradients are recorded."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         value = numpy.asarray(value)  # the state of a single sequence; a scalar has no memory to look at

@@ -23,7 +23,7 @@ CHANNELS_WANTED = 256
 class Arrangement:
     """Arrays as `launches` times [batch, time, hidden_size], or, in layout BDT, [batch, hidden_size = 1, time].
 
-    `batch_is_before`: the batch are the axes before time, else some after it.
+    `batch_is_before`: the batch is the axes before time, else some of those after it.
     """
 
     layout: RawLayout
@@ -60,9 +60,9 @@ class Arrangement:
 def arrangement_of(recurrence: Recurrence) -> Arrangement:
     """Return how a kernel walks arrays of the recurrence's shape, which has elements in addition to time.
 
-    Axes before time are the batch, those after it the channels. With nothing before, the first of those after are the batch,
-    so that a kernel, made for one hidden size, serves every size of the others. With more channels than a spec may have, each
-    index before time takes a launch of its own, and again the first of the axes after are the batch.
+    Axes before time are the batch, axes after it the channels. Without axes before time, the first axes after it are the batch,
+    so that a kernel, compiled for one hidden size, serves every size of these axes. With more channels than a spec allows, each
+    index before time takes its own launch, and again the first axes after time are the batch.
     """
     before, time = math.prod(recurrence.shape[: recurrence.axis]), recurrence.shape[recurrence.axis]
     behind = recurrence.shape[recurrence.axis + 1 :]
@@ -76,7 +76,7 @@ def arrangement_of(recurrence: Recurrence) -> Arrangement:
 
 
 def _hidden_size(behind: tuple[int, ...]) -> int:
-    """Merge axes from the last one on until there are channels enough; of more than a spec may have, take a divisor."""
+    """Merge axes from the last one on until there are enough channels; of more than a spec allows, take a divisor."""
     merged = 1
     for size in reversed(behind):
         merged *= size
@@ -89,7 +89,7 @@ def _hidden_size(behind: tuple[int, ...]) -> int:
 
 
 def _strides(recurrence: Recurrence, array: Array) -> tuple[int, int] | None:
-    """Return the strides of the axes before time, as one, and of time; None where they are not one or rows have gaps."""
+    """Return the merged stride of the axes before time, and that of time; None where these do not merge or rows have gaps."""
     axis, shape = recurrence.axis, array.shape
     strides = array.strides if math.prod(shape) else contiguous_strides(shape)
     before = merged_stride(shape[:axis], strides[:axis])
@@ -99,7 +99,7 @@ def _strides(recurrence: Recurrence, array: Array) -> tuple[int, int] | None:
 
 
 def merged_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
-    """Return the stride of neighbouring axes taken as one, or None where there is none."""
+    """Return the stride of neighbouring axes merged into one, None where they do not merge."""
     axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1]
     if any(stride != size * inner for (_, stride), (size, inner) in pairwise(axes)):
         return None

@@ -29,7 +29,7 @@ def run_scan(call: ScanCall, y: Array, final: Array) -> None:
 def run_scan_backward(call: BackwardCall, da: Array, db: Array, dh0: Array) -> None:
     """Write `da` and `db`, shaped like a, and `dh0`, of the state's shape and dtype.
 
-    delta[t] = dy[t] + conj(a[t+1]) delta[t+1]; db = delta, da = delta conj(h[t-1]), times a where its logarithm was given.
+    delta[t] = dy[t] + conj(a[t+1]) delta[t+1]; db = delta, da = delta conj(h[t-1]), times a if a was passed as logarithms.
     """
     recurrence = call.recurrence
     a, y, dy, da_rows, db_rows = (_by_time(recurrence, array) for array in (call.a, call.y, call.dy, da, db))

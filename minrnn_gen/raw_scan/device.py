@@ -88,7 +88,7 @@ def _call(arrangement: Arrangement, recurrence: Recurrence, x: Array, initial: A
 
 
 def _gates(arrangement: Arrangement, first: Array, second: Array) -> Array:
-    """View two arrays of equal strides as one with an axis of gates: from the one to the other is a stride like any other.
+    """View two arrays of equal strides as one array with an axis of gates, whose stride is the distance between the two.
 
     Both start at multiples of their elements' size, as `inspect_array` sees to.
     """

@@ -1,4 +1,4 @@
-"""Checks that every front of linear filters makes of its arguments' shapes, and sections in sequence."""
+"""Checks of arguments' shapes, shared by all fronts of linear filters, and sections in sequence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from minrnn_gen.errors import BadInput
 
-# A section has as many coefficients, those of b before those of a.
+# The number of coefficients of a section, those of b before those of a.
 _SECTION = 6
 ZERO_FIRST = "a[0] is 0, by which the coefficients of a filter are divided; leave out a's leading zeros"
 
 
 def channels_of(x: Sequence[int], coefficients: Mapping[str, Sequence[int]]) -> int:
-    """Return how many channels have coefficients of their own, 1 where all have the same, for x of a shape [..., T].
+    """Return how many channels have their own coefficients, 1 where all share them, for x of a shape [..., T].
 
-    The shapes of `coefficients` are by name. Raises BadInput for those that do not fit.
+    `coefficients`: shapes by name. Raises BadInput for shapes that do not fit.
     """
     if not len(x):
         raise BadInput("x has no axes; [..., T] is expected, with time as its last axis")
@@ -34,14 +34,14 @@ def channels_of(x: Sequence[int], coefficients: Mapping[str, Sequence[int]]) -> 
 
 
 def check_sections(sos: Sequence[int]) -> int:
-    """Return how many sections there are in coefficients of a shape; raises BadInput for one that has none."""
+    """Return the number of sections in coefficients of a shape; raises BadInput for a shape without sections."""
     if len(sos) not in (2, 3) or not sos[-2] or sos[-1] != _SECTION:
         raise BadInput(f"sos has shape {list(sos)}; [sections, 6] is expected, or [C, sections, 6] for x [..., C, T]")
     return sos[-2]
 
 
 def filtered_by_sections(lfilter: Callable[..., Any], stack: Callable[..., Any], sos: Any, x: Any, zi: Any) -> Any:
-    """Return y, or (y, zf) where zi is given, of sections in sequence, each an `lfilter`."""
+    """Return y, or with zi (y, zf), of sections in sequence, each an `lfilter`."""
     states = []
     for section in range(sos.shape[-2]):
         b, a = sos[..., section, : _SECTION // 2], sos[..., section, _SECTION // 2 :]

@@ -1,4 +1,4 @@
-"""The compiled kernels of linear filters: their recursion is a cell, built like any other, in passes of its own."""
+"""The compiled kernels of linear filters: their recursion is a cell, built like any other, with its own passes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ PASSED: Mapping[FilterPass, tuple[str, ...]] = {
     "filter": ("x", "b", "a", "zi"),
     "filter_backward": ("x", "b", "a", "y", "dy", "dzf"),
 }
-# Of which kind each result of a pass is.
+# The kind of each result of a pass.
 RESULTS: Mapping[FilterPass, Filtered | FilterGradients] = {
     "filter": Filtered("signal", "state"),
     "filter_backward": FilterGradients("signal", "coefficients", "coefficients", "state"),

@@ -1,7 +1,7 @@
 """Linear filters along rows, and their gradients: by kernels on GPUs, elsewhere by native code or NumPy.
 
 y[t] = b[0] x[t] + ... + b[n] x[t-n] - a[1] y[t-1] - ... - a[n] y[t-n], divided by a[0], with scipy's initial state zi of the
-transposed direct form II: zi[t] is added to y[t] in the first n steps, and zf is what the steps so far add to the next n.
+transposed direct form II: zi[t] is added to y[t] in the first n steps, and zf is the contribution of all steps to the next n.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from minrnn_gen.raw_scan.filter_results import PASSED, RESULTS, FilterPass, shap
 from minrnn_gen.raw_scan.maps_host import kept
 from minrnn_gen.run.recording.replay import Trace, TraceCache
 
-# What was run before on arrays of a key, by every filter of this process.
+# Kept runs by the key of their arrays, shared by all filters of this process.
 _CALLS: dict[FilterPass, TraceCache[Any, None]] = {"filter": TraceCache(), "filter_backward": TraceCache()}
 
 
 def run_filter(x: Any, b: Any, a: Any, zi: Any) -> tuple[Any, Any]:
     """Return (y, zf) for x [N, C, T], b and a [C, n + 1], n >= 1, and zi [N, C, n] or None for zeros, all but x in float64.
 
-    Arrays are of any library. Raises BadInput on a GPU for orders that it has no kernels of, and elsewhere where a[0] is 0; on
-    a GPU, whose numbers nobody waits for, results are NaN then.
+    Arrays are of any library. Raises BadInput on a GPU for orders without a kernel, and on the host where a[0] is 0; a GPU,
+    which is not waited for, returns NaN instead.
     """
     on_host = _device_of(x, b) is None
     if on_host and not bool((a[:, :1] != 0).all()):
@@ -41,7 +41,7 @@ def run_filter(x: Any, b: Any, a: Any, zi: Any) -> tuple[Any, Any]:
 
 
 def run_filter_backward(x: Any, y: Any, b: Any, a: Any, dy: Any, dzf: Any) -> tuple[Any, Any, Any, Any]:
-    """Return (dx, db, da, dzi), gradients of sum(dy y) + sum(dzf zf), given the y of `run_filter`; dzf None is zeros."""
+    """Return (dx, db, da, dzi), gradients of sum(dy y) + sum(dzf zf), from the y of `run_filter`; dzf None is zeros."""
     on_host = _device_of(x, b) is None
     if 0 in x.shape:
         dx, by_b, by_a, dzi = _without_elements("filter_backward", x, b)
@@ -54,9 +54,9 @@ def run_filter_backward(x: Any, y: Any, b: Any, a: Any, dy: Any, dzf: Any) -> tu
 
 
 def gradients_of_coefficients(by_b: Any, by_a: Any, b: Any, a: Any) -> tuple[Any, Any, Any]:
-    """Return the gradients of b and of a, where a[0] has 0, and that of a[0], all of any library.
+    """Return the gradients of b, of a (0 for a[0]) and of a[0], arrays of any library.
 
-    Those of b / a[0] and a / a[0] for each row and tile, [N, C, tiles, n + 1], are given.
+    `by_b` and `by_a` [N, C, tiles, n + 1]: the gradients of b / a[0] and a / a[0] for each row and tile.
     """
     first = a[:, :1]
     db, da = by_b.sum((0, 2)) / first, by_a.sum((0, 2)) / first
@@ -64,14 +64,14 @@ def gradients_of_coefficients(by_b: Any, by_a: Any, b: Any, a: Any) -> tuple[Any
 
 
 def _divided(b: Any, a: Any, on_host: bool) -> tuple[Any, Any]:
-    """Return the coefficients as a pass takes them: kernels of a GPU divide by a[0] themselves."""
+    """Return the coefficients for a pass: divided by a[0] on the host; a GPU's kernels divide themselves."""
     return (b / a[:, :1], a / a[:, :1]) if on_host else (b, a)
 
 
 def recorded(kernel_pass: FilterPass, passed: Sequence[Any]) -> Trace[Any, None] | None:
-    """Return what a pass launches on arrays of a GPU; None where it cannot be replayed.
+    """Return the trace of a pass on arrays of a GPU; None where it cannot be replayed.
 
-    `passed` are those of `PASSED`, in their slots. Raises BadInput for orders of which the GPU has no kernels.
+    `passed`: the arrays of `PASSED`, in their slots. Raises BadInput for orders without a kernel.
     """
     x, b, *_ = passed
     _run(kernel_pass, passed, on_host=_device_of(x, b) is None)
@@ -79,7 +79,7 @@ def recorded(kernel_pass: FilterPass, passed: Sequence[Any]) -> Trace[Any, None]
 
 
 def _run(kernel_pass: FilterPass, passed: Sequence[Any], on_host: bool) -> Any:
-    """Return the results of a pass of which there are elements."""
+    """Return the results of a pass on arrays with elements."""
     calls, x = _CALLS[kernel_pass], passed[0]
     own = None if on_host and not is_on_cpu(x) else keyed(kernel_pass, [*passed])
     if again := calls.replay(kept(own) if on_host else own):

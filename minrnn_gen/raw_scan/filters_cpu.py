@@ -26,7 +26,7 @@ def run_filter(arrays: Mapping[str, Array | None], y: Array, zf: Array) -> None:
     last = numpy.zeros(zf.shape)
     _add_in_place(last, None if zi is None else zi[..., x.shape[-1] :])
     for delay in range(1, order + 1):
-        # What the last steps, `delay` of them, add to the next ones.
+        # The contribution of the last `delay` steps to the next ones.
         ends = _ends(x, delay) * b[:, delay, None] - _ends(outputs, delay) * a[:, delay, None]
         last[..., :delay] += ends
     as_numpy(zf)[...] = last
@@ -35,7 +35,7 @@ def run_filter(arrays: Mapping[str, Array | None], y: Array, zf: Array) -> None:
 def run_filter_backward(arrays: Mapping[str, Array | None], dx: Array, db: Array, da: Array, dzi: Array) -> None:
     """Write the gradients, those of coefficients for each row; see `filters.run_filter_backward`.
 
-    delta[t] = dy[t] - a[1] delta[t+1] - ..., where those from T on are dzf.
+    delta[t] = dy[t] - a[1] delta[t+1] - ..., where delta from T on is dzf.
     """
     x, y, b, a, dy, dzf = (_values(arrays[name]) for name in ("x", "y", "b", "a", "dy", "dzf"))
     order, time = b.shape[1] - 1, x.shape[-1]
@@ -71,7 +71,7 @@ def _recur(a: Values, inputs: Values) -> Values:
 
 
 def _delayed(values: Values, delay: int) -> Values:
-    """Return values later by some steps, zeros before them."""
+    """Return values delayed by some steps, with zeros before them."""
     later = numpy.zeros_like(values)
     later[..., delay:] = values[..., : values.shape[-1] - delay] if delay <= values.shape[-1] else 0
     return later
@@ -86,7 +86,7 @@ def _ends(values: Values, count: int) -> Values:
 
 
 def _add_in_place(target: Values, state: Values | None) -> None:
-    """Add a state to the first steps of as many as there are."""
+    """Add a state to the first steps, as far as there are steps."""
     if state is not None:
         count = min(target.shape[-1], state.shape[-1])
         target[..., :count] += state[..., :count]

@@ -43,7 +43,7 @@ def run(kernel_pass: FilterPass, arrays: Mapping[str, Array | None], recorder: R
     rows = count * channels
     passed = {name: None if array is None else recorder.contiguous(array) for name, array in arrays.items()}
     signals = (array for name, array in passed.items() if array is not None and name in _SIGNALS)
-    # Results begin at multiples of any copy.
+    # Results are aligned for copies of any width.
     specialization = Specialization(alignment_of_call(*signals))
     kernel = recorder.load(recorder.choose(kernel_pass, specialization, Sizes(rows, time)))
     plan = kernel.plan

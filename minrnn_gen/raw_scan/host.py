@@ -14,13 +14,13 @@ from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
 from minrnn_gen.run.cpu.trace import NativeRecorder, keyed_by_threads
 from minrnn_gen.run.recording.replay import TraceCache
 
-# What native code did before on arrays of a key, by every scan of this process.
+# Kept native runs by the key of their arrays, shared by all scans of this process.
 SCANS = TraceCache[ScanResult, None]()
 BACKWARDS = TraceCache[ScanGradients, None]()
 
 
 def kept(keyed: KeyedArrays) -> KeyedArrays | None:
-    """Return arrays with the key by which their call is kept; None where NumPy serves."""
+    """Return arrays with the key of their kept call; None where NumPy serves."""
     return keyed_by_threads(keyed) if runs_native_code() else None
 
 

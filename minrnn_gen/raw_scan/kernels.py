@@ -17,7 +17,7 @@ from minrnn_gen.run.kernels import CompiledKernels
 
 RawPrecision = PrecisionName | ComplexName
 
-# Sizes, dtypes and devices in use at once; a kernel that falls out is compiled or read from the cache again.
+# Sizes, dtypes and devices in use at once; an evicted kernel is compiled, or read from the cache, again.
 KERNELS_HELD = 256
 
 # The output is the state, which a backward reads.
@@ -26,7 +26,7 @@ _EQUATIONS = {False: "h[t] = W.a * h[t-1] + W.b", True: "h[t] = exp(W.a) * h[t-1
 
 
 class RawSpec(Spec):
-    """A spec that may be of complex numbers, as the raw cell's may."""
+    """A spec that allows complex numbers, as the raw cell does."""
 
     precision: RawPrecision = "fp32"  # type: ignore[assignment]  # a wider choice than a user's
 

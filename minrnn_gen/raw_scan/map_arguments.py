@@ -1,4 +1,4 @@
-"""The arrays of a scan of maps, held against what it accepts: forms, shapes, dtypes, device."""
+"""Checks of the arrays of a scan of maps: forms, shapes, dtypes, device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class MapBackwardCall:
 
 
 def check_form(form: Any, log_a: Any = False) -> Form:
-    """Return the form of the maps; raises BadInput for a name that is none, and for logarithms of maps."""
+    """Return the form of the maps; raises BadInput for an unknown name, and for logarithms of maps."""
     if not isinstance(form, str) or form not in FORMS:
         raise BadInput(f"form is {shown(form)}; one of {', '.join(FORMS)} is expected{nearest_name(form, FORMS)}")
     if form != "scalar" and log_a is not False:
@@ -129,7 +129,7 @@ def check_pairs(a: Any, b: Any, axis: Any, reverse: Any, name: str = "b", **stat
 def check_scan_of_maps(
     a: Any, b: Any, h0: Any, *, reverse: bool, axis: int, inspect: Inspect | None = None, carried: str = CARRIED
 ) -> MapCall:
-    """Check what a scan of full maps was called with; raises BadInput with one sentence. `carried` is the dtype of h0."""
+    """Check the arguments of a scan of full maps; raises BadInput with one sentence. `carried` is the dtype of h0."""
     describe = inspect or inspected
     first, maps = describe(b, "b"), describe(a, "a")
     recurrence = _recurrence(first, maps, reverse, axis)
@@ -138,7 +138,7 @@ def check_scan_of_maps(
 
 
 def check_scan_of_maps_backward(a: Any, y: Any, dy: Any, h0: Any, dfinal: Any, *, reverse: bool, axis: int) -> MapBackwardCall:
-    """Check what the backward of a scan of full maps was called with; raises BadInput with one sentence."""
+    """Check the arguments of the backward of a scan of full maps; raises BadInput with one sentence."""
     first, maps, gradient = inspected(y, "y"), inspected(a, "a"), inspected(dy, "dy")
     recurrence = _recurrence(first, maps, reverse, axis)
     if gradient.dtype != first.dtype or gradient.shape != first.shape:

@@ -1,4 +1,4 @@
-"""`minrnn_gen.scan` and `minrnn_gen.scan_backward` of maps: of their forms other than scalar."""
+"""`minrnn_gen.scan` and `minrnn_gen.scan_backward` of maps, for all forms except scalar."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def scan_backward(
         da, db, dh0 = maps_host.scan_backward(call, own)
     else:
         da, db, dh0 = again.result
-    # Of constant maps there are those of each row, in double precision.
+    # Constant maps have gradients for each row, in double precision.
     is_constant = tuple(da.shape) != tuple(a.shape)
     return cast(da.sum(0), _dtype_of(a)) if is_constant else da, db, dh0
 
@@ -101,12 +101,12 @@ def _keyed(arrays: Sequence[Any], reverse: Any, axis: Any) -> KeyedArrays | None
 
 
 def _inspected(**arrays: Any) -> list[Any]:
-    """Return arrays as those of NumPy, CuPy or torch that they are or lie in; None stays None."""
+    """Return arrays as the arrays of NumPy, CuPy or torch that they are or share memory with; None stays None."""
     return [None if array is None else inspected(array, name).owner for name, array in arrays.items()]
 
 
 def _widened(*arrays: Any) -> list[Any]:
-    """Return arrays in double precision where NumPy composes them: powers of one map are rounded alike, over and over."""
+    """Return arrays in double precision where NumPy composes them: powers of one map repeat the same rounding error."""
     is_widened = inspected(arrays[0], "a").device is None and why_no_native_code()
     return [cast(array, CARRIED) if is_widened and array is not None else array for array in arrays]
 

@@ -26,13 +26,13 @@ from minrnn_gen.run.cpu.trace import NativeRecorder, keyed_by_threads
 from minrnn_gen.run.recording.replay import TraceCache
 
 LOG = logging.getLogger("minrnn_gen")
-# What native code did before on arrays of a key, by every scan of this process.
+# Kept native runs by the key of their arrays, shared by all scans of this process.
 SCANS = TraceCache[ScanResult, None]()
 BACKWARDS = TraceCache[ScanGradients, None]()
 
 
 def kept(keyed: KeyedArrays | None) -> KeyedArrays | None:
-    """Return arrays with the key by which their call is kept; None where NumPy serves."""
+    """Return arrays with the key of their kept call; None where NumPy serves."""
     return keyed_by_threads(keyed) if keyed is not None and runs_native_code() else None
 
 
@@ -73,9 +73,9 @@ def scan_backward(call: MapBackwardCall, keyed: KeyedArrays | None) -> ScanGradi
 
 
 def native_kernel(plan: WidePlan, elements: int) -> CpuKernel | None:
-    """Return a kernel, compiled when it is first needed; None where NumPy serves.
+    """Return a kernel, compiled on first use; None where NumPy serves.
 
-    It does for arrays without elements, where there is no compiler, and where it refuses the text.
+    NumPy serves arrays without elements, and all arrays where the compiler is missing or refuses the text.
     """
     if not elements or why_no_native_code():
         return None

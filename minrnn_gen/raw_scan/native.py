@@ -27,8 +27,8 @@ LOG = logging.getLogger("minrnn_gen")
 class _Rows(NamedTuple):
     """Arrays of a recurrence's shape as [rows, time, channels], with these strides.
 
-    Axes before time are the rows, those after it the channels; with none after it, those before it. Kernels take a complex
-    number as two channels next to each other, the `parts`.
+    Axes before time are the rows, axes after it the channels; without axes after it, those before it are the channels. Kernels
+    treat a complex number as two adjacent channels, the `parts`.
     """
 
     rows: int
@@ -67,9 +67,9 @@ def run_scan_backward(
 
 
 def kernel_of(recurrence: Recurrence, kernel_pass: CpuPass) -> CpuKernel | None:
-    """Return the kernel of a pass, compiled when it is first needed; None where NumPy serves.
+    """Return the kernel of a pass, compiled on first use; None where NumPy serves.
 
-    It does for arrays without elements, where there is no compiler, and where it refuses the text.
+    NumPy serves arrays without elements, and all arrays where the compiler is missing or refuses the text.
     """
     precision = recurrence.precision
     if not math.prod(recurrence.shape) or why_no_native_code():
@@ -87,7 +87,7 @@ def _kernel(precision: RawPrecision, log_a: bool, kernel_pass: CpuPass, folder: 
 
 
 def _rows_of(recorder: NativeRecorder, recurrence: Recurrence, *arrays: Array) -> tuple[_Rows, tuple[Array, ...]]:
-    """View arrays of the recurrence's shape alike; they are copied where their strides are unlike, or not those of one view."""
+    """View arrays of the recurrence's shape alike; copies them where their strides differ or do not form such a view."""
     views = {_viewed(recurrence, array.strides) for array in arrays}
     (view, *others) = views
     if view is not None and not others:
@@ -102,7 +102,7 @@ def _contiguous(recurrence: Recurrence) -> _Rows:
 
 
 def _viewed(recurrence: Recurrence, strides: tuple[int, ...]) -> _Rows | None:
-    """Return how arrays with these strides are viewed; None where the axes before time, or those after it, are not as one."""
+    """Return how arrays with these strides are viewed; None where the axes before time, or those after it, do not merge."""
     shape, axis = recurrence.shape, recurrence.axis
     before, behind = merged_stride(shape[:axis], strides[:axis]), merged_stride(shape[axis + 1 :], strides[axis + 1 :])
     if before is None or behind is None:

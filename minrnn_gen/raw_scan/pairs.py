@@ -1,6 +1,7 @@
 """Scans of maps that are pairs of numbers: rotations, which are complex numbers, and dual numbers, two scans in sequence.
 
-On the arrays of any library; a map [[p, -q], [q, p]] is a rotation, [[p, 0], [q, p]] a dual number, both given as (p, q).
+They work on arrays of any library. A map [[p, -q], [q, p]] is a rotation, [[p, 0], [q, p]] a dual number; both are stored as
+(p, q).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Library:
 class Pairs:
     """Maps of a form along an axis, counted from the first; a is in the shape of b.
 
-    `scan` is that of numbers or its backward, which takes keywords reverse and axis.
+    `scan`: the scan of numbers or its backward, with keywords reverse and axis.
     """
 
     library: Library

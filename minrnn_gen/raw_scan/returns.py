@@ -13,11 +13,11 @@ from minrnn_gen.errors import BadInput, shown
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Functions that a library of arrays has in addition to operators; `array` says what one is, in errors.
+    """Functions of an array library in addition to operators; `array`: the word for an array in errors.
 
-    `checked` returns an array of real numbers, of one of the shapes where some are given, by its name; `marks` flags, whose
-    dtype is `flag`. `cast` returns an array as another one is, `widest` the dtype of results and that of the arithmetic.
-    `check_together` refuses named arrays, of which any may be None, that are in different places.
+    `checked` returns a named array of real numbers, of one of the shapes, if any; `marks` returns flags, of dtype `flag`.
+    `cast` returns an array in the dtype and on the device of another; `widest` returns the dtypes of results and of the
+    arithmetic. `check_together` refuses named arrays, any of which may be None, in different places.
     """
 
     array: str
@@ -40,7 +40,7 @@ class Library:
 class Steps:
     """Steps of episodes along `axis`; arrays of one shape and dtype.
 
-    next_value: the value of the state that a step leads to. goes_on: 1 where the next step is of the same episode, else 0.
+    next_value: the value of the state after a step. goes_on: 1 where the next step belongs to the same episode, else 0.
     discount: gamma, or 0 where that state is terminal. gamma, lmbda: numbers, or arrays that broadcast.
     """
 
@@ -140,7 +140,7 @@ def vtrace(steps: Steps, value: Any, log_rho: Any, rho_thresh: Any, c_thresh: An
 
 
 def _next(steps: Steps, array: Any) -> Any:
-    """Return an array of the state that each step leads to, by one of the state that it begins in."""
+    """Return a quantity of the state after each step from the same quantity of the state before it."""
     return steps.library.concatenate((cut(array, steps.axis, 1, None), cut(steps.next_value, steps.axis, -1, None)), steps.axis)
 
 
@@ -150,7 +150,7 @@ def cut(array: Any, axis: int, start: int | None, stop: int | None) -> Any:
 
 
 def _following(library: Library, value: Any, last: Any, axis: int) -> Any:
-    """Return the value of the state after each step, that after the last step given without `axis`."""
+    """Return the value of the state after each step; `last`, the value after the last step, lacks `axis`."""
     return library.concatenate((cut(value, axis, 1, None), last[(slice(None),) * axis + (None,)]), axis)
 
 
@@ -171,7 +171,7 @@ def axis_in(shape: Sequence[int], axis: Any) -> int:
 
 
 def shapes_of_next_value(shape: tuple[int, ...], axis: int, has_values: bool) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that next_value may have: that of reward, and without time where the values of all steps are given."""
+    """Return the shapes that next_value may have: reward's shape, and with values of all steps also that without time."""
     return (shape, (*shape[:axis], *shape[axis + 1 :])) if has_values else (shape,)
 
 
@@ -182,7 +182,7 @@ def thresholds(rho_thresh: Any, c_thresh: Any, pg_rho_thresh: Any) -> dict[str, 
 
 
 def check_ends(has_last_value_only: bool, terminated: Any) -> None:
-    """Refuse `terminated` where the value of the state that a truncated episode ended in is not given."""
+    """Refuse `terminated` where the value of a truncated episode's last state is missing."""
     if has_last_value_only and terminated is not None:
         raise BadInput(
             "terminated is given, but next_value is of the last step only, so that the states in which episodes were truncated "

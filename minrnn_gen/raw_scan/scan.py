@@ -11,7 +11,7 @@ from minrnn_gen.raw_scan.map_arguments import Form
 from minrnn_gen.raw_scan.results import ScanGradients, ScanResult, results_of
 from minrnn_gen.run.recording.replay import TraceCache
 
-# What was run before on arrays of a key, by every scan of this process.
+# Kept runs by the key of their arrays, shared by all scans of this process.
 SCANS = TraceCache[ScanResult, None]()
 BACKWARDS = TraceCache[ScanGradients, None]()
 
@@ -79,7 +79,7 @@ def scan_backward(
     reverse: bool = False,
     axis: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """Return (da, db, dh0), the gradients of sum(dy y) + sum(dfinal final), given the y of `scan` with the same arguments.
+    """Return (da, db, dh0), the gradients of sum(dy y) + sum(dfinal final), from the y of `scan` with the same arguments.
 
     dy is like y, and dfinal (zeros where None) like final; da and db are like a, dh0 like final. With `log_a`, da is the
     gradient of log a. Complex gradients follow torch's convention: delta[t] = dy[t] + conj(a[t+1]) delta[t+1],

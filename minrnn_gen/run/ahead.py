@@ -1,4 +1,4 @@
-"""Compiles ahead of calls: the kernels of contiguous arrays of some sizes, gradients included."""
+"""Compilation ahead of calls: the kernels for contiguous arrays of some sizes, gradients included."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Request = tuple[KernelPass, Specialization, Sizes]
 
 
 def step_specialization(builder: Builder) -> Specialization:
-    """Return the specialization of a step, aligned as whole rows of a dense cell's state are."""
+    """Return the specialization of a step, with the alignment of whole rows of a dense cell's state."""
     if not builder.cell_shape.has_matrix:
         return builder.hinted_specialization
     storage_bytes = precision_of(builder.spec.precision).storage_bytes
@@ -55,7 +55,7 @@ def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None =
 
 
 def build_ahead(builder: Builder) -> tuple[BuiltKernel, ...]:
-    """Build the kernels of plain calls of the typical sizes, the forward first; raises BadInput for sizes without a meaning."""
+    """Build the kernels of plain calls of the typical sizes, the forward first; raises BadInput for invalid sizes."""
     check_sizes_of_vectors(builder.spec, builder.cell_source)  # before anything is compiled
     return builder.build_all(_plain_keys(builder))
 
@@ -77,14 +77,14 @@ def _plain_keys(builder: Builder) -> Iterator[KernelKey]:
 def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tuple[KernelPass, Specialization], ...]:
     """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients.
 
-    `resets`: of calls that have them.
+    `resets`: the calls have resets.
     """
     spec, specialization = builder.spec, replace(builder.specialization_at(sizes), resets=resets)
     has_matrix = builder.cell_shape.has_matrix
-    # What is kept for a backward is another kernel of a forward.
+    # A forward that saves for a backward is another kernel.
     keeps = spec.training and not builder.cell_source.has_vectors and bool(builder.lowered_backward.needs_saved_states)
     precision = precision_of(spec.precision)
-    # A recurrent product takes outputs as they were before they were rounded; where nothing is rounded the two are one.
+    # A recurrent product takes outputs before rounding; where nothing is rounded, both dtypes are the same.
     kept: StatesOut = "arithmetic" if has_matrix and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
     passes: list[tuple[KernelPass, Specialization]] = []
@@ -109,9 +109,9 @@ def prepare(
     resets: bool = False,
     slots: bool = False,
 ) -> None:
-    """Plan and compile what calls of the sizes `wanted` run on a GPU, in parallel, with `resets` if they have them.
+    """Plan and compile, in parallel, the kernels that calls of the sizes `wanted` run on a GPU.
 
-    `slots`: single steps on slots, and drafts, too. Raises what building a kernel does.
+    `resets`: the calls have resets. `slots`: also single steps on slots, and drafts. Raises the errors of building a kernel.
     """
     wanted = tuple(wanted)
     _prepare(builder, backend.plan, wanted, watch, resets, slots)
@@ -133,7 +133,7 @@ def _prepare(
 ) -> None:
     """Build the kernels of one builder; `plan` builds one and returns its plan.
 
-    A dense cell's calls are first asked how they are run: step by step there are no other kernels.
+    A dense cell's calls are first planned with the hinted specialization: calls that run stepwise need no other kernels.
     """
     first: dict[_Request, None] = {}
     others: dict[_Request, _Request] = {}
@@ -168,7 +168,7 @@ def sizes_from(wanted: Iterable[Sequence[int]]) -> tuple[Sizes, ...]:
 
 
 def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Specialization]]:
-    """The kernel of a single step of a dense cell, where so many sequences have one of their own."""
+    """The single-step kernel of a dense cell, if batches of this size have one."""
     spec = builder.spec
     if builder.cell_shape.has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
         matrix_elements = math.prod((len(builder.cell.recurrent_gates), spec.hidden_size, spec.head_dim))
@@ -177,7 +177,7 @@ def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Spec
 
 
 def _on_slots(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Specialization]]:
-    """The kernels of single steps on slots, whose states are in any dtype that they may have, of drafts, and of copies."""
+    """The kernels of single steps on slots, for each dtype that states may have, of drafts, and of copies."""
     precision, hinted = precision_of(builder.spec.precision), builder.hinted_specialization
     narrow: tuple[StatesOut, ...] = ("storage",) if precision.storage_dtype != precision.arithmetic_dtype else ()
     steps = [spec for _, spec in _steps_of(builder, sizes)] if builder.cell_shape.has_matrix else [hinted]
@@ -200,7 +200,7 @@ def _built(
     known: Mapping[KernelKey, KernelPlan],
     watch: Watch,
 ) -> dict[KernelKey, KernelPlan]:
-    """Build the kernels `wanted`, each once, but those that are `known`."""
+    """Build each of the kernels `wanted` once, except the `known` ones."""
     keys = dict[KernelKey, None]()
 
     def new() -> Iterator[KernelKey]:

@@ -31,7 +31,7 @@ from minrnn_gen.run.saved import Saved
 
 @dataclass(frozen=True)
 class Alteration:
-    """The reset states and holds of one call, as arrays of the library of x; None where it has none."""
+    """The reset states and holds of one call, as arrays of the library of x; None where absent."""
 
     interface: Interface
     recipe: AlteredRecipe
@@ -47,7 +47,7 @@ class Alteration:
     def of(
         cls, interface: Interface, recipe: AlteredRecipe, arguments: CallArguments, reset_states: Any, holds: Any
     ) -> Alteration:
-        """Return those of a call of a kernel with this interface, which the kernel of `recipe` runs.
+        """Return the alteration of a call of a kernel with this interface; the kernel of `recipe` runs the call.
 
         Raises BadInput for arguments that do not fit.
         """
@@ -73,7 +73,7 @@ class Alteration:
         return cls(interface, recipe, xp, resets, marks, states, sequence, count, ones)
 
     def added_to(self, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the inputs X.* of the call, the caller's and what the kernel takes in addition to them."""
+        """Return the inputs X.* of the call: the caller's, and the additional inputs of the kernel."""
         axes, dtype = self.interface.channel_axes, self.interface.precision.storage_dtype
         added = {
             added_input: spread(self.xp, axes, self.resets, memory.cast(self.states[name], dtype), self.sequence)
@@ -107,17 +107,17 @@ class Alteration:
 
 @dataclass(frozen=True)
 class AlteredSaved:
-    """Saved arrays of a forward with reset states or holds: those of the kernel that ran it, and these."""
+    """Saved arrays of a forward with reset states or holds: the saved arrays of the kernel that ran it, and the alteration."""
 
     saved: Saved
     alteration: Alteration
 
     def release(self) -> None:
-        """Let go of the arrays; a backward with this object is an error from now on."""
+        """Release the arrays; from now on a backward with this object is an error."""
         self.saved.release()
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return the saved arrays other than those of the call and y, as `Saved.arrays` does."""
+        """Return the saved arrays except the call's and y, as `Saved.arrays` does."""
         return self.saved.arrays()
 
     def final(self) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ class AlteredSaved:
 
 
 def as_of_channels(interface: Interface, arguments: CallArguments, reset_states: Any, holds: Any) -> tuple[Any, Any, Any]:
-    """Return x, R and the keywords of a call with inputs of one value per step, as the kernel takes them that has none."""
+    """Return x, R and the keywords of a call with inputs of one value per step, for the kernel without such inputs."""
     inputs = spread_inputs(interface, arguments.inputs, arguments.x)
     x, R, *others = arguments._replace(inputs=inputs)
     named = dict(zip(CallArguments._fields[2:], others, strict=True))

@@ -58,10 +58,10 @@ class Stream(Queue, Protocol):
 
 
 class Lanes(Protocol):
-    """Lanes of a run. Steps are numbered from 0 in the order in which they begin; a lane takes its own one after the other."""
+    """Lanes of a run. Steps are numbered from 0 in the order in which they begin; a lane runs its steps in sequence."""
 
     def step(self, lane: int, waits: Sequence[int], /) -> AbstractContextManager[None]:
-        """Have what is done within be the next step, on a lane, after the steps of other lanes that it `waits` for."""
+        """Make the work in this context the next step of a lane, after the steps of other lanes that it `waits` for."""
 
 
 class Recorder(Protocol):
@@ -69,7 +69,7 @@ class Recorder(Protocol):
 
     @property
     def ends_in_slots(self) -> bool:
-        """Whether gradients become those of a call's arrays within the run, not by those who replay it."""
+        """Whether the run converts gradients to the shapes and dtypes of a call's arrays; otherwise its caller does."""
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
         """Allocate an array; uninitialised without `fill`, see `memory.Allocation`."""
@@ -87,7 +87,7 @@ class Recorder(Protocol):
         """Return the kernel for a call of these sizes."""
 
     def load(self, kernel: KernelKey, part: str = "") -> Launchable:
-        """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
+        """Return a kernel, built and loaded on first use; `part` is the end of its name where the plan has several."""
 
     def multiply(self, product: Product, workspace: int | None = None) -> None:
         """Multiply matrices, in a `workspace` of `cublas.WORKSPACE_BYTES`; None: in the recorder's or cuBLAS's own."""
@@ -102,38 +102,38 @@ class Recorder(Protocol):
         """Return an array, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length."""
 
     def loop(self, start: Number, stop: Number, step: Number = 1) -> Iterable[Number]:
-        """Return the numbers of a range; what is done with one of them is done with all."""
+        """Return the numbers of a range; the run does the same for every number."""
 
     def by_half(self) -> AbstractContextManager[None]:
-        """Have the kernels that are chosen and loaded within be those for half of the GPU: of `Backend.half`."""
+        """In this context, choose and load kernels for half of the GPU, from `Backend.half`."""
 
     def lanes(self, count: int) -> AbstractContextManager[Lanes]:
         """Return lanes, on which steps run concurrently; forks them from the run so far, and joins them on exit."""
 
     def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
-        """Have `action` enqueue what only Python does; it gets a function that returns the address of a pointer of the run."""
+        """Enqueue `action`, which runs in Python only; it gets a function from pointers of the run to their addresses."""
 
     def can_store(self, *, waits: bool) -> bool:
-        """Say whether `AddUp` and `Store` may be noted, with which a run ends; `waits`: for their kernels to be compiled."""
+        """Say whether the run may end with `AddUp` and `Store`; `waits`: wait until their kernels are compiled."""
 
     def note(self, operation: Any) -> None:
         """Append an operation of a program."""
 
     def in_shape(self, array: Array, shape: tuple[int, ...]) -> Array:
-        """Allocate a whole contiguous array of the run in another shape of the same size; return it."""
+        """Change the shape of a whole contiguous array of the run to one of the same size; return the array."""
 
     def stop(self) -> None:
         """Keep nothing of this run for other calls."""
 
     def finish(self, result: ResultT, metadata: MetadataT, /) -> Finished[ResultT, MetadataT]:
-        """Return the run, which is over and performed now.
+        """End the run, perform it, and return it.
 
-        `result` names arrays of the run; `metadata`, of frozen dataclasses and tuples, says what they look like.
+        `result` names arrays of the run; `metadata`, of frozen dataclasses and tuples, describes them.
         """
 
 
 class GraphOnStream(NamedTuple):
-    """A graph of the device of a call, and the stream that is current there; what goes to it is not recorded."""
+    """A graph on the device of a call, and the current stream there; work on that stream is not recorded."""
 
     graph: CapturedGraph
     stream: Stream
@@ -152,26 +152,26 @@ class Backend(Protocol):
 
     @property
     def has_lanes(self) -> bool:
-        """Whether steps of a run may be on lanes: not where others replay the recording."""
+        """Whether steps of a run may be on lanes; they may not where other programs replay the recording."""
 
     @property
     def half(self) -> Backend:
-        """Executes runs of kernels for half of the GPU, two of which run concurrently."""
+        """Backend for half of the GPU, so that two runs fit concurrently."""
 
     def without_graphs(self) -> Backend:
         """Return a backend of the same kernels whose runs are recorded whole."""
 
     def takes(self, call: Call) -> bool:
-        """Say whether a call is executed here, else by NumPy; raises BadInput where it is by neither."""
+        """Say whether this backend executes a call; if not, NumPy does. Raises BadInput where neither can."""
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
-        """Return the plan of a kernel, built when it is first met."""
+        """Return the plan of a kernel, built on first use."""
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
         """Begin to build the kernel that a call of these sizes will need, if that saves time."""
 
     def prepare_gradients(self) -> None:
-        """Have the kernels with which a backward ends compiled."""
+        """Compile the kernels with which a backward ends."""
 
     def begin(self, like: Array, keyed: KeyedArrays | None, operands: Iterable[Array | None]) -> Recorder:
         """Begin a run on the device of `like` that reads `operands`; those of `keyed` have their slots."""
@@ -179,14 +179,14 @@ class Backend(Protocol):
     def graph(
         self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Queue], None]
     ) -> GraphOnStream | None:
-        """Return the graph of `key`, captured when it is first met, and the current stream; None where there can be none."""
+        """Return the graph of `key`, captured on first use, and the current stream; None where no graph is possible."""
 
     def striding_blocks(self, rows: int) -> int:
-        """Return how many blocks a kernel takes that strides over all there is of so many rows."""
+        """Return the number of blocks of a kernel that strides over all elements of so many rows."""
 
 
 class WideGradients(NamedTuple):
-    """Gradients in the arithmetic dtype that are not added up yet, as `BackwardResult` has them; None where there are none."""
+    """Gradients in the arithmetic dtype, not yet summed, with the fields of `BackwardResult`; None where absent."""
 
     sums: Array | None
     R: Array | None = None

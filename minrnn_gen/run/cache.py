@@ -1,4 +1,4 @@
-"""The states of requests that come and go: a pool of slots, which steps update in place, and copies between its slots."""
+"""States of requests that come and go: a pool of slots that steps update in place, and copies between slots."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from minrnn_gen.run.executor import Executor
 
 
 class Cache:
-    """The states of `slots` requests, zeros to begin with.
+    """States of `slots` requests, initially zero.
 
-    `states` {name: [slots, H]} is the pool that steps take as `state`; its arrays stay the same, so that CUDA graphs may have
-    them. With a `draft` of so many steps at most, a slot keeps the state before its last draft and after each step of it.
+    `states` {name: [slots, H]} is the pool that steps take as `state`; its arrays never change, so that CUDA graphs may refer
+    to them. With drafts of at most `draft` steps, a slot keeps the state before its last draft and after each step of that
+    draft.
     """
 
     def __init__(self, executor: Executor, whole: Mapping[str, Any], drafts: Any = None, inputs: tuple[Any, ...] = ()) -> None:
@@ -44,7 +45,7 @@ class Cache:
 
     @classmethod
     def of(cls, executor: Executor, slots: Any, draft: Any, dtype: Any, like: Any) -> Cache:
-        """Return a pool of zeros beside the array `like`, of NumPy without; raises BadInput for other sizes and dtypes."""
+        """Return a pool of zeros like the array `like`, by default NumPy's; raises BadInput for other sizes and dtypes."""
         whole, drafts = new_states(executor, (), slots, draft, dtype, like)
         inputs = () if drafts is None else inputs_of_drafts(executor, whole, draft)
         if inputs:
@@ -57,11 +58,11 @@ class Cache:
         return int(self._pool[0].shape[0])
 
     def copy(self, source: Any, target: Any) -> None:
-        """Copy all states of slots `source` to slots `target`: a number each, or as many int32 or int64 [B] of each.
+        """Copy all states of slots `source` to slots `target`: both a number, or both int32 or int64 [B].
 
-        All are read before any is written. Of a draft that was not committed the state before it is copied. Raises BadInput for
-        slots in host memory that do not exist, and for a target that stands twice; on a GPU a pair with a slot that does not
-        exist is left out.
+        All sources are read before any target is written. If a draft is not committed, the state before it is copied. Raises
+        BadInput for slots in host memory that do not exist, and for duplicate targets; on a GPU a pair with a slot that does
+        not exist is skipped.
         """
         reads, writes = self._indices(source, "source"), self._indices(target, "target")
         check_exact_shape(writes, reads.shape)
@@ -86,10 +87,10 @@ class Cache:
             as_numpy(array)[as_numpy(writes)] = 0
 
     def commit(self, slots: Any, accepted: Any = None) -> None:
-        """End the last draft of slots, of which `accepted` steps are kept, none without: `states` are those after them.
+        """End the last draft of slots and keep `accepted` of its steps, by default none: `states` follow the kept steps.
 
-        Both are a number, or int32 or int64 [B]. Every use of a slot but `verify_draft` wants its draft committed. Raises
-        BadInput as `copy` does, and for more steps than the draft has; on a GPU such a slot is left as it is.
+        Both are a number, or int32 or int64 [B]. Any use of a slot except `verify_draft` requires that its draft is committed.
+        Raises BadInput as `copy` does, and for more steps than the draft has; on a GPU such a slot is left as it is.
         """
         if not self.draft:
             raise BadInput("commit ends a draft, but the cache has none; make it with draft, the steps of the longest one")
@@ -112,7 +113,7 @@ class Cache:
         return next_places(self.executor, self.draft + 1, self.drafts, (slots, accepted, lengths), pad_slot, time)
 
     def run_draft(self, arguments: CallArguments, slots: Any, accepted: Any, lengths: Any, pad_slot: int, time: int) -> Any:
-        """Run a draft after what is kept of the last one, where kept steps are run again, and return y."""
+        """Run a draft after the kept steps of the last draft, which run again, and return y."""
         if time > self.draft:
             raise BadInput(f"x has {time} steps, but a draft of the cache has {self.draft} at most; make it with more")
         self._arguments = arguments._replace(x=None, shared=None, lengths=None, state=self.states)
@@ -132,7 +133,7 @@ class Cache:
         return self.executor.gpu.run_draft(replace(call, initial=self._pool, keyed=None), draft, call_key).y
 
     def _run_again(self, rows: PoolRows, accepted: Array | None, arguments: CallArguments) -> None:
-        """Run the kept steps of drafts again, which are over then."""
+        """Run the kept steps of drafts again, and end the drafts."""
         interface, batch = self.executor.interface, rows.slots.shape[0]
 
         def no_steps(axes: str) -> Any:
@@ -148,18 +149,18 @@ class Cache:
         return memory.inspect(self.drafts, "drafts")
 
     def _over(self, rows: PoolRows, accepted: Array | None = None) -> Draft:
-        """Return the end of drafts."""
+        """Return the folding draft that ends the last drafts."""
         return Draft(rows, self._noted, self.draft + 1, 1, accepted, folds=True)
 
     def _fold(self, rows: PoolRows, accepted: Array | None) -> None:
-        """Move the state after the `accepted` steps of drafts to the first places of the slots that are written."""
+        """Move the state after the `accepted` steps of each draft to the first place of the slot that is written."""
         places = _places(self.executor, self._over(rows, accepted))
         pool = check_pool(self.executor.interface, memory.inspect, self.places)
         reads, writes = (memory.inspect(place, "places").selected(0, 0) for place in places)
         self._move(reads, writes, pool)
 
     def _move(self, reads: Array, writes: Array, pool: tuple[Array, ...]) -> None:
-        """Copy states between slots of a pool, all of which are read before any is written; -1 is none."""
+        """Copy states between slots of a pool, reading all before writing any; -1 is no slot."""
         call = call_on_slots(reads, writes, pool)
         if self.executor.backend.takes(call):
             self.executor.gpu.move_slots(call, clears=False)
@@ -171,7 +172,7 @@ class Cache:
             values[target[is_moved]] = values[source[is_moved]]
 
     def _indices(self, slots: Any, name: str, shape: tuple[int, ...] | None = None) -> Array:
-        """Return slots, or counts of steps, as an array beside the pool, checked where they are in host memory."""
+        """Return slots, or counts of steps, as an array on the pool's device, checked where they are in host memory."""
         import numpy
 
         if isinstance(slots, bool) or slots is None:
@@ -192,10 +193,10 @@ class Cache:
 
 
 def next_places(executor: Executor, places: int, drafts: Any, rows: tuple[Any, Any, Any], pad_slot: int, time: int) -> Places:
-    """Return the places of the steps of a draft, and note it in `drafts`; a slot has so many places.
+    """Return the places of a draft's steps, and note the draft in `drafts`; each slot has `places` places.
 
-    `rows`: slots, what is accepted of their last draft and the lengths of this one, each [B], the last two perhaps None.
-    Raises BadInput for what does not fit.
+    `rows`: slots, the accepted steps of their last draft, and the lengths of this draft, each [B]; the last two may be None.
+    Raises BadInput for arrays that do not fit.
     """
     slots, accepted, lengths = rows
     call_key = keyed(("draft", pad_slot, places, time), [slots, None, accepted, lengths, drafts])
@@ -236,7 +237,7 @@ def _places(executor: Executor, draft: Draft, call_key: KeyedArrays | None = Non
 
 
 def call_on_slots(reads: Array, writes: Array, pool: tuple[Array, ...]) -> Call:
-    """Return a call without any array but a pool, whose sequences read and write these slots."""
+    """Return a call whose only array is a pool; its sequences read and write these slots."""
     return Call(
         x=reads,
         x_axes="b",
@@ -274,7 +275,7 @@ def new_states(
 
 
 def inputs_of_drafts(executor: Executor, whole: Mapping[str, Any], draft: int) -> tuple[Any, ...]:
-    """Return zeros for x and inputs S.* of drafts of each slot of a pool, nothing where their steps are not run again."""
+    """Return zeros for x and the inputs S.* of each slot's drafts; nothing where drafted steps are not run again."""
     interface, like = executor.interface, memory.inspect(next(iter(whole.values())), "state")
     is_forward = not interface.runs_reversed[0]
     if not is_forward or not executor.backend.takes(call_on_slots(like, like, ())) or not executor.draft_plan(draft).replays:

@@ -53,7 +53,7 @@ class CellRun(ABC):
         return launch_places(recorder, self.builder, self.names, draft)
 
     def run_draft(self, _recorder: Recorder, _call: Call, _outputs: Outputs, _draft: Draft, /) -> None:
-        """Run a draft after what is kept of the last one; raises where steps of a draft are not run again."""
+        """Run a draft after the kept steps of the last draft; raises where drafted steps are not run again."""
         raise NotImplementedError
 
     def states_from_pool(self, recorder: Recorder, call: Call) -> Call:
@@ -67,7 +67,7 @@ class CellRun(ABC):
             rows_into_pool(recorder, self.builder.hinted_specialization, self.names, call, outputs.final, outputs.y)
 
     def expect_backward(self, _call: Call, /) -> None:  # noqa: B027 -- most families build nothing ahead
-        """Begin to build what a backward needs: nothing, since which kernel that is depends on its arrays."""
+        """Begin to build the kernels of the backward: by default none, since the backward's arrays choose them."""
 
     def beside(self, _kernel_pass: BackwardOrForward, _sizes: Sizes, /) -> DirectionsChoice | None:
         """Return how both directions of a pass of these sizes run concurrently; None where they do not."""
@@ -76,15 +76,15 @@ class CellRun(ABC):
     def forward_from_inputs(
         self, _recorder: Recorder, _call: Call, _outputs: Outputs, _states_out: StatesOut, _saves: bool, /
     ) -> Call | None:
-        """Run a call that is still to be projected, and return it with the pre-activations where it `saves`.
+        """Run a call whose x is not projected yet, and return it with the pre-activations where it `saves`.
 
-        None where the projection is a product before the run, as it is by default.
+        Returns None where the projection is a product before the run, which is the default.
         """
         return None
 
     @abstractmethod
     def forward(self, recorder: Recorder, runs: Sequence[tuple[Call, Outputs]], states_out: StatesOut, /) -> None:
-        """Run a call in each direction: of `runs` each is of one, with what it writes."""
+        """Run a call in each direction: each of `runs` is a direction's part of the call, and its outputs."""
 
     @abstractmethod
     def step(self, recorder: Recorder, call: Call, outputs: Outputs, /) -> None:

@@ -28,9 +28,9 @@ from minrnn_gen.run.recording.describer import DescribedKernel
 from minrnn_gen.run.recording.replay import Trace
 from minrnn_gen.run.recording.trace import trace_of
 
-# Graphs that a backend keeps; each holds the workspace of cuBLAS besides its own.
+# Graphs that a backend keeps; each holds a workspace of cuBLAS in addition to its own memory.
 GRAPHS_HELD = 8
-# Of a kernel that strides over all there is.
+# The blocks of a kernel that strides over all elements.
 STRIDING_BLOCKS = 264
 
 
@@ -61,7 +61,7 @@ class KernelLoader(Protocol):
 class CudaBackend:
     """Runs of compiled kernels on GPUs; may be used from several threads.
 
-    Everything runs on the stream that is current in the library of x, and is not waited for.
+    Everything runs asynchronously on the stream that is current in the library of x.
     """
 
     def __init__(self, kernels: KernelLoader, has_graphs: bool = True) -> None:
@@ -76,12 +76,12 @@ class CudaBackend:
 
     @property
     def has_lanes(self) -> bool:
-        """Whether steps of a run may be on lanes: not where runs are recorded whole, for others who replay them."""
+        """Whether steps of a run may be on lanes; they may not where runs are recorded whole, for replay by other programs."""
         return self.has_graphs
 
     @property
     def half(self) -> CudaBackend:
-        """Executes runs of kernels for half of the GPU, two of which run concurrently."""
+        """Backend for half of the GPU, so that two runs fit concurrently."""
         return CudaBackend(self._kernels.half, self.has_graphs)
 
     def without_graphs(self) -> CudaBackend:
@@ -93,15 +93,15 @@ class CudaBackend:
         return call.x.device is not None
 
     def plan(self, kernel: KernelKey) -> KernelPlan:
-        """Return the plan of a kernel, built when it is first met."""
+        """Return the plan of a kernel, built on first use."""
         return self._kernels.plan(kernel)
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
-        """Begin to build the kernel for a call of these sizes by another thread."""
+        """Begin to build the kernel for a call of these sizes in another thread."""
         self._kernels.build_ahead(kernel_pass, specialization, sizes)
 
     def prepare_gradients(self) -> None:
-        """Have the kernels with which a backward ends compiled, if they are not yet."""
+        """Compile the kernels with which a backward ends, if they are not compiled yet."""
         self._kernels.prepare_gradients()
 
     def begin(self, like: Array, keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> CudaRecorder:
@@ -111,7 +111,7 @@ class CudaBackend:
     def graph(
         self, like: Array, key: Hashable, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, Queue], None]
     ) -> GraphOnStream | None:
-        """Return the graph of `key` on the device of `like`, captured when it is first met, and the current stream.
+        """Return the graph of `key` on the device of `like`, captured on first use, and the current stream.
 
         None where that stream is itself being captured.
         """
@@ -140,8 +140,8 @@ class CudaBackend:
 class CudaRecorder(TracedRun):
     """A run of the kernels of a backend on a GPU: described, then performed as a trace, which is kept for calls of its key.
 
-    `gives_workspace`: products work in memory of the run, as they do on lanes, where they run concurrently. Without,
-    cuBLAS allocates some where the stream is captured, and a graph with allocations cannot become a part of another one.
+    `gives_workspace`: products use a workspace of the run, as they do on lanes, where they run concurrently. Without it, cuBLAS
+    allocates memory where the stream is captured, and a graph with allocations cannot become a part of another graph.
     """
 
     _kernels: KernelLoader
@@ -153,14 +153,14 @@ class CudaRecorder(TracedRun):
 
     @property
     def ends_in_slots(self) -> bool:
-        """Whether gradients become those of the arrays within the run: not where others replay it."""
+        """Whether the run converts gradients to the shapes and dtypes of the arrays; not where other programs replay it."""
         return not self._gives_workspace
 
     def can_store(self, *, waits: bool) -> bool:
-        """Say whether `AddUp` and `Store` may be noted.
+        """Say whether the run may end with `AddUp` and `Store`.
 
-        While their kernels are compiled, unless the run `waits`, and while the stream is captured and they are not loaded, it
-        ends without them, and is not kept.
+        It ends without them, and is not kept, while their kernels are being compiled, unless it `waits`, and while the stream
+        is captured and they are not loaded.
         """
         kernels = self._kernels.gradient_kernels(waits)
         device = self._like.device
@@ -174,8 +174,8 @@ class CudaRecorder(TracedRun):
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel for a call of these sizes.
 
-        While the stream is being captured nothing is compiled: of the kernels that are built it is the nearest then, and the
-        run is not kept, since the next call of these sizes has a kernel of its own.
+        While the stream is being captured nothing is compiled: the nearest built kernel serves, and the run is not kept, since
+        the next call of these sizes gets its own kernel.
         """
         chosen = super().choose(kernel_pass, specialization, sizes)
         if chosen not in self._kernels.built and gpu_stream.is_capturing(self._like):
@@ -186,7 +186,7 @@ class CudaRecorder(TracedRun):
         return chosen
 
     def load(self, kernel: KernelKey, part: str = "") -> DescribedKernel:
-        """Return a kernel, built and loaded when it is first met; `part` is the end of its name where the plan has several."""
+        """Return a kernel, built and loaded on first use; `part` is the end of its name where the plan has several."""
         loaded, plan = self._kernels.load(kernel, part)
         ref = KernelRef(kernel, part, self._half)
         self._modules[ref] = loaded

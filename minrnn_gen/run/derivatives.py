@@ -46,7 +46,7 @@ class DerivedKernel(Protocol):
 
 @dataclass(frozen=True)
 class SavedCall:
-    """A forward that was saved: its arrays by slot of `kernel`, the one that ran it, `owner`, or that without the axis p."""
+    """A saved forward of `owner`: its arrays by slot of `kernel`, which is `owner` or its kernel without the axis p."""
 
     owner: DerivedKernel
     kernel: DerivedKernel
@@ -59,7 +59,7 @@ class SavedCall:
     def of(cls, kernel: DerivedKernel, saved: Saved) -> SavedCall:
         """Return the call of a kernel's `saved`; raises BadInput for one that is released or another kernel's.
 
-        So is one of a cell with inputs of one value per step, of which torch and JAX make those of every channel themselves.
+        Also raises for a cell with inputs of one value per step; torch and JAX expand these to all channels themselves.
         """
         for name in kernel.interface.step_inputs:
             raise BadInput(
@@ -80,7 +80,7 @@ class SavedCall:
         return cls(kernel, kernel.embedded, arrays, opened, y, embedding)
 
     def tangents(self, by_name: Mapping[str, Any]) -> list[Any]:
-        """Return tangents by slot, of those by name of the arguments of `owner`; raises BadInput for what does not fit."""
+        """Return tangents by slot, from tangents by the names of `owner`'s arguments; raises BadInput for a wrong array."""
         for name in by_name:
             if name not in NAMED:
                 allowed = ", ".join(NAMED)
@@ -103,7 +103,7 @@ class SavedCall:
         return self._with_all_states(checked)
 
     def _embedded(self, arguments: CallArguments, states: Mapping[str, Any]) -> CallArguments:
-        """Return tangents as those of the kernel without the axis p; what says which units are P has none."""
+        """Return tangents in the shapes of the kernel without the axis p. The mask of the P units has no tangent."""
         embedding = self.embedding
         named = {name: array for name, array in (arguments.parameters or {}).items() if array is not None}
         widened = {
@@ -150,7 +150,7 @@ class SavedCall:
         return int(rows if ends is None else ends.shape[0] - 1)
 
     def _with_all_states(self, tangents: list[Any]) -> list[Any]:
-        """Return tangents with zeros for those of some states that are absent beside others'."""
+        """Return tangents with zeros for the absent states, where other states have a tangent."""
         places, interface = self.kernel.interface.slots.states, self.kernel.interface
         present = [array for array in tangents[places] if array is not None]
         if present and len(present) < len(interface.states):
@@ -182,9 +182,9 @@ class Derivatives:
         """Return (dy, dstate), the derivatives of y and of the final state along tangents of the arguments of a call.
 
         saved: of `forward`. tangents: by the names of the arguments, each of the shape (of R and recurrent_bias: the longer
-        one) and dtype of its array; "parameters", "state", "shared", "inputs" and "reset_states" by name; zeros for those that
-        are absent, or None. dy is like y, and dstate like the state. The first call compiles a kernel of its own. Raises
-        BadInput for arrays that do not fit, for a `saved` that is released or another kernel's, and for clipped gradients.
+        one) and dtype of its array; "parameters", "state", "shared", "inputs" and "reset_states" by name; absent tangents, or
+        None, are zeros. dy is like y, and dstate like the state. The first call compiles a kernel of its own. Raises BadInput
+        for arrays that do not fit, for a `saved` that is released or another kernel's, and for clipped gradients.
         """
         call, by_slot, _ = self._saved_call(saved, tangents)
         run = _TangentRun(call, by_slot)
@@ -195,8 +195,8 @@ class Derivatives:
     ) -> dict[str, Any]:
         """Return the gradients of sum(gradient * tangent) over the gradients that `backward(saved, dy, dstate)` returns.
 
-        dy, dstate: as of `backward`; tangents: as of `tangent`. The result has what that of `backward` has, and "dy" and
-        "dstate" {name: [B, H]}, the gradients of these. Raises what both raise.
+        dy, dstate: as of `backward`; tangents: as of `tangent`. The result has the entries of `backward`'s, and "dy" and
+        "dstate" {name: [B, H]}, the gradients of dy and dstate. Raises what both raise.
         """
         call, by_slot, alteration = self._saved_call(saved, tangents)
         run = _TangentRun(call, by_slot)

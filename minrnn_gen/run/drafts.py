@@ -28,10 +28,10 @@ _WIDE_ACCEPTED = 4
 class Draft:
     """The next draft of some sequences, `time` steps of each, or as many as its length; its states are in a ring of places.
 
-    `drafts` [slots, 2] are the first place of each slot's last draft, which is the state before it, and its steps; the state
-    after step t is t places further, of the `places` of a slot in turn. Of that draft `accepted` steps are kept, none without,
-    and the next one begins where they end. Where it `folds`, what is kept goes to place 0 of the slot that is written, and
-    there is no next one. Where the steps are run again, their `inputs` are in the places, not their states.
+    `drafts` [slots, 2]: the first place of each slot's last draft, which holds the state before it, and its number of steps;
+    the state after step t is t places further, modulo `places`. `accepted` steps of that draft are kept, by default none, and
+    the next draft begins where they end. With `folds`, the kept state goes to place 0 of the slot that is written, and no draft
+    follows. Where steps are run again, the places hold their `inputs` instead of their states.
     """
 
     rows: PoolRows
@@ -53,7 +53,7 @@ class Draft:
         return [self.rows.slots, self.rows.into, self.accepted, self.lengths, self.drafts, *self.inputs]
 
     def placed(self, arrays: Sequence[Array | None]) -> Draft:
-        """Return the same draft by arrays as `flat` has them."""
+        """Return the same draft with arrays in the order of `flat`."""
         slots, into, accepted, lengths, drafts, *inputs = arrays
         assert slots is not None and drafts is not None
         rows = PoolRows(slots, into, self.rows.pad_slot, self.rows.count)
@@ -61,7 +61,7 @@ class Draft:
 
 
 def places_on_host(draft: Draft) -> Places:
-    """Return the places of each step, [time, batch], and note the draft, all in host memory and checked."""
+    """Return the places of each step, [time, batch], and note the draft, in host memory, checked."""
     import numpy
 
     rows, drafts = draft.rows, as_numpy(draft.drafts)
@@ -84,7 +84,10 @@ def places_on_host(draft: Draft) -> Places:
 
 
 def launch_places(recorder: Recorder, builder: Builder, names: ArrayNames, draft: Draft) -> Places:
-    """Have a kernel write the places of each step, [time, batch], and note the draft, after all where slots are copied."""
+    """Launch a kernel that writes the places of each step, [time, batch], and notes the draft.
+
+    Where slots are copied, a second launch notes it.
+    """
     reads, writes = (recorder.new_array((draft.time, draft.batch), "int64") for _ in range(2))
     # A copy notes its targets once all sources are read.
     at_once: dict[str, Any] = {"reads": reads.address, "writes": writes.address}
@@ -95,9 +98,9 @@ def launch_places(recorder: Recorder, builder: Builder, names: ArrayNames, draft
 
 
 def launch_starts(recorder: Recorder, builder: Builder, names: ArrayNames, draft: Draft) -> Array:
-    """Have a kernel write the slot of each sequence, -1 for none, where its steps begin and what is kept before them.
+    """Launch a kernel that writes, as [3, batch], each sequence's slot (-1 for none), first place and kept steps.
 
-    That is [3, batch]; the draft is noted.
+    It also notes the draft.
     """
     starts = recorder.new_array((3, draft.batch), "int64")
     _launch(recorder, builder, names, draft, {"starts": starts.address})

@@ -1,4 +1,4 @@
-"""Calls of kernels with projected units, by a kernel that has none; in NumPy as they are, where that runs on the CPU."""
+"""Calls of kernels with projected units, run by a kernel without them; calls on the CPU run unchanged in NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minrnn_gen.run.saved import Forward, ForwardReplay
 
 
 class EmbeddedExecutor(Executor):
-    """Executes the calls of a kernel with projected units: by `inner`, where it has kernels for them, else by NumPy."""
+    """Executes the calls of a kernel with projected units: by `inner` where that has kernels for the call, else by NumPy."""
 
     def __init__(self, interface: Interface, builder: Builder, inner: Executor, mask: str | None) -> None:
         super().__init__(interface, builder, inner.backend)
@@ -67,7 +67,7 @@ class EmbeddedExecutor(Executor):
         return embedding.gradients(gradients)
 
     def reference(self, arguments: CallArguments, all_states: bool) -> ForwardResult:
-        """Run in float64, step after step; of products with units of their own as the cell has them."""
+        """Run in float64, step by step, with the cell's own products, including those with other numbers of units."""
         if self.interface.products:
             return super().reference(arguments, all_states)
         self.checked(arguments)
@@ -111,7 +111,7 @@ class EmbeddedExecutor(Executor):
 
 
 def _owned(interface: Interface, arguments: CallArguments, call: Call) -> CallArguments:
-    """Return the arguments of a call with arrays of their libraries, whatever protocol they were given by."""
+    """Return the arguments of a call as arrays of their libraries, whatever protocol the caller's arrays support."""
     parameters = dict(zip(interface.parameters, (array.owner for array in call.parameters), strict=True))
     pairs = zip(interface.states, call.initial, strict=True)
     state = {name: array.owner for name, array in pairs if array is not None}

@@ -1,7 +1,7 @@
-"""The end of a run on a GPU: gradients as computed become those of the call's arrays, in their shapes and dtypes.
+"""The end of a run on a GPU: computed gradients are converted to the shapes and dtypes of the call's arrays.
 
-Sums are added up and dtypes changed by two small kernels within the run: the libraries of arrays take several calls each for
-that, and for small layers the host takes longer to ask for them than a GPU to do it.
+Two small kernels within the run add up sums and change dtypes. Array libraries take several calls each for that, and for small
+layers the host takes longer to launch these than the GPU to run them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from minrnn_gen.run.backend import Recorder
 def in_slots(
     interface: Interface, recorder: Recorder, call: Call, wide: BackwardResult, given_only: bool = False
 ) -> SlotGradients | None:
-    """Note what makes gradients as computed those of a call's arrays; None where that is left to the arrays' library.
+    """Note the conversion of computed gradients to those of a call's arrays; None where that is left to the arrays' library.
 
-    `given_only`: without those of initial states that were not given.
+    `given_only`: without gradients of default initial states.
     """
     precision, vectors = interface.precision, [call.bias, call.recurrent_bias, *call.parameters]
     known = (precision.storage_dtype, precision.arithmetic_dtype)
@@ -33,7 +33,7 @@ def in_slots(
     is_stored = (call.R and not _is_like(call.R, wide.R, interface.heads)) or (
         call.weight and not _is_like(call.weight, wide.weight)
     )
-    # Sums that are added up in another order have other bits, so that they wait; what is stored has those of a library.
+    # Another order of summation changes bits, so sums wait for their kernel; stores give the same bits as a library.
     if (has_sums or is_stored) and not recorder.can_store(waits=has_sums):
         return None
     end = _End(interface, recorder)
@@ -80,7 +80,7 @@ class _End:
         return target
 
     def stored(self, array: Array, wide: Array, heads: int, gates: int, square: int) -> Array:
-        """Return the gradient of a matrix, its gates in front of its heads, in the dtype of storage."""
+        """Return the gradient of a matrix, with its gates before its heads, in the storage dtype."""
         if _is_like(array, wide, heads):
             return self._recorder.in_shape(wide, _shape(array))
         target = self._recorder.new_array(_shape(array), array.dtype)
@@ -89,7 +89,7 @@ class _End:
 
 
 def of_layers(interface: Interface, recorder: Recorder, state: Array) -> Array:
-    """Return a final state [layers or directions, sequences, H], in the dtype of storage if kernels are there for that."""
+    """Return a final state [layers or directions, sequences, H], in the storage dtype if kernels for that are loaded."""
     storage, count = interface.precision.storage_dtype, math.prod(state.shape)
     # A library converts them to the same bits.
     if state.dtype != storage and count and recorder.can_store(waits=False):
@@ -99,12 +99,12 @@ def of_layers(interface: Interface, recorder: Recorder, state: Array) -> Array:
 
 
 def _is_like(array: Array, wide: Array, heads: int = 1) -> bool:
-    """Say whether the gradient of a matrix is that of its array but for the shape."""
+    """Say whether the gradient of a matrix differs from that of its array in shape alone."""
     return heads == 1 and wide.dtype == array.dtype
 
 
 def _shape(array: Array) -> tuple[int, ...]:
-    """Return the shape in which a caller gave an array: a call describes some with more axes."""
+    """Return the shape of the caller's array: a call describes some arrays with more axes."""
     return tuple(array.owner.shape)
 
 

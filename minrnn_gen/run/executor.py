@@ -1,4 +1,4 @@
-"""Calls of one kernel: checked, and executed where their arrays are, or replayed where their key was met before."""
+"""Calls of one kernel: checked, and executed where their arrays are, or replayed where their key is known."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class Executor:
         return forward.result, forward.replay or forward
 
     def forward_on_pool(self, arguments: CallArguments, pool: PoolArguments) -> Any:
-        """Run over time on slots of a pool, where the final states go, and return y.
+        """Run over time on slots of a pool, which receive the final states, and return y.
 
-        Values of lengths and ends on a GPU are not looked at.
+        Values of lengths and ends on a GPU are not read.
         """
         call_key = self._keyed(("forward on a pool", pool.pad_slot), arguments, pool)
         replay = self.gpu.forwards.replay(call_key)
@@ -127,7 +127,7 @@ class Executor:
     def backward(
         self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None, given_only: bool = False
     ) -> dict[str, Any]:
-        """Return the gradients of a forward by the names of its arguments; `given_only`: of initial states only those given."""
+        """Return the gradients of a forward by the names of its arguments; `given_only`: none of default states."""
         call_key = None
         if not isinstance(forward, Forward):
             # The trace of the forward identifies the arrays before these.
@@ -147,12 +147,12 @@ class Executor:
     def replay_forward(
         self, arrays: Sequence[Any], all_states: bool, saves: bool, of_layer: bool = False
     ) -> ForwardResult | None:
-        """Run a call whose key was met before, on arrays by slot; None where it was not.
+        """Replay a call whose key is known, on arrays by slot; None for a new key.
 
-        For callers who keep arrays and nothing else, such as a layer of torch.
+        For callers that keep only arrays, such as a layer of torch.
         """
         if saves and not self._builder.spec.training:
-            return None  # `Kernel.forward` says why not
+            return None  # `Kernel.forward` raises the reason
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
         call_key = keyed(("forward", self._states_out(all_states, saves), saves, of_layer), [*arrays])
@@ -164,10 +164,10 @@ class Executor:
     def replay_backward(
         self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], all_states: bool, reads_x: bool = True
     ) -> AnyGradients | None:
-        """Run a backward whose key was met before, on arrays by slot; None where it was not.
+        """Replay a backward whose key is known, on arrays by slot; None for a new key.
 
         For the callers of `replay_forward`: `results` are y and `Saved.arrays`, `incoming` the gradients of y and of the final
-        states, None for zeros. Where nobody `reads_x`, the gradient of x may be missing.
+        states, None for zeros. Unless `reads_x`, the gradient of x may be missing.
         """
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None
@@ -183,7 +183,7 @@ class Executor:
         return None if known is None else self.gpu.replay_restored(known, flat)
 
     def forward_in_place(self, arrays: Sequence[Any], into: Sequence[Any], all_states: bool, saves: bool) -> ForwardResult:
-        """Run a call on a GPU, its arrays by slot, `into` y and the states that it writes, but beyond lengths."""
+        """Run a call on a GPU, its arrays by slot, and write `into` y and states, except beyond lengths."""
         return self._in_place.forward(arrays, into, self._states_out(all_states, saves))
 
     def backward_in_place(
@@ -219,7 +219,7 @@ class Executor:
         return self.cpu.record_backward(flat, forward, checked, reads_x)
 
     def _restored(self, states_out: StatesOut, flat: KeyedArrays, slots: BackwardSlots) -> RestoredBackward | None:
-        """Return the backward of a forward that is restored from the inputs and results in `slots`, if its trace is there."""
+        """Return the backward of a forward, restored from the inputs and results in `slots`, if its trace is kept."""
         arrays = flat.arrays
         call = keyed(("forward", states_out, True, False), arrays[slots.inputs])
         y, *saved = arrays[slots.results]
@@ -239,7 +239,7 @@ class Executor:
     def restore(self, arguments: CallArguments, y: Any, arrays: Sequence[Any], all_states: bool = False) -> Saved:
         """Return the saved state of a call, from the call's arguments, its y and `Saved.arrays()`.
 
-        For callers who keep arrays and nothing else, such as a graph of torch. Raises BadInput for arrays that do not fit.
+        For callers that keep only arrays, such as a graph of torch. Raises BadInput for arrays that do not fit.
         """
         call_key = self._keyed(("forward", self._states_out(all_states, True), True, False), arguments)
         replay = restored_replay(self.gpu.forwards.find(call_key), call_key, y, arrays)
@@ -270,7 +270,7 @@ class Executor:
 
     @cached_property
     def recorded(self) -> GpuRun:
-        """Records whole runs, for callers who replay traces in memory of their own, such as a program of XLA."""
+        """Records whole runs, for callers that replay traces in their own memory, such as a program of XLA."""
         return GpuRun(self.interface, self._builder, self.backend.without_graphs())
 
     def draft_plan(self, steps: int) -> DraftPlan:
@@ -284,7 +284,7 @@ class Executor:
         return draft_plan(problem, steps, predicted)
 
     def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:
-        """Run a call on a GPU without a look at the values of lengths, and return it; None where it cannot be replayed.
+        """Run a call on a GPU without reading the values of lengths, and return it; None where it cannot be replayed.
 
         Where a forward `trains`, its backward is built meanwhile. `all_states`: it writes the states after every step.
         """
@@ -297,7 +297,7 @@ class Executor:
     def record_on_host(
         self, arguments: CallArguments, all_states: bool = False, single_step: bool = False
     ) -> Trace[Any, Any] | None:
-        """Run a call on NumPy arrays without gaps, and return its trace; None where it is more than native kernels."""
+        """Run a call on contiguous NumPy arrays, and return its trace; None where the call runs more than native kernels."""
         from minrnn_gen.run.cpu.trace import keyed_by_threads
 
         flat = arguments.flat(self.interface)

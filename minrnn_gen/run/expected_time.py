@@ -13,27 +13,27 @@ from minrnn_gen.plan.size_classes import Occupied, occupied, predicted_us
 
 BackwardOrForward = Literal["forward", "backward"]
 
-# Measured on an H200 (docs/lab-notes.md): what a piece takes besides its steps, for the launch, the prologue and an event, and
-# what the host takes for each step on a lane.
+# Measured on an H200 (docs/lab-notes.md): a piece's overhead in addition to its steps, for the launch, the prologue and an
+# event, and the host's time for each step on a lane.
 PIECE_US, HOST_STEP_US = 12.0, 24.0
-# Of the tensor cores' rate, in 16 bits, what products of all steps at once reach, and of a piece; by an H200's datasheet others
-# take so many times as long.
+# The fractions of the tensor cores' 16-bit rate that products of all steps reach, and products of a piece; by an H200's
+# datasheet, products in other dtypes take so many times as long.
 PRODUCT_EFFICIENCY, PIECE_PRODUCT_EFFICIENCY = 0.65, 0.45
 TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 16, "fp64": 16}
-# What has to be predicted as gained for kernels of shares: predictions for these were measured to be wrong by up to as much.
+# The least predicted gain for kernels of shares: measurements differ from predictions by up to as much.
 GAIN_LEAST = 1.2
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A kernel's expectation: its time in microseconds, and its demand on the GPU; None where it takes step by step."""
+    """A kernel's expected time in microseconds, and its demand on the GPU, None where it runs step by step."""
 
     us: float
     occupied: Occupied | None
 
 
 def expected_of(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> Expected:
-    """Return the kernel that a call with contiguous arrays of these sizes runs; raises Infeasible where there is none."""
+    """Return the expectation for a call with contiguous arrays of these sizes; raises Infeasible where no kernel fits."""
     specialization = builder.specialization_at(sizes)
     classes = builder.classes(kernel_pass, specialization)
     problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization, sizes))
@@ -43,7 +43,7 @@ def expected_of(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) 
 
 @dataclass(frozen=True)
 class Products:
-    """Multiply-adds of a layer's products in a pass: with the weight as they are between layers, and all others."""
+    """Multiply-adds of a layer's products in a pass: products with the weight, as between layers, and all others."""
 
     between: float
     whole: float
@@ -51,7 +51,7 @@ class Products:
 
     @classmethod
     def of(cls, builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> Products:
-        """Return those of a call."""
+        """Return the multiply-adds of a call."""
         spec, shape, rows = builder.spec, builder.cell_shape, sizes.batch * sizes.time
         of_weight = rows * len(shape.gates) * spec.hidden_size * (spec.input_size or 0)
         of_R = rows * len(shape.recurrent_gates) * spec.hidden_size * spec.head_dim
@@ -61,7 +61,7 @@ class Products:
         return cls(of_weight, of_weight + 2 * of_R if kernel_pass == "backward" else 0, times)
 
     def us(self, gpu: GpuProfile, is_cut: bool) -> float:
-        """Return about how long they take with the whole GPU; where the call `is_cut`, those between layers are of pieces."""
+        """Return the products' approximate time on the whole GPU; if the call `is_cut`, those between layers are cut, too."""
         per_us = tensor_products(gpu.compute_capability) * gpu.sm_count * gpu.sm_clock_hz * 1e-6
         efficiency = PIECE_PRODUCT_EFFICIENCY if is_cut else PRODUCT_EFFICIENCY
         return self.times_of_16_bits * (self.between / efficiency + self.whole / PRODUCT_EFFICIENCY) / per_us

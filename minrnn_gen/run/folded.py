@@ -20,9 +20,9 @@ KernelT = TypeVar("KernelT", bound=_HasInterface)
 
 
 def folded_by(builder: Builder, interface: Interface, made: Callable[[Builder], KernelT]) -> tuple[KernelT, Folding] | None:
-    """Return the kernel `made` that serves calls with gradients and without initial states, and how; None without such a one.
+    """Return the kernel `made` for calls with gradients and without initial states, and its folding; None where nothing folds.
 
-    It has one product for two where the output is a product of its own, as an LSTM's with projected units.
+    It merges two products into one where the output is itself a product, as in an LSTM with projected units.
     """
     folded = folded_builder(builder)
     if folded is None:

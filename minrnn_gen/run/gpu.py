@@ -35,7 +35,7 @@ Result = BackwardResult | SlotGradients
 
 
 class RestoredBackward(NamedTuple):
-    """A backward of a forward that is known by its arrays alone; `pick` takes those of the trace from them and one more."""
+    """A backward of a forward restored from arrays alone; `pick` selects the trace's arrays from these and one more."""
 
     trace: Trace[Result, Call]
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -44,7 +44,7 @@ class RestoredBackward(NamedTuple):
 class GpuRun:
     """The kernels of one builder as a backend runs them; may be used from several threads.
 
-    What was run once for a key is replayed the next time, without being looked at: see `run.recording.replay`.
+    A run is recorded once per key, then replayed without inspecting the call: see `run.recording.replay`.
     """
 
     def __init__(self, interface: Interface, builder: Builder, backend: Backend, projects: Projects = projected_at) -> None:
@@ -91,8 +91,8 @@ class GpuRun:
     ) -> Forward:
         """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward.
 
-        `into`: y and those states where they are there already, to be written but beyond lengths. `of_layer`: final states
-        may be in the dtype of y, and with an axis of one in front where there is none of directions.
+        `into`: existing arrays for y and these states, written except beyond lengths. `of_layer`: final states may be in the
+        dtype of y, with a leading axis of 1 where they have no axis of directions.
         """
         if saves:
             self._cells.expect_backward(call)
@@ -103,7 +103,7 @@ class GpuRun:
         elif storage == carried and states_out != "none":
             states_out = "storage"  # the same kernel by either name
         call = self.with_sequences_beside_x(call)
-        # Beyond a length a kernel writes nothing.
+        # Kernels write nothing beyond a length.
         fill = None if call.sequences.lengths is None else 0
         shape = interface.y_shape(call.rows, call.time)
         kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states]
@@ -129,7 +129,7 @@ class GpuRun:
         if finished.replay is not None:
             return replace(forward, replay=finished.replay)
         performed = finished.metadata
-        # A call that is its own projection, since nothing of one is kept, stays that.
+        # A call whose projection is not kept stays its own projection.
         return replace(performed, projected=performed.call) if projected is call else performed
 
     def step(self, call: Call) -> StepResult:
@@ -174,7 +174,7 @@ class GpuRun:
         return finished.result
 
     def run_draft(self, call: Call, draft: Draft, keyed: KeyedArrays | None) -> StepResult:
-        """Run a draft, its inputs and states in a cache, after what is kept of the last one; the states are in the cache."""
+        """Run a draft, its inputs and states in a cache, after the kept steps of the last draft; new states go to the cache."""
         interface = self._interface
         if keyed is not None:
             call, inputs = call.with_slots(keyed), len(call.flat())
@@ -191,14 +191,14 @@ class GpuRun:
     def backward(self, forward: Forward, incoming: IncomingGradient, into: Array | None = None) -> AnyGradients:
         """Run against time, from the gradients of what `forward` returned.
 
-        `into`: the gradient of pre-activations where it is there already, to be written but beyond lengths.
+        `into`: an existing array for the gradient of pre-activations, written except beyond lengths.
         """
         return self._added_up(self.perform_backward(forward, incoming, into).result)
 
     def perform_backward(
         self, forward: Forward, incoming: IncomingGradient, into: Array | None = None
     ) -> Finished[Result, Call]:
-        """Run against time as `backward` does, and return the run, whose sums may be not added up."""
+        """Run against time as `backward` does, and return the run; its sums may not be added up yet."""
         if incoming.keyed is None:  # arrays have the slots of the forward, if any
             forward, incoming = without_slots((forward, incoming))
         interface, call, projected, outputs = self._interface, forward.call, forward.projected, forward.outputs
@@ -221,7 +221,7 @@ class GpuRun:
         return finished
 
     def replay_backward(self, keyed: KeyedArrays | None) -> tuple[Call, AnyGradients] | None:
-        """Replay a backward, and return it with a call that looks like its own; None where none of this key was recorded."""
+        """Replay a backward, and return it with a call of the same description; None where none of this key is recorded."""
         replay = self.backwards.replay(keyed)
         return None if replay is None else (replay.trace.metadata, self._added_up(replay.result))
 
@@ -238,7 +238,7 @@ class GpuRun:
 
     @staticmethod
     def with_sequences_beside_x(call: Call) -> Call:
-        """Return a call whose lengths and ends are where kernels read them."""
+        """Return a call whose lengths and ends are int64 on the device of x."""
         lengths, cu_seqlens = (
             None if array is None else memory.int64_beside(call.x, array)
             for array in (call.sequences.lengths, call.sequences.cu_seqlens)
@@ -246,7 +246,7 @@ class GpuRun:
         return replace(call, sequences=replace(call.sequences, lengths=lengths, cu_seqlens=cu_seqlens))
 
     def _projected(self, recorder: Recorder, call: Call, axes: str) -> Call:
-        """Multiply x by the weight, if there is one; the result has the axes of pre-activations."""
+        """Multiply x by the weight, if any; the result has the axes of pre-activations."""
         if call.weight is None:
             return call
         product = recorder.new_array(self._interface.shape(axes, call.rows, call.time), call.x.dtype)
@@ -256,7 +256,7 @@ class GpuRun:
         return replace(call, x=product, x_axes=axes, weight=None)
 
     def _through_projection(self, recorder: Recorder, call: Call, gradient: Array) -> tuple[Array, Array | None]:
-        """Return the gradients of x and of the weight, given that of the pre-activations."""
+        """Return the gradients of x and of the weight from the gradient of the pre-activations."""
         if call.weight is None:
             return gradient, None
         time_is_last = call.x_axes[-1] == "t"
@@ -267,7 +267,7 @@ class GpuRun:
         if has_rows:
             x, lengths = call.x, call.sequences.lengths
             if lengths is not None:
-                # What lies beyond a length has no gradient, but a NaN there times zero would have.
+                # Values beyond a length have no gradient, but NaN times zero there would be NaN.
                 x = recorder.zeroed_beyond(x, call.x_axes, lengths)
             in_tf32 = self._interface.precision.multiplies_in_tf32
             recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last, in_tf32))
@@ -280,10 +280,10 @@ class GpuRun:
 
 
 def added_up(interface: Interface, result: BackwardResult) -> RawGradients:
-    """Return gradients whose sums are added up, and R with its gates before its heads."""
+    """Return gradients with sums added up, and R with its gates before its heads."""
     dx, dinitial, sums, dweight, dR, vectors, shared, dinputs = result
     total = None if sums is None else _total(sums)
-    # Of one head it is the same either way.
+    # With one head both orders are the same.
     dR = dR if dR is None or dR.shape[1] == 1 else dR.swapaxes(1, 2)
     of_vectors = {name: array.sum(1) for name, array in zip(interface.vector_parameters, vectors, strict=True)}
     storage = interface.precision.storage_dtype
@@ -296,7 +296,7 @@ def _total(sums: Any) -> Any:
     runs, parts, rows, batch, hidden = sums.shape
     if parts == batch == 1:
         return sums.reshape(runs, rows, hidden)
-    # Few values are left to add; the libraries do it in an order that does not change.
+    # Few values are left to add; libraries add them in a fixed order.
     return sums.sum((1, 3))
 
 

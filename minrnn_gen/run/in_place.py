@@ -1,6 +1,6 @@
-"""Runs of kernels into memory that is there already; what lies beyond lengths stays as it is.
+"""Runs of kernels into existing memory; values beyond lengths stay as they are.
 
-With a length of each sequence that is 0 or all of its steps, the GPU decides what runs again, and no host waits for the answer.
+With lengths of 0 or all steps, the GPU decides which sequences run again, and the host does not wait for the decision.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from minrnn_gen.run.saved import Forward
 
 @dataclass(frozen=True)
 class InPlace:
-    """Runs the calls of one kernel in place; x is not projected, and values of lengths are not looked at.
+    """Runs the calls of one kernel in place; x is not projected, and values of lengths are not read.
 
-    Arrays shaped like y have its strides, all the same ones.
+    All arrays shaped like y have its strides.
     """
 
     interface: Interface
     gpu: GpuRun
 
     def forward(self, arrays: Sequence[Any], into: Sequence[Any], states_out: StatesOut) -> ForwardResult:
-        """Run a call, its arrays by slot, over time; write `into` y and the states that `states_out` asks for."""
+        """Run a call, its arrays by slot, over time; write `into` y and the states of `states_out`."""
         call_key = keyed(("forward in place", states_out), [*arrays, *into])
         replay = self.gpu.forwards.replay(call_key)
         if replay is not None:
@@ -72,7 +72,7 @@ class InPlace:
 
     @staticmethod
     def _described(call: Call, arrays: Sequence[Any]) -> list[Array]:
-        """Describe arrays whose slots come after those of the call, where it has slots."""
+        """Describe arrays, in the slots after the call's where it has slots."""
         described = (memory.inspect(array, "result") for array in arrays)
         in_slots = described if call.keyed is None else with_slots(described, len(call.flat()))
         return [array for array in in_slots if array is not None]

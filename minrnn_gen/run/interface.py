@@ -44,7 +44,7 @@ def interface_of(builder: Builder, cell: CellShape) -> Interface:
 
 
 def _vectors_of(builder: Builder) -> dict[str, Any]:
-    """Return what an interface has of a cell with the axis n; raises BadInput for a spec whose sizes do not fit the cell."""
+    """Return an interface's fields for a cell with the axis n; raises BadInput for a spec whose sizes do not fit the cell."""
     spec = builder.spec
     check_sizes_of_vectors(spec, builder.cell_source)
     if not builder.cell_source.has_vectors:
@@ -60,7 +60,7 @@ def _vectors_of(builder: Builder) -> dict[str, Any]:
 
 
 def _projection_of(builder: Builder) -> dict[str, Any]:
-    """Return what an interface has of a cell that lists products; raises BadInput for a size that does not fit the cell."""
+    """Return an interface's fields for a cell that lists products; raises BadInput for a size that does not fit the cell."""
     source = builder.cell_source
     if not source.has_products:
         check_projection_size(builder.spec, source, NO_PROJECTION)
@@ -69,7 +69,7 @@ def _projection_of(builder: Builder) -> dict[str, Any]:
 
 
 def projection_of(spec: Spec, source: CellSource, cell: Cell, has_recurrent_bias: bool) -> dict[str, Any]:
-    """Return what an interface has of a cell's projection; `has_recurrent_bias`: of products that say nothing of it.
+    """Return an interface's fields for a cell's projection; `has_recurrent_bias`: the default of each product.
 
     Raises BadInput for a size that does not fit the cell.
     """

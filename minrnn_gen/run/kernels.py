@@ -1,4 +1,4 @@
-"""The kernels of one builder, each built when it is first met."""
+"""The kernels of one builder, each built on first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BuiltKernels:
     """The kernels of one builder by their keys; may be used from several threads."""
 
     def __init__(self, builder: Builder, built: tuple[BuiltKernel, ...]) -> None:
-        """Begin with those that are `built` already."""
+        """Begin with the kernels that are `built` already."""
         self._builder = builder
         self._built: dict[KernelKey, BuiltKernel] = {KernelKey.of(kernel.plan): kernel for kernel in built}
         self._keeps_first = not specializes_by_sizes()
@@ -40,22 +40,22 @@ class BuiltKernels:
 
     @cached_property
     def half(self) -> Self:
-        """The kernels for half of the GPU, two of which run concurrently."""
+        """The kernels for half of the GPU, so that two runs fit concurrently."""
         return type(self)(self._builder.half, ())
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
-        """Return the kernel for a call of these sizes; the first of its pass and specialization, if only that is wanted."""
+        """Return the kernel for a call of these sizes; if only pass and specialization count, the first one built for them."""
         if self._keeps_first and (alike := self.built_like(kernel_pass, specialization)):
             return alike[0]
         return self._builder.choose(kernel_pass, specialization, sizes)
 
     def choose_built(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey | None:
-        """Return the kernel that is nearest to these sizes among those that are built, None where there is none."""
+        """Return the built kernel nearest to these sizes, None where none is built."""
         alike = self.built_like(kernel_pass, specialization)
         return min(alike, key=lambda kernel: sizes.distance(kernel.sizes)) if alike else None
 
     def built_like(self, kernel_pass: KernelPass, specialization: Specialization) -> list[KernelKey]:
-        """Return the kernels of a pass and specialization that are built, in the order in which they were."""
+        """Return the built kernels of a pass and specialization, in build order."""
         return [key for key in self.built if (key.kernel_pass, key.specialization) == (kernel_pass, specialization)]
 
     def build(self, kernel: KernelKey) -> BuiltKernel:
@@ -83,7 +83,7 @@ class CompiledKernels(BuiltKernels):
         self._gradient_kernels: dict[str, LoadedKernel] = {}
 
     def load(self, kernel: KernelKey, part: str = "") -> tuple[LoadedKernel, KernelPlan]:
-        """Return a kernel to launch and its plan; raises ToolchainMissing where there is no NVRTC to compile it.
+        """Return a kernel to launch and its plan; raises ToolchainMissing without NVRTC to compile it.
 
         `part` is the end of its name where the plan has several.
         """
@@ -96,9 +96,9 @@ class CompiledKernels(BuiltKernels):
         return self._loaded.setdefault(key, (loaded_kernel(built.cubin, built.plan, part), built.plan))
 
     def gradient_kernels(self, waits: bool) -> Mapping[str, LoadedKernel] | None:
-        """Return the kernels with which a run ends, by name; none without a compiler.
+        """Return the kernels with which a run ends, by name; empty without a compiler.
 
-        None while they are compiled, unless this `waits` for them.
+        Returns None while they are being compiled, unless `waits`.
         """
         if waits:
             self._gradient_cubin.build()
@@ -112,7 +112,7 @@ class CompiledKernels(BuiltKernels):
         return self._gradient_kernels
 
     def prepare_gradients(self) -> None:
-        """Have these kernels compiled, if they are not yet."""
+        """Compile the kernels with which a run ends, if they are not compiled yet."""
         self._gradient_cubin.build()
 
     @cached_property
@@ -120,7 +120,7 @@ class CompiledKernels(BuiltKernels):
         return GradientCubin(self._builder)
 
     def build_ahead(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> None:
-        """Begin to plan and build the kernel for a call of these sizes by another thread, if it is not built yet."""
+        """Begin to plan and build the kernel for a call of these sizes in another thread, if it is not built yet."""
         request = (kernel_pass, specialization, sizes)
         if kernel_pass == "backward":
             self._gradient_cubin.build_ahead()

@@ -1,4 +1,4 @@
-"""A launch as blocks and arguments, and how arrays become arguments by the names of a kernel's signature; knows no library."""
+"""A launch as blocks and arguments, and array arguments by the names of a kernel's signature; knows no library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Launch:
 
 
 def alignment_of_call(*arrays: Array) -> int:
-    """Return the alignment, in bytes, of every contiguous run of the arrays: where it starts, and where it ends."""
+    """Return the alignment, in bytes, of the start and end of every contiguous run of the arrays."""
     offsets = [pointer_divisor(array.pointer) for array in arrays]
     for array in arrays:
         strides = zip(array.strides[:-1], array.shape[:-1], strict=True)
@@ -39,7 +39,7 @@ def alignment_of_call(*arrays: Array) -> int:
 
 
 def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]:
-    """Return what forward and backward begin with: x, the vectors, the initial states, and where sequences begin and end."""
+    """Return the first arguments of forward and backward: x, vectors, initial states, and the begins and ends of sequences."""
     values = {
         "x": call.x.address,
         **x_strides(plan, call, "x", call.x),
@@ -61,17 +61,17 @@ def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]
 
 
 def x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
-    """Return the strides that a kernel asks for of an array with the axes of x."""
+    """Return a kernel's strides of an array with the axes of x."""
     return _strides(call, name, SCAN_X_AXES[plan.problem.layout], array, call.x_axes)
 
 
 def row_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:
-    """Return the strides that a kernel asks for of an array with the axes of y."""
+    """Return a kernel's strides of an array with the axes of y."""
     return _strides(call, name, SCAN_Y_AXES[plan.problem.layout], array, Y_AXES[plan.problem.layout])
 
 
 def _strides(call: Call, name: str, wanted: str, array: Array, axes: str) -> dict[str, int]:
-    """Packed sequences lie one after the other in time: from one to the next there is no stride."""
+    """Return strides with 0 between packed sequences, which follow each other in time."""
     by_axis = strides_by_axis(array, axes)
     if call.sequences.cu_seqlens is not None:
         by_axis["b"] = 0
@@ -84,7 +84,7 @@ def strides_by_axis(array: Array, axes: str) -> dict[str, int]:
 
 
 def stride_values(name: str, wanted: str, by_axis: Mapping[str, int]) -> dict[str, int]:
-    """Return the strides of an array along the axes that are wanted, by the names of their parameters."""
+    """Return the strides of an array along the `wanted` axes, by the names of their parameters."""
     return {parameter: by_axis[axis] for parameter, axis in stride_names(name, wanted)}
 
 
@@ -101,13 +101,13 @@ def address_or_null(array: Array | None) -> int:
 
 
 def named(prefix: str, names: tuple[str, ...], arrays: Sequence[Array | None]) -> dict[str, int]:
-    """Return the addresses of the arrays that a cell has by name, by the names of their parameters."""
+    """Return the addresses of a cell's named arrays, by the names of their parameters."""
     addresses = [0 if array is None else array.address for array in arrays]
     return dict(zip(named_arrays(prefix, names), addresses, strict=True))
 
 
 def vector_values(names: ArrayNames, call: Call, recurrent: bool = False) -> dict[str, Any]:
-    """Return the biases, the parameters, and the mask that says which of them are float32."""
+    """Return the biases, the parameters, and the mask of the float32 vectors among them."""
     vectors: tuple[Array | None, ...] = (call.bias, *call.parameters)
     values = {"bias": address_or_null(call.bias)}
     if recurrent:
@@ -117,7 +117,7 @@ def vector_values(names: ArrayNames, call: Call, recurrent: bool = False) -> dic
 
 
 def mask_of(vectors: tuple[Array | None, ...]) -> Any:
-    """Return the mask that says, bit by bit, which vectors are float32."""
+    """Return a mask with a bit for each vector, set for float32."""
     import numpy
 
     return numpy.uint32(sum(1 << bit for bit, vector in enumerate(vectors) if vector is not None and vector.dtype == "float32"))

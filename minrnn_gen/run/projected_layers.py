@@ -1,4 +1,4 @@
-"""Layers with projected units: their parameters by gate, and what leads from these to those of the kernels that serve them."""
+"""Layers with projected units: their parameters by gate, and the conversion to parameters of the kernels that serve them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from minrnn_gen.run.interface import projection_of
 class ProjectedLayers:
     """Kernels of a layer for a cell with projected units.
 
-    `cell` is the file of the cell that the kernels have, `embedding` leads to their arrays, of one direction. `folded`: another
-    file, for calls without initial states, whose output is what the last product multiplies, and what leads to its arrays.
+    `cell` is the file of the kernels' cell; `embedding` converts arrays of one direction to theirs. `folded`, for calls without
+    initial states: the file of the cell whose output is the operand of the last product, and its conversion of arrays.
     """
 
     cell: dict[str, Any]
@@ -40,7 +40,7 @@ class ProjectedLayers:
 
     @property
     def outer(self) -> Interface:
-        """The interface of the cell as it is."""
+        """The interface of the cell before embedding."""
         return self.embedding.outer
 
     def spec(self, spec: Spec) -> Spec:
@@ -57,7 +57,7 @@ class ProjectedLayers:
         return {name: (shape.rows, shape.of) for name, shape in zip(names, self.outer.product_shapes, strict=True)}
 
     def shapes_of_biases(self, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the biases of all gates that have one, by these names; of no names, none."""
+        """Return the shapes of the biases of all gates that have one, by these names; none for no names."""
         by_gate = dict(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True))
         return {name: (by_gate[gate].rows,) for name, gate in zip(names, self.biased_gates, strict=True)}
 
@@ -94,9 +94,9 @@ def projected_layers(spec: Spec, source: CellSource, cell: Cell, has_recurrent_b
 
 
 class NamedParameters(NamedTuple):
-    """The parameters of one run over time: R's matrices and biases, each of one gate or of neighbours, and what a call takes.
+    """The parameters of one run over time: R's matrices and biases, each of one gate or of neighbours, and a call's own.
 
-    That is weight and bias, None where there is none, and the cell's own vectors.
+    The call's own are weight and bias, None where absent, and the cell's vectors.
     """
 
     products: Sequence[Any]
@@ -107,9 +107,9 @@ class NamedParameters(NamedTuple):
 
 
 def embedded_parameters(embedding: Embedding, vectors: Sequence[str], named: NamedParameters, is_first: bool) -> list[Any]:
-    """Return R, weight, bias, recurrent bias and vectors as the kernels take them; `is_first`: the layer has the input.
+    """Return R, weight, bias, recurrent bias and vectors in the form of the kernels; `is_first`: the layer reads the input.
 
-    `embedding` has the library of all arrays, and `vectors` are the names of the cell's own.
+    `embedding` has the library of all arrays; `vectors` are the names of the cell's vectors.
     """
     outer, library = embedding.outer, embedding.library
     joined = library.concatenate([matrix.reshape(-1) for matrix in named.products])
@@ -129,7 +129,7 @@ def embedded_parameters(embedding: Embedding, vectors: Sequence[str], named: Nam
 
 
 def folded_parameters(folding: Folding, named: NamedParameters, before: Sequence[Any]) -> list[Any]:
-    """Return R, weight, bias, recurrent bias and vectors as the kernels take them whose output R.p has yet to multiply.
+    """Return R, weight, bias, recurrent bias and vectors in the form of the kernels whose output R.p multiplies afterwards.
 
     `before`: R.p of the layer before, of each direction [N, P / N, D], which the weight multiplies; none of the first layer.
     """
@@ -149,7 +149,7 @@ def folded_parameters(folding: Folding, named: NamedParameters, before: Sequence
 
 
 def _bias_rows(embedding: Embedding | Folding, biases: Any) -> Any:
-    """Return the bias of all gates in one array, 0 for those without one."""
+    """Return the bias of all gates in one array, 0 for gates without a bias."""
     parts, first = [], 0
     for gate, shape in zip(embedding.outer.recurrent_gates, embedding.outer.product_shapes, strict=True):
         has_bias = gate not in embedding.outer.unbiased

@@ -51,7 +51,7 @@ def _rows_of_piece(array: Array, width: int) -> Matrix:
 
 
 def x_gradient(gradient: Array, weight: Array, dx: Array, time_is_last: bool, in_tf32: bool) -> Product:
-    """Return dx = gradient weight, the gradient of x in `projection`, given that of its result; arrays as there."""
+    """Return dx = gradient weight, the gradient of x in `projection` from the gradient of its result; arrays as there."""
     outputs, inputs = weight.shape
     if time_is_last:
         batch, _, time = dx.shape
@@ -65,7 +65,7 @@ def weight_gradient(
 ) -> Iterator[Product]:
     """Yield the products that add up to dweight = gradientᵀ x, the gradient of the weight in `projection`.
 
-    dweight [N, I] in the arithmetic dtype. Where `time_is_last` a `loop` adds up the sequences one after the other.
+    dweight [N, I] in the arithmetic dtype. Where `time_is_last`, a `loop` adds up the sequences one by one.
     """
     outputs, inputs = dweight.shape
     if not time_is_last:

@@ -17,9 +17,9 @@ from minrnn_gen.run.recording.replay import Replay, Trace
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward that was run: the call, the same call with x projected (itself where that is not kept), and what was written.
+    """A completed forward: the call, the same call with x projected (itself where the projection is not kept), and its outputs.
 
-    `replay`: the same, where it can be replayed.
+    `replay`: the replay of the forward, if it has one.
     """
 
     call: Call
@@ -52,11 +52,11 @@ class Saved:
     """The arrays of one forward that its backward reads; any number of backwards may use it, until `release`.
 
     It holds the caller's arrays, y and, with `all_states`, the states themselves, not copies: writing into them changes the
-    gradients. It also holds the pre-activations of an input projection, and states that y does not have.
+    gradients. It also holds the pre-activations of an input projection, and states other than y.
     """
 
     def __init__(self, origin: object, result: ForwardResult, forward: Forward | ForwardReplay) -> None:
-        """Save a forward and its results; `origin` is what ran it."""
+        """Save a forward and its results; `origin`: the object that ran it."""
         self._origin = origin
         self._held: tuple[ForwardResult, Forward | ForwardReplay] | None = (result, forward)
 
@@ -67,22 +67,22 @@ class Saved:
         )
 
     def release(self) -> None:
-        """Let go of the arrays; a backward with this object is an error from now on."""
+        """Release the arrays; from now on a backward with this object is an error."""
         self._held = None
 
     def arrays(self) -> tuple[Any, ...]:
-        """Return the saved arrays beyond those of the call and y: states after every step, products, pre-activations, if any.
+        """Return the saved arrays other than the call's and y: states after every step, products, pre-activations, if any.
 
-        With the former they are all that `Executor.restore` needs.
+        Together with the call's arrays and y, they suffice for `Executor.restore`.
         """
         return self._opened()[0].saved
 
     def final(self) -> tuple[Any, ...]:
-        """Return the final states, which a forward with `all_states` returns no other way; only of what a forward returned."""
+        """Return the final states, which a forward with `all_states` does not return itself; not for a restored forward."""
         return self._opened()[0].final
 
     def open_for(self, origin: object) -> Forward | ForwardReplay:
-        """Return the forward to what ran it; raises BadInput to any other."""
+        """Return the forward to the object that ran it; raises BadInput for any other."""
         if origin is not self._origin:
             raise BadInput("saved is of another kernel; give it to the backward of the kernel whose forward returned it")
         return self._opened()[1]
@@ -98,7 +98,8 @@ def restored_replay(
 ) -> ForwardReplay | None:
     """Return a replay of a forward as its trace would have left it, from the arrays of its call, its y and `Saved.arrays`.
 
-    Final states, which no backward reads, are missing. None without a trace, and for arrays that are not as it allocates them.
+    Final states, which no backward reads, are missing. Returns None without a trace, and for arrays unlike those that it
+    allocates.
     """
     results = None if trace is None or call is None else keyed((), [y, *saved])
     if trace is None or call is None or results is None or len(saved) != len(trace.slots.saved):

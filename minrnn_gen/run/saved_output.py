@@ -1,4 +1,4 @@
-"""The output of a call as R multiplies it, whose products are one multiplication over all steps, and gradients back.
+"""The output of a call as the operand of R: products over all steps in one multiplication, and their gradients.
 
 Arrays over time have the axes [directions, B, T, …] here, with 1 where a call runs in one direction; products have
 [directions, B, T, G, H].
@@ -23,7 +23,7 @@ class SavedOutput:
     """The output before each step of a call: y of the step before, the initial state at first steps, zeros at resets."""
 
     def __init__(self, interface: Interface, xp: Any, arrays: Sequence[Any], y: Any, state: int) -> None:
-        """Take the arrays of the call by slot and its y; `state` is the place of the state that y is."""
+        """Take the arrays of the call by slot and its y; `state`: the index of the output's state."""
         self._interface, self.xp, self._y = interface, xp, y
         self._resets, self._lengths, self._ends = (arrays[slot] for slot in (RESETS, LENGTHS, CU_SEQLENS))
         self._initial = arrays[interface.slots.states][state]
@@ -33,13 +33,13 @@ class SavedOutput:
         self._whole = self.by_run(y.reshape(tuple(sizes[axis] for axis in order)), order)
 
     def by_run(self, array: Any, axes: str) -> Any:
-        """Return an array with these axes in the order of this file."""
+        """Return an array with these axes in this file's order of axes."""
         order = "".join(axis for axis in "dbtgh" if axis in axes)
         ordered = permuted(array, [axes.index(axis) for axis in order])
         return ordered if "d" in axes else ordered[None]
 
     def in_layout(self, array: Any, axes: str) -> Any:
-        """Return an array of this file in other axes."""
+        """Return an array in this file's order of axes in another order."""
         own = "".join(axis for axis in "dbtgh" if axis in axes)
         return permuted(array if "d" in axes else array[0], [own.index(axis) for axis in axes])
 
@@ -60,7 +60,7 @@ class SavedOutput:
         return products + cast(flat, self._interface.precision.storage_dtype)
 
     def of_matrix(self, gradient: Any) -> Any:
-        """Return the gradient of the matrix, of that of products."""
+        """Return the gradient of the matrix from the gradient of products."""
         heads, dim = self._interface.heads, self._interface.head_dim
         matrices = []
         for before, of_products in zip(self.before, gradient, strict=True):
@@ -72,12 +72,12 @@ class SavedOutput:
         return self.xp.stack(matrices).reshape(shape)
 
     def of_bias(self, gradient: Any, like: Any) -> Any:
-        """Return the gradient of the bias, of that of products."""
+        """Return the gradient of the bias from the gradient of products."""
         total = cast(gradient, self._interface.precision.arithmetic_dtype).sum((1, 2))
         return cast(total, str(like.dtype).removeprefix("torch.")).reshape(tuple(like.shape))
 
     def of_output(self, gradient: Any, matrix: Any) -> tuple[Any, Any]:
-        """Return the gradients of y and of the initial state, of that of products with a matrix."""
+        """Return the gradients of y and of the initial state from the gradient of products with a matrix."""
         heads, dim = self._interface.heads, self._interface.head_dim
         of_runs = []
         for of_products, own in zip(gradient, self._by_run_of(matrix), strict=True):
@@ -89,7 +89,7 @@ class SavedOutput:
         return self.of_last(of_runs)
 
     def of_last(self, gradient: Any) -> tuple[Any, Any]:
-        """Return the gradients of y and of the initial state, of that of `before`."""
+        """Return the gradients of y and of the initial state from the gradient of `before`."""
         of_y, of_initial = zip(*(self._after(run, of_run) for run, of_run in enumerate(gradient)), strict=True)
         whole = self.in_layout(self._together(of_y), self._interface.channel_axes).reshape(tuple(self._y.shape))
         initial = self.xp.stack(of_initial) if self._interface.directions else of_initial[0]
@@ -121,7 +121,7 @@ class SavedOutput:
         return shifted if self._resets is None else self._zero_at(self._resets, shifted)
 
     def _after(self, run: int, gradient: Any) -> tuple[Any, Any]:
-        """Return the gradients of y of one run and of its initial state, of that of `_before`."""
+        """Return the gradients of one run's y and initial state from the gradient of `_before`."""
         if self._resets is not None:
             gradient = self._zero_at(self._resets, gradient)
         is_reversed = self._interface.runs_reversed[run]
@@ -134,13 +134,13 @@ class SavedOutput:
         return self._shifted(self._zero_at(first, gradient), forward=is_reversed), initial
 
     def _shifted(self, array: Any, forward: bool) -> Any:
-        """Return an array [B, T, H] moved by a step, with zeros where there is none before."""
+        """Return an array [B, T, H] shifted by a step, with zeros at the step without a predecessor."""
         if self._moves_words(array):
             return self._moved(array.view(self.xp.complex128), forward).view(array.dtype)
         return self._moved(array, forward)
 
     def _moves_words(self, array: Any) -> bool:
-        """Say whether torch copies an array on a GPU as words of 16 bytes; it copies numbers of 16 bits at half the speed."""
+        """Say whether torch copies an array on a GPU as words of 16 bytes; 16-bit copies run at half the speed."""
         if self.xp.__name__ != "torch" or not array.is_cuda or not array.is_contiguous():
             return False
         if array.requires_grad and self.xp.is_grad_enabled():
@@ -185,7 +185,7 @@ class SavedOutput:
         return integers.to(self._y.device) if hasattr(integers, "to") else self.xp.asarray(integers)
 
     def _multiplied(self, left: Any, right: Any) -> Any:
-        """Return a product of matrices as exactly as a kernel multiplies; NumPy and CuPy multiply none of all 16 bits."""
+        """Return a product of matrices as exact as a kernel's; NumPy and CuPy lack products of some 16-bit dtypes."""
         if self.xp.__name__ == "jax.numpy":
             return self.xp.matmul(left, right, precision="highest")
         if self.xp.__name__ == "torch":

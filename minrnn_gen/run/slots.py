@@ -1,4 +1,4 @@
-"""Steps on the states of a pool: what kernels take of its slots, and states moved between slots and rows for other kernels."""
+"""Steps on the states of a pool: a kernel's arguments for slots, and states moved between slots and rows for other kernels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from minrnn_gen.program.number import divided_up, most
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named
 
-# The axes of y over time; that of a single step has none of time.
+# The number of axes of y over time; y of a single step lacks the axis of time.
 TIME_AXES = 3
 
 
 def with_slots(specialization: Specialization, call: Call) -> Specialization:
-    """Return the specialization of a single step, whose states are those of a pool where the call has one."""
+    """Return the specialization of a single step, on the states of a pool where the call has one."""
     first = next((state for state in call.initial if state is not None), None)
     if call.pool is None or first is None:
         return specialization
@@ -33,14 +33,14 @@ def with_slots(specialization: Specialization, call: Call) -> Specialization:
 
 
 def step_states(names: ArrayNames, call: Call, final: Sequence[Array | None]) -> dict[str, Any]:
-    """Return what a single step takes of states: those of its sequences and `final`, or those of a pool."""
+    """Return a single step's arguments for states: the initial states of its sequences and `final`, or a pool."""
     if call.pool is None:
         return named("initial", names.states, call.initial) | named("final", names.states, final)
     return pool_values(names, call)
 
 
 def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
-    """Return what a kernel takes of a pool and of the slots of a call."""
+    """Return a kernel's arguments for a pool and the slots of a call."""
     states = [state for state in call.initial if state is not None]
     assert call.pool is not None
     strides = [state.strides[0] for state in states]
@@ -52,7 +52,7 @@ def pool_values(names: ArrayNames, call: Call) -> dict[str, Any]:
 
 
 def slot_values(pool: PoolRows) -> dict[str, Any]:
-    """Return what a kernel takes of which slots are read and written."""
+    """Return a kernel's arguments for the slots that are read and written."""
     import numpy
 
     reads, writes = pool.slots, pool.written
@@ -88,7 +88,7 @@ def rows_into_pool(
     rows: Sequence[Array | None],
     y: Array | None = None,
 ) -> None:
-    """Write states of the sequences of a call into its slots, but for None and padding; y of padding is set to 0."""
+    """Write states of the sequences of a call into its slots, except None and padding; y of padding is set to 0."""
     _move(recorder, specialization, names, call, rows, y, writes=True)
 
 
@@ -131,9 +131,9 @@ def _arithmetic(state: Array) -> str:
 
 
 def _places(y: Array | None, layout: str, is_packed: bool) -> dict[str, int]:
-    """Return how y of a sequence lies: so many values, of which some are side by side, and the strides to the others.
+    """Return the layout of a sequence's y: the number of values, how many are adjacent, and the strides between these groups.
 
-    Those of packed sequences follow from where they begin, in rows.
+    The values of packed sequences start at their first rows.
     """
     if y is None:
         return dict.fromkeys(("y_values", "y_inner", "y_outer_stride", "y_row_stride"), 0)

@@ -16,7 +16,7 @@ from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.verify import verify
 
 State = dict[str, Any]
-# Of NumPy, CuPy or torch: results are of the library of x.
+# An array of NumPy, CuPy or torch: results are in the library of x.
 AnyArray = TypeVar("AnyArray")
 
 
@@ -39,14 +39,14 @@ class Steps:
     ) -> tuple[AnyArray, State]:
         """Run one step and return (y_t [B, H], state); x_t is x without its time axis: [B, G, H], or [B, I] with weight.
 
-        Of a reverse kernel it is the next earlier step.
+        For a reverse kernel it is the next earlier step.
 
-        slots: int32 or int64 [B], of any stride. `state` is then a pool {name: [slots, H]} in the dtype of states or that of
-        storage, each slot without gaps and any stride apart: sequence b reads slot slots[b] and writes into_slots[b], the same
-        by default, in place, and the state that is returned is the pool itself. A sequence in slot `pad_slot` is padding: its y
-        is 0, and it touches nothing of the pool; one that writes into pad_slot drops its state. A sequence must not write a
-        slot that another one writes or reads. Slots in host memory are checked; on a GPU, where they are not read back, one
-        that the pool lacks counts as padding.
+        slots: int32 or int64 [B], of any stride. `state` is then a pool {name: [slots, H]} in the dtype of states or of
+        storage, each slot contiguous and any stride apart: sequence b reads slot slots[b] and writes into_slots[b], the same by
+        default, in place, and the state that is returned is the pool itself. A sequence in slot `pad_slot` is padding: its y is
+        0, and it touches nothing of the pool; a sequence that writes into pad_slot drops its state. A sequence must not write a
+        slot that another sequence writes or reads. Slots in host memory are checked; on a GPU, where they are not read back, a
+        slot that the pool lacks counts as padding.
 
         Raises what a call does, and BadInput where the spec is bidirectional.
         """
@@ -75,9 +75,9 @@ class Steps:
         """Run drafted steps that may be taken back, from and into slots of a cache; return (y, cache), x and y as of a call.
 
         cache: of this kernel, with a draft of so many steps at least. slots: as of `step`. accepted: int32 or int64 [B], of any
-        stride: how many steps of the last draft of the slot are kept, none without; the steps of x come after them. Which of
-        these are kept says the next call, or `cache.commit`, which comes before any other use of the slot. States are bit by
-        bit those of single steps. lengths: int32 or int64 [B], the steps of each sequence; y is 0 beyond.
+        stride: how many steps of the last draft of the slot are kept, by default none; the steps of x come after them. The next
+        call, or `cache.commit`, says how many of these are kept; any other use of the slot requires `cache.commit` first.
+        States are bit by bit those of single steps. lengths: int32 or int64 [B], the steps of each sequence; y is 0 beyond.
 
         On a GPU a sequence with a slot that the pool lacks, or with more accepted steps than the draft has, counts as padding.
         Raises what a step does, and BadInput for a cache of another kernel or a shorter draft.
@@ -101,9 +101,9 @@ class Steps:
         return executor.forward_on_pool(arguments, pool), {**(arguments.state or {})}
 
     def cache(self, slots: int, draft: int = 0, dtype: Any = None, *, like: Any = None) -> Cache:
-        """Return a pool of zeros for the states of so many requests: `cache.states` is what `step` takes as `state`.
+        """Return a pool of zeros for the states of so many requests: pass `cache.states` to `step` as `state`.
 
-        Its arrays are of the library of the array `like` and on its device, NumPy's without. dtype: that of states, or that of
+        Its arrays are in the library and on the device of `like`, by default NumPy's. dtype: the dtype of states, or of
         storage. draft: the steps of the longest draft that `verify_draft` will run, whose states the cache keeps. Raises
         BadInput for anything else, and where the spec is bidirectional.
         """

@@ -1,7 +1,7 @@
-"""The arrays of a tangent's call: those of the call and their tangents as the tangent's kernel takes them, and back.
+"""The arrays of a tangent's call: the call's arrays and their tangents in the form of the tangent's kernel, and back.
 
-Lists of arrays are by slot of the call, None for those that it has not, and of tangents for zeros. All functions take arrays of
-NumPy, CuPy, torch or JAX, `xp` being their library's namespace.
+Lists of arrays are by slot of the call; None stands for an absent array, and in lists of tangents for zeros. All functions take
+arrays of NumPy, CuPy, torch or JAX, `xp` being their library's namespace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Backward = Callable[[Any], Arrays]
 class TangentCall:
     """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes.
 
-    Of the call there are the arrays by slot, the tangents of these, and y.
+    `arrays` are the call's, by slot; `tangents` are theirs.
     """
 
     interface: Interface
@@ -64,18 +64,18 @@ class TangentCall:
         ]
 
     def incoming(self, dstate: Arrays) -> list[Any]:
-        """Return the gradients of the final states of the tangent's call, of those of the call; of none, none."""
+        """Return the gradients of the tangent's call's final states from those of the call's; none for none."""
         return [dstate[place] if is_tangent else zeros_of(dstate[place]) for place, is_tangent in self.recipe.states if dstate]
 
     def final(self, states: Arrays) -> list[Any]:
-        """Return the tangents of the final states, of the final states of the tangent's call."""
+        """Return the tangents of the final states from the final states of the tangent's call."""
         places = {pick: number for number, pick in enumerate(self.recipe.states)}
         return [states[places[place, True]] for place in range(len(self.interface.states))]
 
     def gradients(self, arriving: Arrays, backward: Backward) -> list[Any]:
-        """Return the gradients of the call's arrays of those of the tangent's call, None for what has none.
+        """Return the gradients of the call's arrays from those of the tangent's call, None for arrays without a gradient.
 
-        `backward` is that of the call, for what the tangent has of y.
+        `backward`: the call's backward, for gradients through the y that the tangent reads.
         """
         recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients: list[Any] = [None] * slots.total
@@ -123,7 +123,7 @@ class TangentCall:
 
     @cached_property
     def _of_output(self) -> TangentProducts | LastOutputs | None:
-        """What the tangent's kernel reads of y, if anything."""
+        """The part of y that the tangent's kernel reads, if any."""
         recipe, interface = self.recipe, self.interface
         if recipe.output is None:
             return None
@@ -160,7 +160,7 @@ class TangentCall:
         return permuted(product, [own.index(axis) for axis in interface.preactivation_axes])
 
     def _through_weight(self, arrays: Arrays, tangents: Arrays, dx: Any, along: Any) -> tuple[Any, Any]:
-        """Return the gradients of x and of the weight of those of pre-activations and of their tangents, `along`."""
+        """Return the gradients of x and of the weight from those of pre-activations and of their tangents, `along`."""
         interface, x, weight = self.interface, arrays[X], arrays[WEIGHT]
         order = interface.x_axes.replace("i", "")
         to_rows = [interface.x_axes.index(axis) for axis in (*order, "i")]
@@ -178,7 +178,7 @@ class TangentCall:
         return self._contiguous(reduce(add, of_x)), reduce(add, of_weight)
 
     def _multiplied(self, left: Any, right: Any) -> Any:
-        """Return a product of matrices; NumPy multiplies 16 bits in none of its own."""
+        """Return a product of matrices; NumPy has no products of 16-bit dtypes."""
         if self.xp.__name__ == "numpy" and left.dtype.itemsize == 2:
             return self.xp.matmul(left.astype("float32"), right.astype("float32")).astype(left.dtype)
         return self.xp.matmul(left, right)
@@ -226,7 +226,7 @@ class TangentCall:
         return self.xp.concatenate(parts, axis=axis)
 
     def _apart(self, picks: Picks, gradient: Any, axis: int, moved: bool) -> Any:
-        """Return the gradient of an array, or of its tangent, of that of `_together`."""
+        """Return the gradient of an array, or of its tangent, from the gradient of `_together`."""
         places = {pick: number for number, pick in enumerate(picks)}
         count = len(self.interface.gates)
         first = places.get((0, moved), len(picks))
@@ -261,7 +261,7 @@ def _part(array: Any, place: int, axis: int) -> Any:
 
 
 def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
-    """Return the picked arrays, zeros for those that are absent beside others; all None where all are."""
+    """Return the picked arrays, with zeros for absent ones; all None where all are absent."""
     present = next((array for array in (*primal, *tangents) if array is not None), None)
     if present is None:
         return [None] * len(picks)
@@ -271,7 +271,7 @@ def _picked(picks: Picks, primal: Arrays, tangents: Arrays) -> list[Any]:
 
 
 def _unpicked(picks: Picks, count: int, gradients: Arrays) -> list[Any]:
-    """Return the gradients of so many arrays of those of the picked ones; what was not picked has zeros."""
+    """Return the gradients of `count` arrays from the gradients of the picked ones; arrays that were not picked get zeros."""
     present = {pick: gradient for pick, gradient in zip(picks, gradients, strict=True) if gradient is not None}
     if not present:
         return [None] * count

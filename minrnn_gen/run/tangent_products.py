@@ -1,4 +1,4 @@
-"""What the tangent's kernel reads of the output of a call, the output itself or its products with R, and gradients back."""
+"""The output of a call as the tangent's kernel reads it, itself or as its products with R, and gradients back."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class LastOutputs:
         self._interface, self._output = interface, output
 
     def of(self, tangent: bool) -> tuple[None, list[Any]]:
-        """Return what `TangentProducts.of` does; a tangent there is none of."""
+        """Return the results of `TangentProducts.of`; this output has no tangent."""
         axes = self._interface.channel_axes
         return None, [None if tangent else self._output.in_layout(self._output.before, axes)]
 
     def back(self, known: Any, _moved: Any) -> tuple[dict[int, Any], Any, Any]:
-        """Return what `TangentProducts.back` does, without gradients of R."""
+        """Return the results of `TangentProducts.back`, without gradients of R."""
         (gradient,) = known[1]
         return {}, *self._output.of_last(self._output.by_run(gradient, self._interface.channel_axes))
 
 
 class TangentProducts:
-    """The products of a call: some are added to pre-activations, as `sums` says of each gate of R, others are inputs X.*."""
+    """The products of a call: each, as `sums` says by gate of R, is added to pre-activations or is an input X.*."""
 
     def __init__(
         self, interface: Interface, sums: Sequence[bool], output: SavedOutput, matrix: Any, moved: Any, bias: Any
@@ -43,7 +43,7 @@ class TangentProducts:
         self._matrix, self._moved, self._bias = matrix, moved, bias
 
     def of(self, tangent: bool) -> tuple[Any, list[Any]]:
-        """Return the sum that pre-activations, or their tangents, get, and the inputs; None where there are none."""
+        """Return the sum added to pre-activations, or to their tangents, and the inputs; None where absent."""
         beside = [place for place, is_sum in enumerate(self._sums) if not is_sum]
         if tangent and self._moved is None:
             return None, [None] * len(beside)
@@ -60,9 +60,9 @@ class TangentProducts:
         return self._output.in_layout(products, self._interface.preactivation_axes), inputs
 
     def back(self, known: Any, moved: Any) -> tuple[dict[int, Any], Any, Any]:
-        """Return the gradients of R and its bias by slot, of y, and of its initial state, of those of the products.
+        """Return the gradients of R and its bias by slot, of y, and of its initial state, from the gradients of the products.
 
-        known, moved: of the products with R and with its tangent, each a gradient of pre-activations and those of the inputs.
+        known, moved: for the products with R and with its tangent, the gradients of pre-activations and of the inputs.
         """
         xp, axis = self._output.xp, len(self._interface.directions)
         gradient = self._of_gates(*known)

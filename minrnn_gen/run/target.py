@@ -1,4 +1,4 @@
-"""The GPU that a spec is compiled for, and as what a pickle has it."""
+"""The GPU that a spec is compiled for, and its form in a pickle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def profile_named_by(target: Target) -> NamedProfile:
 
 
 def target_again(spec: Spec, profile: NamedProfile) -> Target:
-    """Return the GPU of what `profile_named_by` returned; where no GPU is named the one of `target_of`."""
+    """Return the GPU from the result of `profile_named_by`; where that names no GPU, `target_of`'s."""
     if profile is None:
         return target_of(spec)
     text, file_bytes = profile

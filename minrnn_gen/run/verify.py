@@ -1,4 +1,4 @@
-"""Drafted steps run on a cache: one after the other, each from the place of its slot where the one before wrote."""
+"""Drafted steps run on a cache one by one, each from the place of its slot that the previous step wrote."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verify(executor: Executor, arguments: CallArguments, cache: Cache, slots: An
 
 
 def steps_of(interface: Interface, arguments: CallArguments) -> Callable[[int], CallArguments]:
-    """Return a function that gives the arguments of a single step of a call without sequences."""
+    """Return a function from a step to its arguments, for a call without sequences."""
 
     def at(t: int) -> CallArguments:
         shared = {name: _at(array, interface.shared_axes, t) for name, array in (arguments.shared or {}).items()}
@@ -51,6 +51,6 @@ def steps_of(interface: Interface, arguments: CallArguments) -> Callable[[int], 
 
 
 def _at(array: Any, axes: str, t: int) -> Any:
-    """Return an input at one step, without gaps, as those of steps are."""
+    """Return an input at one step, contiguous like inputs of single steps."""
     step = memory.inspect(array[(*[slice(None)] * axes.index("t"), t)], "input")
     return step.owner if step.is_contiguous else memory.without_gaps(step).owner

@@ -19,9 +19,9 @@ _WORDS = ("row", "time", "channel")
 
 
 class Steps(NamedTuple):
-    """The steps of sequences: where the first of each and their counts are, 0 for all there is, and the longest count.
+    """The steps of sequences: addresses of each first step and of the counts, 0 for all steps, and the longest count.
 
-    `fills`: what lies beyond a sequence is written.
+    `fills`: steps beyond a sequence are written, too.
     """
 
     firsts: Any
@@ -33,9 +33,9 @@ class Steps(NamedTuple):
 class ProductGradients(NamedTuple):
     """Output of a backward of one direction of a dense cell, for the gradient of R.
 
-    `outputs`, with `axes`: the output before each step; `dproducts` [rows, T, Gr, H], the gradients of the products, unless
-    they are those of x; `arguments`, as `outputs`: what each round of a step multiplies; `places`, in R: those of the gates
-    that multiply the output and of those of each round.
+    `outputs`, with `axes`: the output before each step. `dproducts` [rows, T, Gr, H]: the gradients of the products, None where
+    the gradients of x serve. `arguments`, shaped like `outputs`: the operands of each round of a step. `places`: indices in R
+    of the gates that multiply the output, then of the gates of each round.
     """
 
     axes: str
@@ -46,7 +46,7 @@ class ProductGradients(NamedTuple):
 
 
 def products_shape(interface: Interface, rows: Number, time: Number) -> tuple[Number, ...]:
-    """Return the shape of what a forward saves besides states: products with R, or some states of n values; or nothing."""
+    """Return the shape of a forward's saved array in addition to states: products with R, or some states of n values; or ()."""
     runs = len(interface.runs_reversed)
     if interface.has_vectors:
         # Chunks of time are no axis of their own: where time is a symbol of torch, an axis that may be 1 would bound it.
@@ -194,7 +194,7 @@ def _vectors_of_call(interface: Interface, call: Call, checkpoints: Array | None
 
 
 def _shared(interface: Interface, call: Call, kind: str, arrays: tuple[Array, ...]) -> dict[str, Any]:
-    """Return the places and strides of inputs S.*, or of their gradients; a single step has no axis of time."""
+    """Return the addresses and strides of inputs S.*, or of their gradients; a single step has no axis of time."""
     values: dict[str, Any] = {}
     for name, array in zip(interface.shared, arrays, strict=True):
         axes = interface.shared_axes.replace("d", "")
@@ -210,7 +210,7 @@ def _of_rows(call: Call, stride: Number) -> Number:
 
 
 def _chunk_values(interface: Interface, time: Number) -> Number:
-    """Return how many values of all states a row keeps for a backward: those at the begin of each chunk of time."""
+    """Return how many values a row saves for a backward: all states at the start of each chunk of time."""
     wide = len(interface.vector_states)
     values = wide * interface.state_size + len(interface.states) - wide
     return (time + CHUNK_STEPS - 1) // CHUNK_STEPS * values * interface.hidden_size

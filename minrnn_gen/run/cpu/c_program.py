@@ -1,4 +1,4 @@
-"""Programs of `trip.c` for callers in C: their header, their addresses, and those of launches on this processor."""
+"""Programs of `trip.c` for callers in C: their header and addresses, and programs of launches on this processor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def host_program(launches: Sequence[LaunchOperation]) -> object:
 
 
 def address_of(program: object) -> int:
-    """Return where a program is, as long as it is held."""
+    """Return the address of a program, valid as long as the program is held."""
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.argtypes, pointer_of.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
     return int(pointer_of(program, _NAME))

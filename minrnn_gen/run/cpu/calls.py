@@ -56,8 +56,8 @@ class CpuRun:
     def forward(self, call: Call, states_out: StatesOut, saves: bool, _of_layer: bool = False) -> Forward:
         """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
-        Where a backward follows (`saves`), those of a cell that is no scan are written, but where native code reads y alone:
-        R did not multiply y as rounded.
+        Where a backward follows (`saves`), a cell that is no scan writes its states, unless native code reads y alone: R
+        multiplied the output before it was rounded to y.
         """
         if call.pool is not None:
             return forward_on_pool(self.interface, partial(self.forward, states_out=states_out, saves=saves), call)
@@ -84,7 +84,7 @@ class CpuRun:
         return self.interface.precision.arithmetic_dtype
 
     def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
-        """The dtype in which a forward writes states, or None where it writes none; with a backward to follow or without."""
+        """The dtype in which a forward writes states, None where it writes none; `saves`: a backward follows."""
         if self.interface.has_vectors and states_out == "storage" and self._native_serves_backward:
             return None  # a backward computes them again
         writes_states = states_out != "none" or (saves and self._keeps_states)
@@ -92,7 +92,7 @@ class CpuRun:
 
     @cached_property
     def _keeps_states(self) -> bool:
-        """Whether a forward that saves writes states whatever is asked for."""
+        """Whether a forward that saves always writes states."""
         if self.builder.cell_shape.is_scan:
             return False
         if self.interface.has_vectors:
@@ -101,12 +101,12 @@ class CpuRun:
 
     @property
     def _native_serves_backward(self) -> bool:
-        """Whether native code goes back, where a forward keeps other states for it than for NumPy."""
+        """Whether native code runs the backward, where it needs other saved states than NumPy."""
         return self.native.kernels.writes_checkpoints or not self.interface.has_vectors
 
     @property
     def expects_states(self) -> bool:
-        """Whether a forward that saves will write states, as long as a compiler that is there compiles; nothing is compiled."""
+        """Whether a forward that saves will write states, provided that an installed compiler works; nothing is compiled."""
         native = self.native.kernels
         return native.keeps_states if native.is_expected else not self.builder.cell_shape.is_scan
 
@@ -170,24 +170,24 @@ class CpuRun:
         return RawGradients(dx, dweight, initial, sums, dR, vectors, dshared, dinputs)
 
     def replay_forward(self, keyed: KeyedArrays | None) -> ForwardResult | None:
-        """Run a call again whose key was met before; None where it was not."""
+        """Replay a call whose key is known; None for a new key."""
         replay = None if keyed is None else self.native.forwards.replay(keyed_by_threads(keyed))
         return None if replay is None else replay.result
 
     def replay_step(self, keyed: KeyedArrays | None) -> StepResult | None:
-        """Run a step again whose key was met before; None where it was not."""
+        """Replay a step whose key is known; None for a new key."""
         replay = None if keyed is None else self.native.steps.replay(keyed_by_threads(keyed))
         return None if replay is None else replay.result
 
     def replay_backward(self, keyed: KeyedArrays) -> RawGradients | None:
-        """Run a backward again whose key was met before; None where it was not."""
+        """Replay a backward whose key is known; None for a new key."""
         replay = self.native.backwards.replay(keyed_by_threads(keyed))
         return None if replay is None else self.native.raw_gradients(replay.result)
 
     def record_backward(
         self, keyed: KeyedArrays, forward: Forward, incoming: IncomingGradient, reads_x: bool
     ) -> RawGradients | None:
-        """Run a backward of arrays with a key: those of the call, what the forward wrote, the gradients; None by NumPy."""
+        """Run a backward of arrays with a key: the call's, the forward's results, the gradients; None where NumPy serves."""
         kernel = self._native_backward(forward)
         if kernel is None:
             return None
@@ -203,7 +203,7 @@ class CpuRun:
         return self.native.backward(kernel, forward, incoming, reads_x, reads_initial)
 
     def _native_backward(self, forward: Forward) -> CpuKernel | None:
-        """Return the native backward of a forward; products with R are there where that was native."""
+        """Return the native backward of a forward; only a native forward saved the products with R."""
         keeps_products = forward.call.R is not None or self.interface.has_vectors
         has_products = not keeps_products or forward.outputs.products is not None
         return self.native.kernels.backward if has_products else None
@@ -248,7 +248,7 @@ class CpuRun:
         arithmetic: str,
         method: ScanMethod | None,
     ) -> None:
-        """Run a call of one direction; `y` and `states` are [T, B, H], with n or 1 after where the cell has the axis."""
+        """Run a call of one direction; `y` and `states` are [T, B, H], with n or 1 last where the cell has the axis n."""
         interface, lowered = self.interface, self.builder.lowered
         gates, vectors = views.gates(interface, call), views.vectors(interface, call)
         initial, shared = views.initial(interface, call, arithmetic), views.shared(interface, call)
@@ -354,7 +354,7 @@ def _products_of(
 
 
 def _projected(interface: Interface, call: Call, arithmetic: str) -> Call:
-    """Multiply x by the weight, if there is one; the pre-activations stay in `arithmetic`, their gate axes last."""
+    """Multiply x by the weight, if any; the pre-activations stay in `arithmetic`, with their gate axes last."""
     if call.weight is None:
         return call
     shape = interface.shape(interface.gate_axes, 0, 0)

@@ -1,4 +1,4 @@
-"""Signals during native code: a call of the main thread looks at them ten times a second, and ends where one raises."""
+"""Signals during native code: a call of the main thread checks them ten times a second, and ends where a handler raises."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-# Memory that a thread keeps for its next call; of more it lets go.
+# The memory that a thread keeps for its next call; it releases larger memory.
 WORKSPACE_KEPT_BYTES = 1 << 25
 
 
@@ -20,7 +20,7 @@ class Workspace(threading.local):
         self._address = 0
 
     def of(self, size_bytes: int) -> tuple[int, Any]:
-        """Return the address of at least so many bytes, of any values, and what holds them."""
+        """Return the address of at least so many uninitialised bytes, and their owner."""
         if self._memory.size >= size_bytes:
             return self._address, self._memory
         memory = numpy.empty(size_bytes, numpy.uint8)

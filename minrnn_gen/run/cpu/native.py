@@ -1,4 +1,4 @@
-"""Native code of one builder: which code serves a kernel, what is generated for it, and calls as it takes them."""
+"""Native code of one builder: the choice of code for a kernel, its generation, and calls in its form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NativeKernels:
 
     @property
     def is_expected(self) -> bool:
-        """Whether host arrays will run native code, as far as is known without compiling any."""
+        """Whether host arrays will run native code, as far as is known without compiling it."""
         return not self._refusal
 
     @property
@@ -57,7 +57,7 @@ class NativeKernels:
 
     @property
     def backward(self) -> CpuKernel | None:
-        """The backward of what `forward` ran, None where NumPy serves."""
+        """The backward of `forward`, None where NumPy serves."""
         return None if self.forward is None or isinstance(self._backward, str) else self._backward
 
     @property
@@ -71,7 +71,7 @@ class NativeKernels:
         return self.interface.has_vectors and self.backward is not None
 
     def in_words(self) -> str:
-        """Return what host arrays run, for people; nothing is compiled for it."""
+        """Return a sentence on the code that host arrays run; compiles nothing."""
         if self._refusal:
             return f"host arrays\n  in NumPy, since {self._refusal}"
         shared = "units" if self.interface.recurrent_gates else "channels"
@@ -110,13 +110,13 @@ class NativeKernels:
 
     @property
     def reads_y(self) -> bool:
-        """Whether y stands for the state that it is: a scan keeps no such state, and a wide y is not rounded."""
+        """Whether y serves as the output's state: a scan saves no such state, and a wide y is not rounded."""
         precision = self.interface.precision
         return self.builder.cell_shape.is_scan or precision.storage_dtype == precision.arithmetic_dtype
 
     @cached_property
     def keeps_states(self) -> bool:
-        """Whether a forward that saves writes states, since its backward reads those that y is not."""
+        """Whether a forward that saves writes states, because its backward reads states other than y."""
         if self.interface.has_vectors:
             return False  # a backward computes them again
         if self.builder.cell_shape.is_scan:
@@ -136,7 +136,7 @@ class NativeKernels:
 
     @property
     def clip(self) -> float | None:
-        """The bound of gradients through time, where they have one."""
+        """The bound of gradients through time, if any."""
         return self.builder.spec.recurrent_gradient_clip
 
     def schedule(self, kernel_pass: CpuPass, call: Call, steps: int) -> Schedule:
@@ -147,7 +147,7 @@ class NativeKernels:
 
 
 def prepared(recorder: NativeRecorder, interface: Interface, call: Call) -> Call:
-    """Return a call as kernels take it: vectors in the arithmetic dtype, all elements where their types may lie."""
+    """Return a call in the form of kernels: vectors in the arithmetic dtype, all elements aligned for their types."""
     dtype = interface.precision.arithmetic_dtype
     arrays = {name: plain(recorder, getattr(call, name)) for name in ("x", "R", "shared", "inputs")}
     arrays |= {
@@ -158,7 +158,7 @@ def prepared(recorder: NativeRecorder, interface: Interface, call: Call) -> Call
 
 
 def plain(recorder: NativeRecorder, arrays: Any, dtype: str | None = None) -> Any:
-    """Return an array, or a tuple of them, as kernels take it: itself, or a copy, in a `dtype` where it has to have one."""
+    """Return an array, or a tuple of arrays, in the form of kernels: itself or a copy, in `dtype` where that is not None."""
     if arrays is None:
         return None
     if isinstance(arrays, tuple):
@@ -171,7 +171,7 @@ def plain(recorder: NativeRecorder, arrays: Any, dtype: str | None = None) -> An
 
 
 def scan_plan(spec: Spec, kernel_pass: CpuPass) -> CpuPlan:
-    """Return the generated code of a pass of a scan of pre-activations as they are."""
+    """Return the generated code of a pass of a scan over plain pre-activations."""
     precision = precision_of(spec.precision)
     return _plan(parse_cell(cell_source_of(spec)), kernel_pass, precision, precision.storage_dtype, reads_y=True)
 
@@ -184,7 +184,7 @@ def _plan(
     reads_y: bool,
     in_logarithms: Recurrence | None = None,
 ) -> CpuPlan:
-    """Return a plan; a forward takes steps with logarithms where the proof for it is given."""
+    """Return a plan; a forward with the proof `in_logarithms` takes its steps in logarithms."""
     dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
     if kernel_pass == "forward":
         lowered_steps = lower_steps_in_logarithms(cell, in_logarithms) if in_logarithms else lower_steps(cell)

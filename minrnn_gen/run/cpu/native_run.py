@@ -23,9 +23,9 @@ from minrnn_gen.run.cpu.trace import NativeRecorder
 from minrnn_gen.run.recording.replay import TraceCache
 from minrnn_gen.run.saved import Forward
 
-# Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, with a weight as large:
-# a larger one is read too often for that. In pieces of 2^19, which one core's cache holds, handing over between the two takes
-# a tenth to a quarter of an LSTM's time (64 sequences of 256 steps, 32 and 128 units).
+# Pre-activations of so many bytes stay in the cache of all cores until the recurrence has read them, with a weight as large: a
+# larger one is read too often for that. In pieces of 2^19, which one core's cache holds, switching between the two takes a
+# tenth to a quarter of an LSTM's time (64 sequences of 256 steps, 32 and 128 units).
 PIECE_BYTES = 1 << 22
 
 
@@ -40,7 +40,7 @@ class NativeRun:
         self.backwards = TraceCache[BackwardResult, None]()
 
     def products_shape(self, rows: int, time: int) -> tuple[int, ...]:
-        """The shape of what a forward saves for a backward besides: products with R, or some states of n values; or nothing."""
+        """The shape of the additional array that a forward saves: products with R, or some states of n values; or nothing."""
         is_saved = self.kernels.writes_checkpoints or self.kernels.writes_products
         return products_shape(self._interface, rows, time) if is_saved else ()
 
@@ -74,7 +74,7 @@ class NativeRun:
     def _run_forward(
         self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, plan: Schedule | None = None
     ) -> None:
-        """Run a call of one direction, by a `plan` for a piece of one."""
+        """Run a call of one direction, or with a `plan` a piece of a call."""
         steps = recorder.steps_of(call)
         plan = plan or self.kernels.schedule("forward", call, steps.longest)
         recorder.run_kernel(kernel, forward_arguments(self._interface, call, outputs, steps, plan))
@@ -85,7 +85,7 @@ class NativeRun:
         return tuple(recorder.new_array(shape, self._interface.precision.arithmetic_dtype) for shape in shapes)
 
     def _steps_at_once(self, recorder: NativeRecorder, call: Call) -> int:
-        """Return how many steps are projected at once where nobody keeps pre-activations; 0 for all of a call."""
+        """Return how many steps are projected at once where pre-activations are not saved; 0 for all steps of a call."""
         interface, sequences, weight = self._interface, call.sequences, call.weight
         has_sequences = any(array is not None for array in (sequences.resets, sequences.lengths, sequences.cu_seqlens))
         if not recorder.is_kept or weight is None or has_sequences or interface.directions or call.x_axes[-1] != "i":
@@ -97,7 +97,7 @@ class NativeRun:
         return 0 if count * 2 > call.time else count
 
     def _run_in_pieces(self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, count: int) -> None:
-        """Project and run so many steps at once, whose pre-activations stay in cache; each piece begins where one ended."""
+        """Project and run so many steps at once, whose pre-activations stay in cache; a piece starts from the last states."""
         interface, weight = self._interface, call.weight
         assert weight is not None
         axes = call.x_axes.replace("i", "") + interface.gate_axes
@@ -143,7 +143,7 @@ class NativeRun:
         reads_x: bool = True,
         reads_initial: bool = True,
     ) -> RawGradients:
-        """Run against time; the gradients of x and of initial states are there where somebody `reads_` them.
+        """Run against time; computes the gradients of x and of initial states where `reads_x` and `reads_initial` say so.
 
         Where `incoming` has a key, the arrays of `forward` have their slots too.
         """
@@ -188,7 +188,10 @@ class NativeRun:
         return self.raw_gradients(replay.result)
 
     def _product_gradients(self, recorder: NativeRecorder, kernel: CpuKernel, part: Call) -> ProductGradients:
-        """Return what a backward of one direction writes for the gradient of R, time first where it shares x's and x has it."""
+        """Allocate the arrays that a backward of one direction writes for the gradient of R.
+
+        Time is their first axis if they share the gradients of x and x has time first; otherwise the batch is.
+        """
         interface, arithmetic = self._interface, self._interface.precision.arithmetic_dtype
         # A reset cuts off the gradients of the products, and not those of x.
         is_shared = kernel.plan.shares_gradients and part.sequences.resets is None and part.x_axes[2:] == "gh"
@@ -219,7 +222,7 @@ class NativeRun:
         return recorder.computed(compute, (dproducts, outputs), shape, arithmetic)
 
     def _projected(self, recorder: NativeRecorder, call: Call) -> Call:
-        """Multiply x by the weight, if there is one; the pre-activations are in the arithmetic dtype, their gate axes last."""
+        """Multiply x by the weight, if any; the pre-activations are in the arithmetic dtype, with their gate axes last."""
         interface, arithmetic = self._interface, self._interface.precision.arithmetic_dtype
         if call.weight is None:
             return call
@@ -237,7 +240,7 @@ class NativeRun:
     def _through_projection(
         self, recorder: NativeRecorder, call: Call, gradient: Array, reads_x: bool
     ) -> tuple[Array | None, Array | None]:
-        """Return the gradients of x and of the weight, given that of the pre-activations."""
+        """Return the gradients of x and of the weight from the gradient of the pre-activations."""
         weight, x, lengths, dtype = call.weight, call.x, call.sequences.lengths, gradient.dtype
         if weight is None:
             return gradient, None
@@ -253,7 +256,7 @@ class NativeRun:
         return recorder.computed(of_x, (gradient, weight, x), x.shape, x.dtype) if reads_x else None, dweight
 
     def raw_gradients(self, result: BackwardResult) -> RawGradients:
-        """Return the gradients of a backward, whose sums are added up."""
+        """Return the gradients of a backward, with all sums added up."""
         initial = result.initial or (None,) * len(self._interface.states)
         vectors = dict(zip(self._interface.vector_parameters, result.vectors, strict=True))
         return RawGradients(result.x, result.weight, initial, result.sums, result.R, vectors, result.shared, result.inputs)

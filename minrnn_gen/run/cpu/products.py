@@ -41,7 +41,7 @@ def projected_rows(shape: tuple[int, ...], x: Matrix, weight: Matrix) -> Matrix:
 
 
 def project_steps(x: Matrix, weight: Matrix, product: Matrix, axis: int, first: int, count: int) -> None:
-    """Multiply `count` steps of a tensor x from `first` on, of an axis, by the transposed weight into one that has room."""
+    """Multiply `count` steps of x, from `first` on along an axis, by the transposed weight, into a large enough tensor."""
     outputs, inputs = weight.shape
     steps = x.narrow(axis, first, count).reshape(-1, inputs)
     torch = sys.modules["torch"]
@@ -58,10 +58,10 @@ def multiplied(
 
 
 def weight_gradient(outputs: int, dtype: str, axes: str, gradient: Matrix, x: Matrix, lengths: Any = None) -> Matrix:
-    """Return the gradient of a weight [outputs, inputs], given that of the pre-activations."""
+    """Return the gradient of a weight [outputs, inputs] from the gradient of the pre-activations."""
     rows = _rows_of(_in_dtype(x, dtype), axes)
     if lengths is not None:
-        # What lies beyond a length has no gradient, but a NaN there times zero would have.
+        # Values beyond a length have no gradient, but NaN times zero there would be NaN.
         within = numpy.arange(rows.shape[axes.replace("i", "").index("t")])[:, None] < numpy.asarray(lengths)
         rows = _selected(rows, (within if axes.index("t") < axes.index("b") else within.T)[..., None])
     with without_autocast(), numpy.errstate(all="ignore"):
@@ -69,7 +69,7 @@ def weight_gradient(outputs: int, dtype: str, axes: str, gradient: Matrix, x: Ma
 
 
 def x_gradient(dtype: str, axes: str, gradient: Matrix, weight: Matrix, x: Matrix) -> Matrix:
-    """Return the gradient of x, given that of the pre-activations."""
+    """Return the gradient of x from the gradient of the pre-activations."""
     dx = sys.modules["torch"].empty(x.shape, dtype=x.dtype) if _is_tensor(x) else numpy.empty(x.shape, x.dtype)
     rows = _rows_of(dx, axes)
     outputs = _in_dtype(gradient, dtype).reshape((*rows.shape[:-1], weight.shape[0]))
@@ -79,9 +79,9 @@ def x_gradient(dtype: str, axes: str, gradient: Matrix, weight: Matrix, x: Matri
 
 
 def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int, selected: tuple[Any, ...] = ()) -> Matrix:
-    """Return the gradient of R [Gr, N, D, D], given those of the products [.., Gr, H] and the outputs [.., H] before them.
+    """Return the gradient of R [Gr, N, D, D] from the gradients of the products [.., Gr, H] and the previous outputs [.., H].
 
-    `selected` is the part of `dproducts` that counts.
+    `selected` indexes the part of `dproducts` that counts.
     """
     dproducts = dproducts[selected] if selected else dproducts
     gates, hidden = dproducts.shape[-2:]
@@ -98,7 +98,7 @@ def recurrent_gradient(dproducts: Matrix, outputs: Matrix, heads: int, selected:
 def gradient_by_rounds(
     places: Sequence[Sequence[int]], dproducts: Matrix, *multiplied: Matrix, heads: int, selected: tuple[Any, ...] = ()
 ) -> Matrix:
-    """Return the gradient of R, whose gates at each of the `places` have `multiplied` [.., H] of their own."""
+    """Return the gradient of R, where the gates at each of the `places` have their own operands `multiplied` [.., H]."""
     dproducts = dproducts[selected] if selected else dproducts
     pairs = [(list(of_round), values) for of_round, values in zip(places, multiplied, strict=True) if of_round]
     parts = [recurrent_gradient(dproducts[..., of_round, :], values, heads) for of_round, values in pairs]

@@ -1,4 +1,4 @@
-"""Calls on the states of a pool in host memory, whose slots were checked: rows are read from it and written back."""
+"""Calls on a pool in host memory, with checked slots: rows of states are read from the pool and written back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minrnn_gen.run.saved import Forward
 
 
 def step_on_pool(interface: Interface, step: Callable[[Call], StepResult], call: Call) -> StepResult:
-    """Run one step, or a call over time, by `step`, which takes rows of states; those of the result are in the pool alone."""
+    """Run one step, or a call over time, by `step`, which takes rows of states; the new states go to the pool only."""
     result = step(_on_rows(interface, call))
     _into_pool(call, [memory.inspect(final, "state") for final in result.final])
     _clear_padding(interface, call, memory.inspect(result.y, "y"))
@@ -48,7 +48,7 @@ def _is_live(call: Call) -> Any:
 
 
 def _on_rows(interface: Interface, call: Call) -> Call:
-    """Return a call on the states of its sequences: those of their slots, zeros for padding and where there is no state."""
+    """Return a call on rows of states, read from the sequences' slots; zeros for padding and for sequences without a state."""
     pool, arithmetic = call.pool, interface.precision.arithmetic_dtype
     assert pool is not None
     reads, is_read = as_numpy(pool.slots), _is_live(call)
@@ -66,7 +66,7 @@ def _on_rows(interface: Interface, call: Call) -> Call:
 
 
 def _into_pool(call: Call, final: Sequence[Array]) -> None:
-    """Write states of sequences into their slots, but for padding and what is dropped."""
+    """Write states of sequences into their slots, except for padding and dropped states."""
     pool = call.pool
     assert pool is not None
     writes = as_numpy(pool.written)

@@ -1,4 +1,4 @@
-"""Sequences of a call in NumPy that are run at once: all of them, or packed ones one after the other."""
+"""Sequences of a call in NumPy that run at once: all of them, or packed sequences one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minrnn_gen.cpu.recurrence import Values
 
 @dataclass(frozen=True)
 class Stretch:
-    """Sequences that are run at once: their steps and rows in x and y, and their places among the states."""
+    """Sequences that run at once: their steps and rows in x and y, and their rows of the states."""
 
     steps: slice
     rows: slice
@@ -39,7 +39,7 @@ class Stretch:
 
 
 def stretches_of(call: Call) -> Iterator[Stretch]:
-    """Yield all sequences of a call of one direction as one stretch, or packed ones as one each."""
+    """Yield all sequences of a call of one direction as one stretch, or each packed sequence as its own."""
     sequences, order = call.sequences, slice(None, None, -1 if call.reverse else 1)
     resets = None if sequences.resets is None else as_numpy(sequences.resets).T
     if sequences.cu_seqlens is not None:

@@ -1,4 +1,4 @@
-"""Threads of native code: how many a call takes, what they share, and whose they are."""
+"""Threads of native code: how many a call takes, how they divide the work, and which library owns them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from minrnn_gen.program.number import Number, divided_up, least
 
 # Waking another thread takes microseconds: for less than so many multiply-adds it is not worth it.
 MULTIPLY_ADDS_LEAST = 1 << 17
-# Threads that share the units of a step meet after each, which takes as long as so many multiply-adds.
+# Threads that share the units of a step synchronise after each step, which costs as much as so many multiply-adds.
 STEP_MULTIPLY_ADDS_LEAST = 1 << 15
-# What a cell's equations take of each unit, in multiply-adds.
+# The cost of a cell's equations per unit, in multiply-adds.
 POINTWISE_MULTIPLY_ADDS = 64
-# A core's own cache holds this much of R: of more each thread takes a part, so that together they hold all of it.
+# A core's own cache holds this much of R: of a larger R each thread takes a part, so that all caches together hold it.
 CORE_CACHE_BYTES = 1 << 19
-# A step over fewer rows in all than this, each of which R is read for, takes R as it lies: packing would take longer.
+# A step over fewer rows in total than this, for each of which R is read, uses R unpacked: packing would take longer.
 ROWS_READ_LEAST = {"forward": 2, "backward": 4}
 ROWS_AT_ONCE = 6
-# R as it lies serves a backward of one head whose units fill its panels, in its arithmetic type.
+# Unpacked R serves a backward of one head whose units fill its panels, in its arithmetic type.
 PANEL_UNITS = 64
 
 
-# What `packs` of a call says: that R is packed, and that the launch before this one left it so in the workspace.
+# Bits of a call's `packs`: R is packed, and the previous launch left it packed in the workspace.
 PACKS, IS_PACKED = 1, 2
 
 
 class Schedule(NamedTuple):
-    """How a call is run: on how many threads, which share units or rows, and whether R is packed (`PACKS`, `IS_PACKED`)."""
+    """How a call runs: how many threads, whether they divide units or rows, and whether R is packed (`PACKS`, `IS_PACKED`)."""
 
     threads: Number
     splits_units: Number
@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
 
 
 def threads_of(store: Store) -> ThreadPool:
-    """Return the threads to run on: those of torch's OpenMP where torch is loaded, else our own."""
+    """Return the threads to run on: torch's OpenMP threads where torch is loaded, else our own."""
     return (openmp_threads() if "torch" in sys.modules else None) or own_threads(store)
 
 
@@ -69,7 +69,7 @@ def schedule(
 
 
 def pointwise_schedule(rows: Number, channels: int, steps: Number, most_threads: Number) -> Schedule:
-    """Return how a call without a product is run: threads share rows, or where these are fewer, channels."""
+    """Return how a call without a product runs: threads divide the rows, or the channels where there are fewer rows."""
     threads = _threads_for(rows * channels * POINTWISE_MULTIPLY_ADDS * steps, most_threads)
     return Schedule(threads, splits_units=rows < threads, packs=False)
 
@@ -79,7 +79,7 @@ def _threads_for(multiply_adds: Number, most_threads: Number) -> Number:
 
 
 def _packs(interface: Interface, kernel_pass: CpuPass, rows: Number, products: Number, has_rounds: bool) -> Number:
-    """Say whether R is packed for so many products of so many rows; a backward in rounds has the gates in their order."""
+    """Say whether R is packed for so many products of so many rows; a backward with rounds needs the gates in their order."""
     reads_lines = kernel_pass == "forward" or (
         not has_rounds and interface.heads == 1 and interface.head_dim % PANEL_UNITS == 0 and _is_wide(interface.precision)
     )

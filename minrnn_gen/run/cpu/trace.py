@@ -1,4 +1,4 @@
-"""Programs on this processor: launches of native code, and what the arrays' library computes, one after the other."""
+"""Programs on this processor: launches of native code and computations of the arrays' library, in sequence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NativeRecorder(TracedRun):
         self.note(data.Launch(ref, 1, values["threads"], arguments))
 
     def steps_of(self, call: Call) -> Steps:
-        """Return the steps of a call's sequences, which are read here and now; a run by them is not kept."""
+        """Return the steps of a call's sequences; lengths are read at once, and a run with lengths is not kept."""
         ends, lengths = call.sequences.cu_seqlens, call.sequences.lengths
         if ends is not None:
             first_steps = numpy.ascontiguousarray(as_numpy(ends), numpy.int64)
@@ -71,13 +71,13 @@ class NativeRecorder(TracedRun):
         return (kept.keep(replay) if self.is_kept else None) or replay
 
     def _at(self, pointer: int) -> At:
-        """Return a place; without a key, slots of arrays are those of another call."""
+        """Return a place; without a key, an array's slot belongs to another call."""
         if not self._has_key and isinstance(pointer, Address):
             return At(None, int(pointer))
         return super()._at(pointer)
 
     def _whole(self, array: Array) -> Any:
-        """Return a slot, or the array itself where it is in none; then the run is not kept."""
+        """Return the slot of an array, or the array itself where it has no slot; then the run is not kept."""
         if array.owner is None or (self._has_key and array.address.slot is not None):
             return array.address.slot
         self.stop()
@@ -89,14 +89,14 @@ class NativeRecorder(TracedRun):
 
 
 def keyed_by_threads(keyed: KeyedArrays) -> KeyedArrays:
-    """Return arrays with the key of calls on as many threads as there are now."""
+    """Return arrays with a key that includes the current number of threads."""
     return KeyedArrays((keyed.key, thread_count()), keyed.arrays, keyed.addresses)
 
 
 def host_trace_of(
     program: Program, key: CallKey, place: Place, kernels: Mapping[KernelRef, CpuKernel], store: Store
 ) -> Trace[Any, Any]:
-    """Return a trace that does what a program says in host memory; each buffer is an allocation of its own."""
+    """Return a trace that executes a program in host memory; each buffer is a separate allocation."""
     computed: set[int | None] = {cast.slot for cast in program.casts}
     computed |= {operation.slot for operation in program.operations if isinstance(operation, data.Computed)}
     allocations = tuple(
@@ -117,7 +117,7 @@ def host_trace_of(
 
 
 class Operation(Protocol):
-    """Something done with arrays, by slot, and their addresses."""
+    """An operation on arrays, by slot, and their addresses."""
 
     def run(self, arrays: list[Any], addresses: list[int], /) -> None: ...
 
@@ -130,7 +130,7 @@ class HostProgram:
 
     @property
     def launches(self) -> list[LaunchOperation] | None:
-        """The operations, where all are launches."""
+        """The operations if all of them are launches."""
         launches = [operation for operation in self.operations if isinstance(operation, LaunchOperation)]
         return launches if len(launches) == len(self.operations) else None
 
@@ -147,7 +147,7 @@ class HostProgram:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOperation:
-    """A kernel run with these arguments; `pointers` are those in arrays of the call: position, slot, offset in bytes."""
+    """A kernel run with these arguments; `pointers` point into arrays of the call: position, slot, offset in bytes."""
 
     kernel: CpuKernel
     numbers: list[Any]
@@ -156,13 +156,13 @@ class LaunchOperation:
     workspace_bytes: int
 
     def in_c(self) -> tuple[Any, ...]:
-        """Return it as `trip.c` takes it."""
+        """Return the launch in the form of `trip.c`."""
         patches = tuple((position, 0, 0, slot, offset_bytes, 0) for position, slot, offset_bytes in self.pointers)
         packed = self.kernel.plan.packer.pack(*self.numbers)
         return trip.KERNEL, self.kernel.address, packed, patches, self.workspace_place, self.workspace_bytes
 
     def run(self, _arrays: list[Any], addresses: list[int]) -> None:
-        """Run it; raises what a signal's handler raises."""
+        """Run the kernel; raises what a signal's handler raises."""
         numbers = self.numbers.copy()
         numbers[:3] = interpreter()
         for position, slot, offset_bytes in self.pointers:
@@ -173,7 +173,7 @@ class LaunchOperation:
 
 @dataclass(frozen=True, slots=True)
 class ComputeOperation:
-    """Computes with the arrays' library."""
+    """A computation by the arrays' library."""
 
     computed: data.Computed
 

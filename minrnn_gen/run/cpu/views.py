@@ -1,4 +1,4 @@
-"""Views of a call's arrays as the CPU target takes them: time first, and after the channels n or 1 where a cell has the axis.
+"""Views of a call's arrays for the CPU target: time first, and n or 1 after the channels where a cell has the axis n.
 
 A cell without the axis n has arrays [T, B, G, H], [T, B, H] and [B, H]. All functions take calls of one direction.
 """
@@ -17,7 +17,7 @@ from minrnn_gen.cpu.recurrence import Values
 
 
 def with_n(interface: Interface, values: Values) -> Values:
-    """View what has no axis n with one of 1 after the channels, if the cell has the axis."""
+    """View an array without the axis n with an axis of 1 after the channels, if the cell has the axis n."""
     return values[..., None] if interface.has_vectors else values
 
 
@@ -51,7 +51,7 @@ def of_names(interface: Interface, arrays: Sequence[Array | None]) -> dict[str, 
 
 
 def initial(interface: Interface, call: Call, arithmetic: str) -> dict[str, Values]:
-    """Return the initial states {name: [B, H]}, zeros where none were given."""
+    """Return the initial states {name: [B, H]}, by default zeros."""
     present = of_names(interface, call.initial)
     dtype = numpy_dtype(arithmetic)
     for name in interface.states:

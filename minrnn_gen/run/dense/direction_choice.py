@@ -1,7 +1,7 @@
 """Whether both directions of a dense cell run concurrently, by kernels for half of the GPU each, as the model predicts.
 
-Both halves are resident at once, also where blocks of a kernel wait for others anywhere on the GPU. What is chosen depends on
-the spec, the sizes and the GPU alone.
+Both halves are resident at once, even where blocks of a kernel wait for others anywhere on the GPU. The choice depends on the
+spec, the sizes and the GPU alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIRECTIONS = 2
 
 @dataclass(frozen=True)
 class DirectionsChoice:
-    """Two concurrent directions, by kernels for `sm_count` SMs each, and what is predicted, in microseconds."""
+    """Two concurrent directions, each by kernels for `sm_count` SMs, and the predicted times in microseconds."""
 
     sm_count: int
     predicted_us: float
@@ -44,11 +44,11 @@ class DirectionsChoice:
 
 
 def choose_directions(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
-    """Return how both directions of a pass run concurrently; None where one after the other is as fast."""
+    """Return how both directions of a pass run concurrently; None where running them in turn is as fast."""
     if not (sizes.batch and sizes.time):
         return None
     gpu, half = builder.target.profile, builder.half
-    # Products take as long either way: each by the whole GPU, or two by half of it.
+    # Products take the same time either way: in turn on the whole GPU, or concurrently on halves.
     products_us = DIRECTIONS * Products.of(builder, kernel_pass, sizes).us(gpu, is_cut=False)
     whole_us = expected_of(builder, kernel_pass, sizes).us
     one_by_one_us = DIRECTIONS * whole_us + products_us
@@ -71,6 +71,6 @@ def choose_directions(builder: Builder, kernel_pass: BackwardOrForward, sizes: S
 
 
 def _both_are_resident(gpu: GpuProfile, half: GpuProfile, occupied: Occupied) -> bool:
-    """Say whether the GPU holds what both halves hold at once, where that matters: where blocks wait for others anywhere."""
+    """Say whether the blocks of both halves are resident at once; needed only where blocks wait for others across the GPU."""
     at_once = [clusters_at_once(profile, occupied.cluster_blocks, 1) for profile in (half, gpu)]
     return not occupied.waits_in_grid or DIRECTIONS * at_once[0] <= at_once[1]

@@ -21,26 +21,26 @@ from minrnn_gen.program.number import Loop, bounds, divided_up, least
 from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named, stride_values, vector_values
 from minrnn_gen.run.slots import step_states
 
-# Steps are counted in an int (templates/persistent_forward.cu.j2), which counts ahead of the one that is walked.
+# Kernels count steps in an int, ahead of the current step (templates/persistent_forward.cu.j2).
 PERSISTENT_STEPS_MAX = 2**31 - 64
-# More than the struct `Call` of any cell takes, whose pointers are one or two for each of its names.
+# More than the struct `Call` of any cell takes: it has one or two pointers for each name of the cell.
 CALL_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class NamedArguments:
-    """The arguments of a kernel by the names of its parameters; `names` are those of the cell's arrays."""
+    """The arguments of a kernel by the names of its parameters; `names`: the names of the cell's arrays."""
 
     names: ArrayNames
     values: Mapping[str, Any]
 
     def packed(self, plan: KernelPlan, suffix: str = "", **more: Any) -> tuple[Any, ...]:
-        """Return the arguments, and those that a single launch has besides, in the order of an entry's signature."""
+        """Return the arguments, and `more` arguments of a single launch, in the order of an entry's signature."""
         return pack(signature(plan, self.names, suffix), {**self.values, **more})
 
 
 def workspace_bytes_of(plan: KernelPlan, batch: int) -> int:
-    """Return the bytes, all ones before the launch, through which blocks of a grid hand outputs and R on; 0 where none do."""
+    """Return the bytes, all ones before the launch, through which blocks of a grid exchange outputs and R; 0 if none do."""
     return plan.group_exchange_bytes * _groups(plan, batch) + plan.packed_bytes * plan.problem.heads
 
 
@@ -54,8 +54,8 @@ def persistent_launches(
 ) -> Iterator[Launch]:
     """Yield the launches of a persistent kernel, with a group of blocks for each head and tile of sequences.
 
-    One, unless blocks of a grid wait for each other: the GPU has to hold all of those at once, and it holds `resident_blocks`.
-    Raises BadInput for a time that such a kernel does not count to, and for a GPU that does not hold a group.
+    There is one launch, unless blocks of a grid wait for each other: these must all be resident, and the GPU holds
+    `resident_blocks`. Raises BadInput for more steps than such a kernel counts, and for a GPU too small for a group.
     """
     most = PERSISTENT_STEPS_MAX // (1 + max(arguments.names.rounds, arguments.names.waits))
     if bounds(call.time)[0] > most:
@@ -64,7 +64,7 @@ def persistent_launches(
     if not plan.group_exchange_bytes:
         yield Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))
         return
-    # Of blocks in clusters the GPU holds fewer than it has room for.
+    # The GPU holds fewer blocks in clusters than its room suggests.
     at_once = least(resident_blocks, plan.launch.resident_blocks) // grid_blocks
     if bounds(at_once)[1] < 1:
         raise BadInput(
@@ -114,9 +114,9 @@ def arguments_launch(
     number: int,
     arguments: Array | None = None,
 ) -> Launch:
-    """Return the launch that writes what the products of round `number` multiply, of all steps of a call of one direction.
+    """Return the launch that writes the operands of round `number`, of all steps of a call of one direction.
 
-    That of a number more than there are rounds writes the means over units.
+    The number after the last round's writes the means over units instead.
     """
     blocks = divided_up(call.batch * call.time * plan.problem.hidden_size, plan.launch.threads)
     if heads := plan.launch.partition.get("heads_per_block"):
@@ -135,7 +135,7 @@ def arguments_launch(
 
 
 def scratch_sizes(interface: Interface, batch: int, backward: bool, rounds: int = 0) -> dict[str, int]:
-    """Return the bytes of each piece of memory that the steps of `batch` sequences share; `rounds` of products besides."""
+    """Return the bytes of each buffer that the steps of `batch` sequences share, including those of `rounds` of products."""
     storage, arithmetic = interface.precision.storage_bytes, interface.precision.arithmetic_bytes
     outputs, states = batch * interface.hidden_size, batch * interface.hidden_size * len(interface.states)
     products, of_rounds = outputs * len(interface.recurrent_gates), rounds * outputs * arithmetic
@@ -180,13 +180,12 @@ def forward_arguments(
 class BackwardArrays:
     """Scratch of a backward of one direction, in addition to the call's arrays: see templates/stepwise_backward.cu.j2.
 
-    `read_states` are the states after each step that it reads; `products` [rows, heads, gates of R, head_dim] and
-    `first_products` [batch, ...] those of all outputs and of the initial one; `dproducts` and `first_dproducts` the gradients.
-    `arguments` [rows, hidden]: what the products of each round multiplied instead of the output.
-    `means` [rows, heads, means]: those over units of the forward, where a kernel reads them.
-    `row_strides`: from a sequence and from a step to the next, in rows. Of a piece of time all begin at its first step;
-    `earlier` and `later` say whether there is a piece before and after it: of an earlier one the rows are read, and of a later
-    one the sums go on.
+    `read_states`: the states after each step that it reads. `products` [rows, heads, gates of R, head_dim] and `first_products`
+    [batch, ...]: the products of all outputs and of the initial output; `dproducts` and `first_dproducts`: their gradients.
+    `arguments` [rows, hidden]: the operands of each round's products, instead of the output. `means` [rows, heads, means]: the
+    forward's means over units, where a kernel reads them. `row_strides`: from a sequence and from a step to the next, in rows.
+    In a piece of time, all arrays begin at its first step; `earlier` and `later` say whether a piece precedes and follows it.
+    The piece reads the rows of an earlier piece, and continues the sums of a later one.
     """
 
     read_states: tuple[Array, ...]
@@ -254,7 +253,7 @@ def _means(name: str, names: ArrayNames, arrays: BackwardArrays) -> dict[str, An
 
 
 def _left_by_forward(names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays) -> dict[str, Any]:
-    """The states after each step that are read, and the products, made again."""
+    """The states after each step that a backward reads, and the recomputed products."""
     states = arrays.read_states
     like_y = next(iter((*states, *call.inputs)), None)
     return {
@@ -267,7 +266,7 @@ def _left_by_forward(names: ArrayNames, call: Call, layout: str, arrays: Backwar
 
 
 def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:
-    """x, the vectors, the initial states, and where sequences begin, end and start anew."""
+    """x, the vectors, the initial states, and the begins, ends and resets of sequences."""
     sequences = call.sequences
     begins, ends = address_or_null(sequences.cu_seqlens), address_or_null(sequences.lengths)
     if sequences.cu_seqlens is not None:
@@ -287,7 +286,7 @@ def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:
 
 
 def _strides(call: Call, name: str, wanted: str, array: Array | None, axes: str) -> dict[str, int]:
-    """The strides of `wanted` axes, 0 for those that an array does not have, and between sequences that are packed."""
+    """The strides of `wanted` axes, 0 for axes that an array lacks, and between packed sequences."""
     by_axis = dict.fromkeys(wanted, 0)
     if array is not None:
         by_axis |= dict(zip(axes, array.strides, strict=True))

@@ -1,4 +1,4 @@
-"""Values of the forward that a backward of a dense cell makes again, of all steps at once: arguments of products, and means."""
+"""Values of the forward that a backward of a dense cell recomputes, for all steps at once: operands of products, and means."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minrnn_gen.run.scan.runs import sizes_of
 
 @dataclass(frozen=True)
 class MadeAgain:
-    """The pass before a backward; `names` are those of the backward's arrays."""
+    """The pass before a backward; `names`: the names of the backward's arrays."""
 
     interface: Interface
     names: ArrayNames
@@ -29,7 +29,7 @@ class MadeAgain:
     def arguments(
         self, recorder: Recorder, part: Call, of_run: BackwardArrays, packed: Address, fill: int | None
     ) -> tuple[Array, ...]:
-        """Make what the products of each round multiplied again, and these products."""
+        """Recompute the operands of each round, and their products."""
         interface, rows, made = self.interface, part.rows * part.time, []
         for number, runs in enumerate(self.gates.rounds if rows else (), start=1):
             kernel = recorder.load(recorder.choose("arguments", self.specialization, sizes_of(part)))
@@ -41,7 +41,7 @@ class MadeAgain:
         return tuple(made)
 
     def means(self, recorder: Recorder, part: Call, of_run: BackwardArrays) -> Array:
-        """Make the means over units again."""
+        """Recompute the means over units."""
         interface, rows = self.interface, part.rows * part.time
         row = rows_of_means(self.names.known_means) * MEANS_OF_ROW
         means = recorder.new_array((rows, interface.heads, row), interface.precision.arithmetic_dtype)

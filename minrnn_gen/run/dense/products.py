@@ -1,4 +1,4 @@
-"""Products with R as cuBLAS takes them: of one step, of all steps at once, and of the gradients; for all gates, or for some."""
+"""Products with R in the form of cuBLAS: of one step, of all steps at once, and of gradients; for all gates, or for some."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from minrnn_gen.program.number import Loop
 
 @dataclass(frozen=True)
 class GateRounds:
-    """The gates of R by what they multiply, as runs of neighbours: `of_output` the previous output, `rounds` arguments."""
+    """The gates of R by operand, as ranges of neighbours: `of_output` for the previous output, `rounds` for arguments."""
 
     of_output: tuple[range, ...]
     rounds: tuple[tuple[range, ...], ...]
 
     @classmethod
     def of(cls, interface: Interface, rounds: tuple[tuple[str, ...], ...]) -> GateRounds:
-        """Return the gates of a cell, given those of its rounds."""
+        """Return the gates of a cell, from the names of the gates in its rounds."""
         of_output, *others = map(_runs, places_by_round(interface.recurrent_gates, rounds))
         return cls(of_output, tuple(others))
 
@@ -36,9 +36,9 @@ def _runs(places: tuple[int, ...]) -> tuple[range, ...]:
 def step_products(
     interface: Interface, scratch: Scratch, batch: int, backward: bool, gates: tuple[range, ...], number: int = 0
 ) -> tuple[Product, ...]:
-    """Return the products of one round of a step, of its `hidden` with R, or of the gradients of such products with it.
+    """Return the products of R in one round of a step: with its `hidden`, or with the gradients of such products.
 
-    `number`: that of the round, from 1 on; 0 for the product of the outputs.
+    `number`: the round, from 1 on; 0 for the product of the outputs.
     """
     storage, arithmetic = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
     storage_bytes, arithmetic_bytes = interface.precision.storage_bytes, interface.precision.arithmetic_bytes
@@ -99,7 +99,7 @@ def recurrent_gradient(
 
 
 def _rows_of(interface: Interface, layout: str, y: Array, loop: Loop) -> Iterator[tuple[int, int, Matrix]]:
-    """Yield (first row, rows, the matrix of their outputs [rows, head_dim] of the first head) for each part of `y`."""
+    """Yield (first row, rows, the first head's matrix of their outputs [rows, head_dim]) for each part of `y`."""
     size = interface.head_dim
     if layout != "BDT":
         yield 0, y.shape[0] * y.shape[1], Matrix(y.pointer, y.dtype, y.strides[1], size * y.strides[2])
@@ -117,5 +117,5 @@ def one_sequence(rows: Array) -> Array:
 
 
 def as_rows(initial: Array) -> Array:
-    """View the initial output [batch, hidden] as the y of one sequence in layout BTD: its products are those of rows."""
+    """View the initial output [batch, hidden] as the y of one sequence in layout BTD: a row of products for each sequence."""
     return replace(initial, shape=(1, *initial.shape), strides=(initial.shape[0] * initial.strides[0], *initial.strides))

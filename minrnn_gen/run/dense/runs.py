@@ -40,7 +40,7 @@ from minrnn_gen.run.launch import alignment_of_call
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.runs import read_states, sizes_of
 
-# Sizes of calls that are remembered, with what was chosen for them.
+# The number of sizes of calls whose choice is remembered.
 CHOICES_HELD = 1024
 
 
@@ -57,7 +57,7 @@ class Backward:
     def piece(
         self, interface: Interface, piece: Piece, dfinal: Sequence[Array | None], dinitial: tuple[Array, ...]
     ) -> Backward:
-        """Return a piece of it, which reads the gradients of its final states and writes those of its initial ones."""
+        """Return a piece of this backward, which reads the gradients of its final states and writes its initial states'."""
         part, arrays = self.part, self.arrays
         row = piece.start * arrays.row_strides[1]
         y_axes = Y_AXES[interface.layout]
@@ -82,7 +82,7 @@ class Backward:
 
 
 class _RunBack(NamedTuple):
-    """A backward of one direction to come: its call, the initial output, and what is read and written."""
+    """A pending backward of one direction: its call, the initial output, and the arrays that it reads and writes."""
 
     part: Call
     first: Array | None
@@ -97,8 +97,8 @@ class DenseRun(CellRun):
     """The kernels of one builder of a dense cell.
 
     A persistent kernel takes all steps of a run in one launch; where the plan is of another family, `StepwiseRun` takes them
-    one after the other. What can be multiplied for all steps at once is, before and after. Both directions of a call run
-    concurrently where that is expected to be faster.
+    one by one. Products that do not depend on the recurrence are batched over all steps, before and after it. Both directions
+    of a call run concurrently where that is predicted to be faster.
 
     `at_once`: the number of runs whose waiting blocks the GPU holds at once.
     """
@@ -108,17 +108,17 @@ class DenseRun(CellRun):
 
     @cached_property
     def stepwise(self) -> StepwiseRun:
-        """Run that takes steps one after the other."""
+        """Run that takes steps one by one."""
         return StepwiseRun(self.interface, self.backend, self.gates)
 
     @cached_property
     def gates(self) -> GateRounds:
-        """The gates of R by what they multiply."""
+        """The gates of R by their operand."""
         return GateRounds.of(self.interface, self.builder.cell_shape.rounds)
 
     @cached_property
     def half(self) -> DenseRun:
-        """The kernels for half of the GPU, two of which run concurrently."""
+        """The kernels for half of the GPU, so that two runs fit concurrently."""
         return DenseRun(self.interface, self.builder.half, self.backend.half, DIRECTIONS)
 
     def beside(self, kernel_pass: BackwardOrForward, sizes: Sizes) -> DirectionsChoice | None:
@@ -131,13 +131,13 @@ class DenseRun(CellRun):
         return lru_cache(CHOICES_HELD)(partial(choose_directions, self.builder))
 
     def expect_backward(self, call: Call) -> None:
-        """Begin to build the backward of arrays that lie as these do, while the forward is built and runs."""
+        """Begin to build the backward for arrays of this layout, while the forward is built and runs."""
         if not call.batch:
             return
         assert call.R is not None
         sizes = sizes_of(call)
         dense = self.half if self.beside("backward", sizes) else self
-        # What a weight makes of x is contiguous.
+        # The product of x and the weight is contiguous.
         rows = (call.R,) if call.weight is not None else (call.R, call.x)
         for reverse in self.interface.runs_reversed:
             exact = self._specialization(replace(call, reverse=reverse), "none", *rows)
@@ -201,13 +201,13 @@ class DenseRun(CellRun):
         call: Call,
         chosen: Callable[[DenseRun], Iterator[KernelKey]],
     ) -> Iterator[tuple[DenseRun, Callable[[int], AbstractContextManager[None]]]]:
-        """Give what runs each direction of a call, and its lane: by halves where that is faster, else in turn on no lane.
+        """Give the run of each direction of a call, and its lane: on halves of the GPU where that is faster, else in turn.
 
         `chosen` gives the kernels of all directions.
         """
         if self.beside(kernel_pass, sizes_of(call)):
             with recorder.by_half():
-                # Steps that are taken one by one may be a graph, which is launched on no lane.
+                # Steps that run one by one may be a graph, which cannot be launched on a lane.
                 if all(self.half.backend.plan(key).is_persistent for key in chosen(self.half)):
                     with recorder.lanes(DIRECTIONS) as lanes:
                         yield self.half, lambda lane: lanes.step(lane, ())
@@ -235,7 +235,7 @@ class DenseRun(CellRun):
         first: Array | None,
         is_persistent: bool,
     ) -> Backward:
-        """Return a backward of a call of one direction, with the products of all outputs; `first` is the initial one.
+        """Return a backward of a call of one direction, with the products of all outputs; `first` is the initial output.
 
         `is_persistent`: one launch takes all steps, or those of a piece, and writes every row of a sequence.
         """
@@ -252,7 +252,7 @@ class DenseRun(CellRun):
         if interface.heads > 1:
             packed = recorder.new_array((math.prod(R.shape),), precision.storage_dtype).address
             recorder.copy_heads_first(R, packed)
-        # The products of a last output belong to no step, and so do those of an only one.
+        # The products of the last output, or of the only one, belong to no step.
         if rows and part.time > 1:
             layout, of_output = interface.layout, self.gates.of_output
             for product in row_products(interface, layout, packed, outputs.y, products, of_output, recorder.loop):
@@ -328,7 +328,7 @@ class DenseRun(CellRun):
         self.finish_back(recorder, backward, dR)
 
     def _initial_output(self, recorder: Recorder, call: Call) -> Array | None:
-        """The initial value of the output in the storage dtype, as the first product had it; None for zeros."""
+        """The initial output in the storage dtype, the operand of the first product; None for zeros."""
         output = self.builder.lowered_backward.output_state
         initial = call.initial[self.interface.states.index(str(output))]
         return None if initial is None else recorder.cast(initial, self.interface.precision.storage_dtype)
@@ -354,7 +354,7 @@ class DenseRun(CellRun):
     def _choose(
         self, recorder: Recorder, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array
     ) -> KernelKey:
-        """The kernel for a call of one direction; `rows` are the arrays of which a head of a row is read at once."""
+        """The kernel for a call of one direction; `rows`: the arrays that it reads by a head of a row at once."""
         return recorder.choose(kernel_pass, self._specialization(part, states_out, *rows), sizes_of(part))
 
     def _specialization(self, part: Call, states_out: StatesOut, *rows: Array) -> Specialization:

@@ -1,4 +1,4 @@
-"""A single step of a dense cell: by a kernel of its own, or as a forward of one step; on rows of states, or on a pool."""
+"""A single step of a dense cell: by a kernel for steps, or as a forward of one step; on rows of states, or on a pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunsForward(Protocol):
 
 @dataclass(frozen=True)
 class DenseStep:
-    """The steps of one dense cell; `run_forward` runs a forward of one step, of many sequences and where no kernel fits."""
+    """The steps of one dense cell; `run_forward` serves steps of many sequences, and steps that no step kernel fits."""
 
     interface: Interface
     builder: Builder
@@ -62,7 +62,7 @@ class DenseStep:
         rows_into_pool(recorder, self.builder.hinted_specialization, self.names, call, rows)
 
     def _choose(self, recorder: Recorder, call: Call) -> KernelKey | None:
-        """The kernel of its own for a step, or None where it is a forward of one step."""
+        """The kernel for a step, None where the step runs as a forward of one step."""
         interface, builder = self.interface, self.builder
         assert call.R is not None
         if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):

@@ -20,7 +20,7 @@ from minrnn_gen.run.dense.launch import NamedArguments, scratch_sizes
 from minrnn_gen.run.dense.products import GateRounds, step_products
 from minrnn_gen.run.launch import Launch
 
-# A graph is launched in about the time of one step; a longer one wastes more where the time is no multiple of it.
+# Launching a graph takes about the time of one step; a longer graph wastes more where the time is no multiple of its steps.
 GRAPH_STEPS = 32
 
 
@@ -28,7 +28,7 @@ GRAPH_STEPS = 32
 class StepwiseRun:
     """The pointwise kernels of one cell, step by step; may be used from several threads.
 
-    A step is a product and a launch, and as much for each round of products of other values. Few steps are recorded one by one,
+    A step is a product and a launch, and another pair for each further round of products. Few steps are recorded one by one,
     and replayed. `GRAPH_STEPS` steps of one batch size are a CUDA graph, captured when first needed; on a stream that is itself
     being captured, they are enqueued one by one.
     """
@@ -47,7 +47,7 @@ class StepwiseRun:
     ) -> None:
         """Run all steps of a call of one direction, and one more, which writes the last states or first gradients.
 
-        `packed` is R with its heads in front, for a backward; a forward makes its own.
+        `packed` is R with its heads first, for a backward; a forward copies its own.
         """
         steps, is_backward = part.time + 1, _is_backward(kernel)
         sizes = scratch_sizes(self.interface, part.batch, is_backward, len(self.gates.rounds))
@@ -57,7 +57,7 @@ class StepwiseRun:
             recorder.stop()
             enqueue = partial(self._enqueue, kernel, part.batch)
             graph = self.backend.graph(part.x, (kernel, part.batch), sizes, enqueue)
-        # It writes what all steps read, and strides over what is prepared before the first of them.
+        # The begin kernel writes the inputs of all steps, and strides over the values prepared before the first step.
         blocks = self.backend.striding_blocks(part.batch)
         if graph is not None:
             recorder.enqueue(partial(self._run_graph, graph, kernel, part, arguments, blocks))

@@ -1,7 +1,7 @@
-"""How a call of layers is cut: on how many lanes and into how many pieces of time, as the cost model predicts, or not at all.
+"""How a call of layers is cut: the numbers of lanes and of pieces of time by the cost model's prediction, or no cut.
 
 Kernels are planned for a share of the SMs. Where blocks wait for others anywhere on the GPU, there are no more lanes than
-shares: what runs at once is resident at once. Other launches may exceed the GPU; they take turns then. What is chosen
+shares, so that concurrent kernels are resident together. Other launches may exceed the GPU; then they take turns. The choice
 depends on the specs, the sizes and the GPU alone.
 """
 
@@ -34,7 +34,7 @@ LANES_MOST, PIECES, PIECE_STEPS_LEAST = 4, (4, 8, 16), 32
 
 @dataclass(frozen=True)
 class CutChoice:
-    """A cut, with kernels for one of `shares` equal shares of the GPU, the sizes of its pieces, and what is predicted."""
+    """A cut, with kernels for one of `shares` equal shares of the GPU, the sizes of its pieces, and its predicted time."""
 
     kernel_pass: BackwardOrForward
     cut: Cut
@@ -45,14 +45,14 @@ class CutChoice:
 
 
 def is_asked_for() -> bool:
-    """Say whether calls are cut at all, as the environment has it."""
+    """Say whether the environment allows cuts."""
     return layers_run_beside_each_other()
 
 
 def choose_cut(
     kernel_pass: BackwardOrForward, builders: Sequence[Builder], share_of: Callable[[int], Builder], sizes: Sizes
 ) -> CutChoice | None:
-    """Return the fastest cut of a pass over layers, by their builders; None where one layer after the other is as fast.
+    """Return the fastest cut of a pass over layers, by their builders; None where running the layers in turn is as fast.
 
     `share_of` gives the builder of all layers' recurrences for one of so many equal shares of the GPU.
     """
@@ -65,7 +65,7 @@ def choose_cut(
     one_by_one_us += sum(product.us(gpu, is_cut=False) for product in products)
     products_us = sum(product.us(gpu, is_cut=True) for product in products)
     choices: list[CutChoice] = []
-    # Kernels of shares run in pieces and in nothing else: whichever of them are built take all steps in one launch.
+    # Kernels of shares run only in pieces; all of them take their steps in one launch.
     for shares in range(2, min(layers, LANES_MOST) + 1):
         for pieces in PIECES:
             piece = Sizes(sizes.batch, -(-sizes.time // pieces))
@@ -96,9 +96,9 @@ def _lanes(layers: int, shares: int, gpu: GpuProfile, footprint: Occupied | None
 
 
 def _total_us(expected: Expected, gpu: GpuProfile, layers: int, cut: Cut, products_first: bool, products_us: float) -> float:
-    """Return the predicted time of a cut: of its longest chain, or of turns, or of the host.
+    """Return the predicted time of a cut: the longest of its critical chain, the turns of its lanes, and the host's time.
 
-    Products concurrent with recurrences take longer, by the part of the GPU that these have.
+    Products concurrent with recurrences take longer, in proportion to the share of the GPU that recurrences hold.
     """
     assert expected.occupied is not None
     steps, piece_us = wavefront(layers, cut.pieces, cut.lanes, products_first), expected.us + PIECE_US
@@ -108,12 +108,12 @@ def _total_us(expected: Expected, gpu: GpuProfile, layers: int, cut: Cut, produc
 
 
 def _has_pieces(builder: Builder) -> bool:
-    """Say whether the kernels of a builder run on pieces of time with the bits of a whole."""
+    """Say whether the kernels of a builder give the same bits on pieces of time as on the whole."""
     spec = builder.spec
     return (
         builder.cell_shape.has_matrix
         and spec.direction == "forward"
         and spec.layout != "BDT"
         and spec.input_size is not None
-        and spec.recurrent_gradient_clip is None  # which is of every step's gradient, and none is clipped between pieces
+        and spec.recurrent_gradient_clip is None  # bounds every step's gradient, but gradients between pieces are not clipped
     )

@@ -1,4 +1,4 @@
-"""Dropout between layers, by a kernel of its own: what a mask keeps of an array is scaled, and all else is zero."""
+"""Dropout between layers, by its own kernel: kept values are scaled, all others become zero."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain_dropout(interface: Interface) -> Specialization:
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """Arrays of dropout: `source`, a bool for each of its values that is kept, and `target`, which may be source.
+    """Arrays of dropout: `source`, a bool mask of its kept values, and `target`, which may be source.
 
     All three have the same shape and strides, of three axes whose last two have no gaps: y of a layer, or a piece of its time.
     """
@@ -55,7 +55,7 @@ class Dropout:
         """Launch the kernel, on whatever lane the run is."""
         if 0 in self.source.shape:
             return
-        # Planning asks how many values there are, and not which axis is which.
+        # Planning depends on the number of values, not on the meaning of the axes.
         key = recorder.choose("dropout", Specialization(self._alignment_bytes), Sizes(*self.source.shape[:2]))
         kernel = recorder.load(key)
         kernel.launch(self._launch(kernel.plan, kernel.resident_blocks()))
@@ -66,7 +66,7 @@ class Dropout:
 
     @property
     def _alignment_bytes(self) -> int:
-        """The alignment, in bytes, of a vector of values in all rows, whose mask is aligned alike, a byte for each value."""
+        """The alignment, in bytes, of a vector of values in all rows; its mask, a byte for each value, is aligned alike."""
         source, itemsize = self.source, self.source.itemsize
         steps = [self._row_length, *(source.strides[:1] if bounds(source.shape[0])[1] > 1 else ())]
         elements = [pointer_divisor(self.mask.pointer), *map(divisor_of, steps)]

@@ -1,4 +1,4 @@
-"""A layer's backward over pieces of time: what is multiplied for all steps at once, before and after them, and the pieces."""
+"""A layer's backward over pieces of time: products of all steps before and after the pieces, and the pieces."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from minrnn_gen.run.projection import weight_gradient, x_gradient_of_piece
 
 @dataclass(frozen=True, slots=True)
 class LayerBackward:
-    """A layer of a backward; `dx` is the gradient of what its input comes from.
+    """A layer of a backward; `dx` is the gradient of its input, or with `dropout` of the dropout's source.
 
-    That is the input itself, or where there is `dropout` its source; the input is not there before its gradients are added up.
+    With `dropout`, `finish` recomputes the input.
     """
 
     interface: Interface
@@ -49,7 +49,7 @@ class LayerBackward:
         first: Array | None,
         dropout: Dropout | None,
     ) -> LayerBackward:
-        """Allocate what a layer's backward writes."""
+        """Allocate the outputs of a layer's backward."""
         carried, weight, sums = interface.precision.arithmetic_dtype, call.weight, None
         assert weight is not None
         if call.bias is not None or call.recurrent_bias is not None or call.parameters:
@@ -93,7 +93,7 @@ class LayerBackward:
         dense.run_back(recorder, backward.piece(self.interface, piece, dfinal, written))
 
     def multiply_on(self, recorder: Recorder, piece: Piece) -> None:
-        """Multiply the gradients of a piece's pre-activations on to those of the input."""
+        """Multiply the gradients of a piece's pre-activations by the weight, which gives the gradients of the input."""
         weight, call = self.call.weight, self.call
         assert weight is not None
         gradient = narrowed_in_time(self.dpreactivations, self.projected.x_axes, piece)

@@ -1,7 +1,7 @@
 """Layers of one dense cell on top of each other as one run, which runs pieces of their time concurrently.
 
-A wavefront writes what the layers one after the other write, into the same arrays: whole ones, of which a step has a piece.
-States, and their gradients, are passed on between the pieces of a layer. What is multiplied for all steps at once stays whole.
+A wavefront writes the same values as the layers in sequence, into the same whole arrays; a step works on a piece of them. The
+pieces of a layer pass states, and their gradients, to each other. Products of all steps at once stay whole.
 
 The order of a call: x, resets, then for each layer R, weight, bias, recurrent_bias and the cell's own vectors, then the initial
 states of all layers, all or none, then with dropout the masks of all layers but the last; None where absent.
@@ -43,18 +43,18 @@ class Cut(NamedTuple):
 
 
 class StackResult(NamedTuple):
-    """The arrays of a run in an order of its own."""
+    """The arrays of a run, in the run's own order."""
 
     arrays: tuple[Any, ...]
 
     def mapped(self, change: Any) -> StackResult:
-        """Return the arrays, every one changed, None where there is none."""
+        """Return the arrays, each changed; None stays None."""
         return StackResult(tuple(None if array is None else change(array) for array in self.arrays))
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer of a call: its arrays, x still to be projected, the dropout that writes x, and the pre-activations."""
+    """A layer of a call: its arrays with x not yet projected, the dropout that writes x, and the pre-activations."""
 
     call: Call
     outputs: Outputs
@@ -74,10 +74,10 @@ class StackRun:
         mark_ranges(self, layers, ("forward", "backward"))
 
     def forward(self, tensors: Sequence[Any], cut: Cut, saves: bool, dropout: float = 0.0) -> list[Any]:
-        """Return y, the final states of all layers, and where it `saves` what a backward needs.
+        """Return y, the final states of all layers, and where it `saves` the arrays for a backward.
 
-        That is of each layer the states after every step and the pre-activations, then the outputs of all layers but the last,
-        as they are before `dropout`, the probability with which their masks were drawn; without masks it is 0.
+        These are each layer's states after every step and pre-activations, then the outputs of all layers but the last before
+        dropout. `dropout` is the probability with which the masks were drawn, 0 without masks.
         """
         call_key = keyed(("layers", cut, saves, dropout), [*tensors])
         replay = self._forwards.replay(call_key)
@@ -94,8 +94,8 @@ class StackRun:
     ) -> list[Any]:
         """Return the gradients of `tensors`, None for those without one.
 
-        `results`: y, and what only a backward needs; `incoming`: the gradients of y and of the final states, None for zeros;
-        `dropout` as in the forward.
+        `results`: y, and the arrays saved for a backward; `incoming`: the gradients of y and of the final states, None for
+        zeros; `dropout` as in the forward.
         """
         flat = [*tensors, *results, *incoming]
         call_key = keyed(("layers back", cut, dropout), flat)
@@ -127,7 +127,7 @@ class StackRun:
     def _dropout(
         self, recorder: Recorder, arrays: Sequence[Array | None], layer: int, below: Array, probability: float
     ) -> Dropout | None:
-        """Return the dropout that writes the input of a layer, None where that is what comes from `below`."""
+        """Return the dropout that writes the input of a layer, None where the input is the array `below`."""
         masks = arrays[self._slots(arrays).masks]
         if not (layer and masks):
             return None
@@ -141,7 +141,7 @@ class StackRun:
         return tuple(recorder.new_array(shape, interface.precision.arithmetic_dtype) for _ in interface.states)
 
     def _handed_on(self, recorder: Recorder, batch: int, pieces: int) -> list[tuple[Array, ...]]:
-        """Allocate the states that one piece of a layer hands on to the next, or their gradients."""
+        """Allocate the states that one piece of a layer passes to the next, or their gradients."""
         interface = self._interfaces[0]
         shape, dtype = interface.state_shape(batch), interface.precision.arithmetic_dtype
         return [tuple(recorder.new_array(shape, dtype) for _ in interface.states) for _ in range(pieces - 1)]
@@ -209,7 +209,7 @@ class StackRun:
         layers = self._layers_back(recorder, arrays, results, incoming, dinitial, probability)
         pieces = pieces_of(x.shape[self._interfaces[0].x_axes.index("t")], cut.pieces)
         handed_on = [self._handed_on(recorder, batch, len(pieces)) for _ in layers]
-        # What a layer multiplies for all steps at once has another lane: no step waits for that of another layer.
+        # A layer's products of all steps run on another lane: no step waits for another layer's.
         of_whole = cut.lanes + 1
         with recorder.lanes(cut.lanes + 2) as lanes:
             begun = []
@@ -251,7 +251,7 @@ class StackRun:
         outputs = [*saved[count * of_layer :], y]
         output = interface.states.index(str(self._dense.builder.lowered_backward.output_state))
         initial = arrays[self._slots(arrays).states][output]
-        # As the first products had it.
+        # The operand of the first products.
         first = None if initial is None else recorder.cast(initial, interface.precision.storage_dtype)
         layers: list[LayerBackward] = []
         for layer in reversed(range(count)):
@@ -306,7 +306,7 @@ def _named(array: Array, name: str) -> Array:
 
 
 def _described(tensors: Sequence[Any], have_slots: bool) -> list[Array | None]:
-    """Describe the arrays of a call, each in its slot where there is a key of them."""
+    """Describe the arrays of a call, each in its slot where the arrays have a key."""
     arrays = [None if tensor is None else memory.inspect(tensor, "a tensor of the layers") for tensor in tensors]
     if not have_slots:
         return arrays

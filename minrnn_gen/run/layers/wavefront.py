@@ -1,9 +1,9 @@
-"""Layers as a wavefront: which piece of time of which layer runs when, on which lane, and what it waits for.
+"""Layers as a wavefront: the order, the lane and the dependencies of each layer's pieces of time.
 
-A layer takes a piece once it has taken the piece before, and the layer below has taken this one. Between two layers is a
-product: in a forward the projection of a layer's input, in a backward the gradient of it. Recurrences have a number of lanes,
-of which each takes one after the other; products have a lane of their own: that of a piece runs during the recurrence of the
-piece before.
+A layer runs a piece after its previous piece and after the same piece of the layer below. Between two layers is a product: in a
+forward the projection of a layer's input, in a backward the gradient of that input. Recurrences have several lanes; each lane
+runs its recurrences in sequence. Products have their own lane: the product of a piece runs during the recurrence of the piece
+before.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Literal
 
 Kind = Literal["product", "recurrence"]
 
-# What a product takes of the time of a recurrence, about: so much that two steps are in the order in which they end.
+# A product's share of the time of a recurrence, roughly: enough to order steps by their end.
 PRODUCT_TIME = 0.25
 
 
 @dataclass(frozen=True)
 class Step:
-    """A piece of a layer, counted in the order in which they are taken; `waits`: the steps of other lanes that it comes after.
+    """A piece of a layer, numbered in run order; `waits`: the steps of other lanes that it follows.
 
-    `end` is when it is over, in recurrences of a piece.
+    `end`: its time of completion, in units of a piece's recurrence.
     """
 
     kind: Kind
@@ -36,10 +36,10 @@ class Step:
 
 @functools.lru_cache(maxsize=256)
 def wavefront(layers: int, pieces: int, lanes: int, products_first: bool) -> tuple[Step, ...]:
-    """Return the steps of all layers in an order in which each follows what it waits for; products have the last lane.
+    """Return the steps of all layers, each after the steps that it waits for; products have the last lane.
 
-    `products_first`: those of a piece come before its recurrence, as in a forward. A list schedule: of the steps in the order
-    of their distance to the first, each takes the lane on which it begins first.
+    `products_first`: the product of a piece comes before its recurrence, as in a forward. The order is a list schedule: steps,
+    by their distance from the first, each take the lane on which they begin earliest.
     """
     kinds: tuple[Kind, Kind] = ("product", "recurrence") if products_first else ("recurrence", "product")
     diagonals = sorted((layer + piece, layer) for layer in range(layers) for piece in range(pieces))
@@ -55,7 +55,7 @@ def wavefront(layers: int, pieces: int, lanes: int, products_first: bool) -> tup
         own = numbers.get((kind, layer, piece - 1))
         lane = lanes
         if kind == "recurrence":
-            # The lane of the piece before needs no event.
+            # The lane of the previous piece needs no event.
             preferred = None if own is None else steps[own].lane
             lane = min(range(lanes), key=lambda place: (max(free_at[place], ready_at), place != preferred, place))
         end = max(free_at[lane], ready_at) + (1.0 if kind == "recurrence" else PRODUCT_TIME)

@@ -1,4 +1,4 @@
-"""A run on the arrays of a call, described before it is performed; what only their library makes of them is made at once."""
+"""A run on the arrays of a call, described before it is performed; conversions by the arrays' library are done at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from minrnn_gen.run.recording.replay import Finished, MetadataT, Replay, Trace, 
 
 
 class DescribedRun(Describer):
-    """A run whose arrays are there: those of `keyed` have their slots, and those of a call without a key have none.
+    """A run on existing arrays: the arrays of `keyed` have slots, and arrays of a call without a key have none.
 
-    `is_kept`: whether it may be performed again for other calls of its key, as far as it is described.
+    `is_kept`: whether the run, as described so far, may be performed again for other calls of its key.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DescribedRun(Describer):
         return self.hold(memory.inspect(memory.cast(array.owner, dtype), array.name))
 
     def contiguous(self, array: Array) -> Array:
-        """Return a whole array as a contiguous one that lies where its elements may; a run on a copy is not kept."""
+        """Return a whole array as a contiguous one, aligned for its elements; a run on a copy is not kept."""
         is_plain = array.is_contiguous and pointer_divisor(array.pointer) % array.itemsize == 0
         return array if is_plain else self.hold(memory.without_gaps(array))
 
@@ -59,7 +59,7 @@ class DescribedRun(Describer):
         self.is_kept = False
 
     def program(self, result: ResultT, metadata: Any) -> Program:
-        """Return the run, which is over; it is not kept where a result is in no slot."""
+        """End the run and return its program; the run is not kept where a result is in no slot."""
         program = super().program(result, metadata)
         results, slots = self._listed(result), self._listed(program.results)
         self.is_kept = self.is_kept and len(results) == len(slots) and None not in slots

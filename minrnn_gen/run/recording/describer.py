@@ -1,4 +1,4 @@
-"""A recorder that performs nothing: what a run does becomes a program, of integers or of expressions."""
+"""A recorder that performs nothing: a run becomes a program, of integers or of expressions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOP_LEAST = 4
 
 
 class PlannedKernels(Protocol):
-    """Kernels by what they are for, and their plans."""
+    """Kernels by their purpose, and their plans."""
 
     @property
     def half(self) -> PlannedKernels: ...
@@ -38,7 +38,7 @@ class PlannedKernels(Protocol):
 
 
 class Describer:
-    """A run that is described: buffers get slots after those of the call's arrays, operations are noted in order.
+    """A described run: buffers get slots after those of the call's arrays, and operations are noted in order.
 
     Kernels are planned and not loaded. `resident_blocks` gives how many blocks of a kernel a device holds at once.
     """
@@ -53,8 +53,8 @@ class Describer:
     ) -> None:
         """Begin a run on arrays of the library and the device of `like`, in slots up to `inputs`.
 
-        Without `kernels` none is chosen or loaded. `gives_workspace`: products work in a buffer of the run, as they do on
-        lanes, where they run next to each other.
+        Without `kernels` none is chosen or loaded. `gives_workspace`: products use a workspace of the run, as they do on lanes,
+        where they run concurrently.
         """
         self._like, self._inputs, self._kernels = like, inputs, cast(PlannedKernels, kernels)
         self._resident_blocks, self._gives_workspace = resident_blocks, gives_workspace
@@ -67,7 +67,7 @@ class Describer:
         self._workspaces: dict[int | None, Address] = {}
 
     def new_array(self, shape: tuple[int, ...], dtype: str, *, fill: int | None = None) -> Array:
-        """Return a new buffer as an array that is nowhere yet; uninitialised without `fill`."""
+        """Return a new buffer as an array without an address yet; uninitialised without `fill`."""
         slot, strides = self._next_slot, contiguous_strides(shape)
         self._next_slot += 1
         self._buffers.append(Buffer(slot, tuple(shape), strides, dtype, fill))
@@ -75,7 +75,7 @@ class Describer:
 
     @property
     def ends_in_slots(self) -> bool:
-        """False: those who read a described run add up what they need."""
+        """False: the readers of a described run add up the gradients that they need."""
         return False
 
     def can_store(self, *, waits: bool) -> bool:  # noqa: ARG002
@@ -83,7 +83,7 @@ class Describer:
         return False
 
     def in_shape(self, array: Array, shape: tuple[int, ...]) -> Array:
-        """Allocate a whole contiguous buffer in another shape of the same size; return it."""
+        """Change the shape of a whole contiguous buffer to one of the same size; return the array."""
         slot = array.address.slot
         assert slot is not None and slot >= self._inputs, "arrays of a call have the shape that they have"
         strides = contiguous_strides(shape)
@@ -111,7 +111,7 @@ class Describer:
         return target
 
     def contiguous(self, array: Array) -> Array:
-        """Return a whole array, which has to be contiguous."""
+        """Return a whole array, which must be contiguous."""
         assert array.is_contiguous, "only the library of an array copies it"
         return array
 
@@ -162,26 +162,26 @@ class Describer:
         self.note(data.CopyHeadsFirst(R.shape, R.dtype, self._at(R.pointer), self._at(target)))
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Scratch:
-        """Return named pieces of one buffer, one after the other, for the launches of this run alone."""
+        """Return named consecutive pieces of one buffer, for the launches of this run alone."""
         return Scratch.laid_out(sizes_bytes, self.new_array((scratch_bytes_of(sizes_bytes),), "uint8").address)
 
     def computed(self, compute: Callable[..., Any], sources: Sequence[Array], shape: tuple[int, ...], dtype: str) -> Array:
-        """Return what the arrays' library computes of whole arrays: a contiguous one of a shape and dtype."""
+        """Return a contiguous array of a shape and dtype that the arrays' library computes from whole arrays."""
         array = self.new_array(shape, dtype)
         self.note(data.Computed(array.address.slot, tuple(map(self._whole, sources)), compute))
         return array
 
     def compute_into(self, target: Array, compute: Callable[..., Any], sources: Sequence[Array]) -> None:
-        """Have the arrays' library compute something of whole arrays, and write it into one more."""
+        """Note a computation of the arrays' library on whole arrays, which writes into another array."""
         self.note(data.Computed(None, tuple(map(self._whole, (*sources, target))), compute))
 
     def enqueue(self, action: Callable[[Callable[[Any], Any]], None]) -> None:
-        """Note what only Python does, which gets a function that returns the address of a pointer of the run."""
+        """Note an action that runs in Python only; it gets a function from pointers of the run to their addresses."""
         self.note(data.Action(action))
 
     @contextmanager
     def by_half(self) -> Iterator[None]:
-        """Have the kernels that are chosen and loaded within be those for half of the GPU."""
+        """In this context, choose and load the kernels for half of the GPU."""
         whole, self._kernels, self._half = self._kernels, self._kernels.half, True
         try:
             yield
@@ -190,7 +190,7 @@ class Describer:
 
     @contextmanager
     def lanes(self, _count: int) -> Iterator[Describer]:
-        """Return this recorder as lanes, on which steps run next to each other."""
+        """Return this recorder as lanes, on which steps run concurrently."""
         before, self._steps = self._operations, []
         yield self
         before.append(data.OnLanes(tuple(self._steps)))
@@ -198,21 +198,21 @@ class Describer:
 
     @contextmanager
     def step(self, lane: int, waits: Sequence[int]) -> Iterator[None]:
-        """Have what is noted within be the next step, on a lane, after the steps of other lanes that it `waits` for."""
+        """Note the operations in this context as a lane's next step, after the steps of other lanes that it `waits` for."""
         self._lane, self._operations = lane, []
         yield
         self._steps.append(data.Step(lane, tuple(waits), tuple(self._operations)))
         self._lane = None
 
     def stop(self) -> None:
-        """Note that the run is for one call alone, which changes nothing of what it does."""
+        """Do nothing: a run for one call alone has the same operations."""
 
     def note(self, operation: Any) -> None:
         """Append an operation."""
         self._operations.append(operation)
 
     def program(self, result: ResultT, metadata: Any) -> Program:
-        """Return the run, which is over; `result` names its arrays, `metadata` says what they look like."""
+        """End the run and return its program; `result` names its arrays, `metadata` describes them."""
         slots = result.mapped(lambda array: array.address.slot)
         return Program(self._inputs, tuple(self._buffers), tuple(self._casts), tuple(self._operations), slots, metadata)
 
@@ -228,7 +228,7 @@ class Describer:
         return argument
 
     def _whole(self, array: Array) -> Any:
-        """Return a source of what a library computes."""
+        """Return the slot of an operand of a library's computation."""
         return array.address.slot
 
     def _at(self, pointer: int) -> At:

@@ -1,4 +1,4 @@
-"""The memory of a run: which arrays stay when it is over, and where the others lie in one piece."""
+"""The memory of a run: the arrays that outlive it, and the offsets of all others in one allocation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Allocated(NamedTuple):
 class Layout:
     """Allocations of a run.
 
-    `held`: the arrays that stay, by slot, each an allocation of its own; `scratch`: the slots of all others and where they
-    start in `piece`, which is None where there are none; `fills`: what is done before anything else.
+    `held`: the arrays that outlive the run, by slot, each allocated separately; `scratch`: the slots of all others and their
+    offsets in `piece`, None without scratch; `fills`: the operations that come first.
     """
 
     held: tuple[tuple[int, Allocation], ...]
@@ -41,19 +41,19 @@ class Layout:
 
     @property
     def in_c(self) -> tuple[Any, ...]:
-        """The arrays that stay, the piece, and what is in it, as `replay.h` takes them."""
+        """The arrays that outlive the run, the piece, and its contents, in the form of `replay.h`."""
         return self.held, self.piece, self.scratch
 
 
 def laid_out(allocated: Sequence[Allocated], held: Collection[int], bytes_dtype: Any) -> Layout:
-    """Lay out arrays, of which those in the slots `held` stay; `bytes_dtype` is a byte in the arrays' library."""
+    """Lay out arrays; the arrays in the slots `held` outlive the run. `bytes_dtype`: the arrays' library's dtype of a byte."""
     fills = [
         FillOperation(Address(0, slot), size_bytes, allocation.fill)
         for slot, allocation, size_bytes in allocated
         if slot in held and allocation.fill is not None and size_bytes
     ]
     scratch: list[tuple[int, int]] = []
-    # Those of one fill lie one after the other: it is done once.
+    # Arrays of the same fill are adjacent, so that one operation fills them.
     end = 0
     for fill in dict.fromkeys(allocation.fill for slot, allocation, _ in allocated if slot not in held):
         begin, first = end, len(scratch)

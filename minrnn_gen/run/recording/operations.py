@@ -1,4 +1,4 @@
-"""Operations of a trace on arrays at any addresses, all of them one trip through C where that is available."""
+"""Operations of a trace on arrays at any addresses, in one trip through C where available."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Module(Protocol):
 
 
 class Operation(Protocol):
-    """One thing that a trace does."""
+    """One operation of a trace."""
 
     def replay(self, place: Place, addresses: list[int]) -> None:
-        """Do it with arrays that start at `addresses`, by slot."""
+        """Perform the operation on arrays that start at `addresses`, by slot."""
 
     def in_c(self, device: int) -> tuple[Any, ...] | None:
-        """Return it as `trip.c` takes it; None for what only Python does."""
+        """Return the operation in the form of `trip.c`; None for an operation that only Python performs."""
 
 
 class LaunchOperation:
-    """A launch; `pointers` are those of its arguments that depend on where arrays are, with their positions."""
+    """A launch; `pointers`: the arguments that depend on addresses of arrays, with their positions."""
 
     __slots__ = ("_addresses", "_arguments", "_blocks", "_differences", "_module", "_threads")
 
@@ -117,7 +117,7 @@ class ProductOperation:
 
 
 class CopyOperation:
-    """A copy of an array that looks like `R` from one of `pointers` to the other."""
+    """A copy of an array of the shape and dtype of `R` from one of `pointers` to the other."""
 
     __slots__ = ("_R", "_pointers")
 
@@ -125,7 +125,7 @@ class CopyOperation:
         self._R, self._pointers = replace(R, owner=None), pointers
 
     def replay(self, place: Place, addresses: list[int]) -> None:
-        """Copy with the heads in front."""
+        """Copy with the heads first."""
         source, target = [pointer.rebound(addresses) for pointer in self._pointers]
         graph.copy_heads_first(place.device, gpu_stream.current_stream(place), self._R, source, target)
 
@@ -178,7 +178,7 @@ class ActionOperation:
 
 
 class StepsOnLanes:
-    """Steps of a run on lanes: of each its lane, the steps that it waits for, and what it does, in one trip."""
+    """Steps of a run on lanes: each step's lane, the steps that it waits for, and its operations, in one trip."""
 
     __slots__ = ("_awaited", "_lanes", "_multiplies", "_steps")
 
@@ -240,7 +240,7 @@ class Program:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it needs a handle of cuBLAS."""
+        """Whether the program needs a handle of cuBLAS."""
         return self._multiplies
 
     def run(self, addresses: list[int], _arrays: list[Any] | None = None) -> None:
@@ -254,10 +254,10 @@ class Program:
             self.run_on(stream, cublas.handle() if self._multiplies else 0, addresses)
 
     def in_one_trip(self, memory: tuple[Any, ...], arrays: list[Any], addresses: list[int]) -> bool:
-        """Allocate tensors of torch and enqueue all operations in one trip through C, and say whether that could be.
+        """Allocate tensors of torch and enqueue all operations in one trip through C; return whether that was possible.
 
-        `memory` is `Layout.in_c`; `arrays` and `addresses`, by slot, get what is allocated. Runs that come again on arrays at
-        the same addresses are launched as one graph.
+        `memory` is `Layout.in_c`; `arrays` and `addresses`, by slot, receive the allocations. Repeated runs on arrays at the
+        same addresses are launched as one graph.
         """
         allocate = self._in_c and self._place.library == "torch" and torch_empty(self._place.device)
         exchange = allocate and trip.exchange_of(sys.modules["torch"].Tensor)
@@ -279,7 +279,7 @@ class Program:
             trip.LIBRARY.capture(self._in_c, addresses, stream, handle, workspace)  # type: ignore[union-attr]
 
     def run_on(self, stream: int, handle: int, addresses: list[int]) -> None:
-        """Enqueue all operations on a stream of the current device; `handle` is one of cuBLAS, where they multiply."""
+        """Enqueue all operations on a stream of the current device; `handle`: a handle of cuBLAS, for products."""
         if self._in_c is None:
             with gpu_stream.redirected(stream):
                 for operation in self._operations:
@@ -290,7 +290,7 @@ class Program:
             self._go_on(refused, stream, handle, addresses)
 
     def _go_on(self, refused: tuple[int, int, int], stream: int, handle: int, addresses: list[int]) -> None:
-        """Repeat what a thread without a context was refused, and all after it; raise any other refusal."""
+        """Repeat the operation that failed in a thread without a context, and all after it; raise any other error."""
         index, kind, status = refused
         if kind == trip.PRODUCT:
             cublas.check(status)

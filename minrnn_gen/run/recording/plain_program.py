@@ -54,7 +54,7 @@ class PlannedOnly:
 
 
 class _Run(Describer):
-    """A run that is described and not performed."""
+    """A run that is described but not performed."""
 
     def __init__(self, backend: PlannedBackend, like: Array) -> None:
         self._backend = backend
@@ -67,7 +67,7 @@ class _Run(Describer):
 
 
 class PlannedBackend:
-    """A backend that describes runs, of calls with so many `inputs`, and performs none: `program` is the last."""
+    """A backend that describes runs of calls with `inputs` slots, and performs none; `program` is that of the last run."""
 
     has_graphs = has_lanes = False
     program: Program
@@ -117,7 +117,7 @@ class PlannedBackend:
 def plain_program(builder: Builder, kernel_pass: KernelPass, sizes: Sizes) -> str:
     """Return the program of a call with contiguous arrays, a bias and no initial states, in words.
 
-    Kernels are planned, none is compiled. Raises BadInput for a pass that the spec does not have.
+    Kernels are planned, none is compiled. Raises BadInput for a pass that the spec lacks.
     """
     program, names, plan = plain_call(builder, kernel_pass, sizes)
     has_time = kernel_pass != "step" and sizes.time > 1
@@ -162,7 +162,7 @@ def _array(name: str, shape: tuple[int, ...], dtype: str, slot: int) -> Array:
 
 
 def _arrays_of(interface: Interface, sizes: Sizes, is_step: bool) -> tuple[Call, dict[int, str]]:
-    """Return a call with an array in each slot that is needed, and the names of the slots."""
+    """Return a call with an array in each required slot, and the names of the slots."""
     precision, batch, time = interface.precision, sizes.batch, 1 if is_step else sizes.time
     axes = interface.x_axes.replace("t", "") if is_step else interface.x_axes
     shared_axes = interface.shared_axes.replace("t", "") if is_step else interface.shared_axes

@@ -1,7 +1,7 @@
-"""Traces of runs on a GPU, replayed for every call of the same key without looking at it closer.
+"""Traces of runs on a GPU, replayed for every call of the same key without inspecting the call.
 
-What a run does depends on nothing but the key of its arrays: so every call of a key allocates, multiplies and launches the
-same, at other addresses. Traces of calls without a key, or on arrays in no slot, are replayed once and not kept.
+The operations of a run depend on the key of its arrays alone: every call of a key allocates, multiplies and launches the same,
+at other addresses. Traces of calls without a key, or on arrays in no slot, are replayed once and not kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Performable(Protocol):
     """A trace once its memory is allocated."""
 
     def run(self, addresses: list[int], arrays: list[Any], /) -> None:
-        """Do it with `arrays`, by slot, which start at `addresses`."""
+        """Run the trace with `arrays`, by slot, which start at `addresses`."""
 
     def in_one_trip(self, memory: tuple[Any, ...], arrays: list[Any], addresses: list[int], /) -> bool:
-        """Do it with the allocation of `memory`, which is `Layout.in_c`, where that can be one trip; say whether it was."""
+        """Allocate `memory`, which is `Layout.in_c`, and run, where one trip can do both; return whether it did."""
 
 
 class Cast(NamedTuple):
-    """An array of a call in another dtype: the slot of what is converted, and that of its `source`."""
+    """An array of a call in another dtype: the slot of the converted array, and the slot of its `source`."""
 
     slot: int
     source: int
@@ -49,7 +49,7 @@ class Cast(NamedTuple):
 class Trace(Generic[ResultT, MetadataT]):
     """A run to be replayed for calls of one key, any number of times and by several threads at once.
 
-    It holds the kernels that it launches, and none of the arrays that it was recorded with: `slots` are the results, by slot.
+    It holds the kernels that it launches, but none of the arrays that it was recorded with; `slots` are the results, by slot.
     """
 
     key: CallKey
@@ -62,13 +62,13 @@ class Trace(Generic[ResultT, MetadataT]):
     metadata: MetadataT
 
     def replay(self, keyed: KeyedArrays) -> Replay[ResultT, MetadataT]:
-        """Do the run on arrays of its key."""
+        """Replay the run on arrays of its key."""
         place, layout, absent = self.place, self.layout, len(self.allocations)
         arrays, addresses = keyed.arrays + [None] * absent, keyed.addresses + [0] * absent
         if not self.casts and self.program.in_one_trip(layout.in_c, arrays, addresses):
             return Replay(self, arrays, addresses)
         allocate = memory.allocator(arrays[0], place)
-        # Kernels are chosen for arrays that are aligned so, whatever the library's allocator gives.
+        # Kernels are chosen for arrays of this alignment, whatever the library's allocator gives.
         for slot, allocation in layout.held:
             arrays[slot], addresses[slot] = allocate(allocation)
             if addresses[slot] % WIDEST_COPY_BYTES:
@@ -82,7 +82,7 @@ class Trace(Generic[ResultT, MetadataT]):
                 )
                 arrays[slot][...] = converted
         if layout.piece is not None:
-            # It is held until everything is enqueued that works in it.
+            # It is held until all operations that use it are enqueued.
             _piece, start = allocate(layout.piece)
             if start % WIDEST_COPY_BYTES:
                 _piece, start = memory.allocate_aligned(allocate, layout.piece, WIDEST_COPY_BYTES)
@@ -93,7 +93,7 @@ class Trace(Generic[ResultT, MetadataT]):
 
 
 class Replay(NamedTuple, Generic[ResultT, MetadataT]):
-    """A run of a trace: its arrays by slot, first those of the call, then what it allocated, and where they start."""
+    """A run of a trace: its arrays by slot, the call's first, then its allocations, and their addresses."""
 
     trace: Trace[ResultT, MetadataT]
     arrays: list[Any]
@@ -101,11 +101,11 @@ class Replay(NamedTuple, Generic[ResultT, MetadataT]):
 
     @property
     def result(self) -> ResultT:
-        """The arrays that the run is there for."""
+        """The results of the run."""
         return self.trace.slots.mapped(self.arrays.__getitem__)
 
     def bound(self, array: Array) -> Array:
-        """Return a described array with its memory in this run, in no slot."""
+        """Return a described array bound to its memory in this run, without a slot."""
         slot = array.address.slot
         assert slot is not None
         start = self.addresses[slot] + array.address.offset_bytes
@@ -118,9 +118,9 @@ class Replay(NamedTuple, Generic[ResultT, MetadataT]):
 
 
 class Finished(NamedTuple, Generic[ResultT, MetadataT]):
-    """A run that was performed: its results as the library's arrays, what they look like, and it as a replay of its key.
+    """A performed run: its results as the library's arrays, their description, and the run as a replay of its key.
 
-    `replay` is None where the run is not kept. Where it is, the arrays of `metadata` are nowhere: `replay.metadata()` has them.
+    `replay` is None where the run is not kept. Otherwise the arrays of `metadata` have no memory; `replay.metadata()` has them.
     """
 
     result: ResultT
@@ -146,7 +146,7 @@ class ByKey(Generic[HeldT]):
         return self._held.pop(key, None)
 
     def keep(self, key: CallKey, held: HeldT) -> HeldT:
-        """Hold something for a key, instead of all else where there is no room; return it."""
+        """Hold an entry for a key, dropping all others where there is no room; return the entry."""
         if len(self._held) >= TRACES_HELD:
             self._held.clear()
         self._held[key] = held
@@ -156,7 +156,7 @@ class ByKey(Generic[HeldT]):
 class TraceCache(Generic[ResultT, MetadataT]):
     """The traces of one kernel, by key; may be used from several threads, which at worst record a trace twice.
 
-    A trace lives as long as this object, or until `TRACES_HELD` keys are there and another one comes; a run holds its own.
+    A trace lives as long as this object, or until `TRACES_HELD` keys are held and a new key arrives; a run holds its own trace.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class TraceCache(Generic[ResultT, MetadataT]):
         return len(self._traces)
 
     def replay(self, keyed: KeyedArrays | None) -> Replay[ResultT, MetadataT] | None:
-        """Run a call again, or return None where no call of its key was recorded."""
+        """Replay a call; return None where no call of its key was recorded."""
         if keyed is None:
             return None
         trace = self._traces.get(keyed.key)
@@ -188,21 +188,21 @@ class TraceCache(Generic[ResultT, MetadataT]):
 
 
 def without_owners(metadata: Any) -> Any:
-    """Return metadata whose arrays hold no memory, to be given other arrays by `Replay.metadata`."""
+    """Return metadata whose arrays hold no memory, which `Replay.metadata` binds to other arrays."""
     if isinstance(metadata, Array):
         return replace(metadata, owner=None)
     return _mapped(without_owners, metadata)
 
 
 def without_slots(metadata: Any) -> Any:
-    """Return metadata whose arrays, which are somewhere, are in no slot of a call."""
+    """Return metadata whose arrays keep their addresses but lose their slots."""
     if isinstance(metadata, Array):
         return replace(metadata, pointer=int(metadata.pointer))
     return _mapped(without_slots, metadata)
 
 
 def owners_of(result: ResultT, arrays: Sequence[Any]) -> ResultT:
-    """Return a result of a run as the library's arrays, `arrays` by slot, or those that are in no slot."""
+    """Return a result of a run as the library's arrays: from `arrays` by slot, or the result's own where it has no slot."""
 
     def owner(array: Array) -> Any:
         slot = array.address.slot
@@ -212,15 +212,15 @@ def owners_of(result: ResultT, arrays: Sequence[Any]) -> ResultT:
 
 
 def rebound(metadata: Any, arrays: Sequence[Any], addresses: Sequence[int]) -> Any:
-    """Return metadata with its arrays among `arrays`, which start at `addresses`; those in no slot stay."""
+    """Return metadata bound to `arrays`, which start at `addresses`, by slot; arrays without a slot stay."""
     if isinstance(metadata, Array):
         return metadata if metadata.address.slot is None else metadata.rebound(arrays, addresses)
     return _mapped(lambda part: rebound(part, arrays, addresses), metadata)
 
 
 def arrays_in(metadata: Any) -> Iterator[Array]:
-    """Yield the arrays of metadata, but those of keys of calls."""
-    # No function within, which would refer to itself and so hold the arrays until garbage is collected.
+    """Yield the arrays of metadata, except arrays of the keys of calls."""
+    # No nested function: it would refer to itself, and so hold the arrays until garbage collection.
     if isinstance(metadata, Array):
         yield metadata
     elif isinstance(metadata, tuple):

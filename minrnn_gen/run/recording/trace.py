@@ -1,4 +1,4 @@
-"""A described run of integers as a trace, which is how a first call runs, and every one of its key after it."""
+"""A described run of integers as a trace, by which the first call of a key runs, and all later ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Buffers = Mapping[int | None, data.Buffer]
 
 
 def trace_of(program: Program, key: CallKey, place: Place, modules: Mapping[KernelRef, Module]) -> Trace[Any, Any]:
-    """Return a trace that does what a program says in a place; `modules` has its kernels, loaded or to be loaded."""
+    """Return a trace that executes a program in `place`; `modules` has its kernels, loaded or loaded on first use."""
     allocated = [
         Allocated(
             buffer.slot,
@@ -75,7 +75,7 @@ def _operations(
         if not isinstance(operation, data.Loop):
             yield from _enqueued(operation, place, modules, buffers, {})
             continue
-        # What does not depend on the index is the same operation each time.
+        # An operation that does not depend on the index is the same each time.
         same = [() if _has_symbols(inner) else _enqueued(inner, place, modules, buffers, {}) for inner in operation.body]
         for index in range(operation.start, operation.stop, operation.step):
             for inner, known in zip(operation.body, same, strict=True):
@@ -122,7 +122,7 @@ def _enqueued(
 
 
 def _added_up(operation: data.AddUp, modules: Mapping[KernelRef, Module], buffers: Buffers) -> LaunchOperation:
-    """Return a launch with a warp's lanes of channels for each block, which adds up in the dtype of its source."""
+    """Return a launch with a warp of channels for each block; it adds up in the dtype of its source."""
     _, _, parts, rows, batch, width, first, count = data.members_of(operation)
     source, target = (buffers[at.slot] for at in (operation.source, operation.target))
     part = ADD_UP if target.dtype == source.dtype else ADD_UP_STORED

@@ -27,17 +27,17 @@ from minrnn_gen.run.slots import step_states
 
 
 def parts_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
-    """Return into how many parts a scan divides the time of a column, each with sums of its own."""
+    """Return how many parts a scan divides the time of a column into, each with its own sums."""
     if plan.strategy == "cooperative":
         return _column_blocks(plan, call, resident_blocks)
     return _tiles(plan, call.time) if plan.variables.get("lookback") else plan.variables.get("cluster_blocks", 1)
 
 
 def workspace_bytes_of(plan: KernelPlan, call: Call, resident_blocks: int | None = None) -> int:
-    """Return the bytes, all ones before the launch, through which blocks hand states on; 0 where none do.
+    """Return the bytes, all ones before the launch, through which blocks pass states; 0 where none do.
 
-    A head with the counter of tiles taken, then a composition for each tile and each group of tiles; of blocks that are all
-    resident a composition for each tile.
+    They hold the counter of taken tiles, then an aggregate for each tile and each group of tiles; where all blocks are
+    resident, only an aggregate for each tile.
     """
     if plan.is_cooperative:
         if _column_blocks(plan, call, resident_blocks) == 1:
@@ -67,8 +67,8 @@ def forward_launch_of(
 ) -> Launch:
     """Return the launch of a forward of one direction on the arrays of `call` (x already projected), writing `outputs`.
 
-    `workspace` has the bytes that `workspace_bytes_of` asks for. Where blocks wait for others, the device holds
-    `resident_blocks` of them, by default as many as the plan expects.
+    `workspace` has `workspace_bytes_of` bytes. Where blocks wait for others, the device holds `resident_blocks` of them, by
+    default as many as the plan expects.
     """
     values = {
         **inputs_of(plan, names, call),
@@ -143,7 +143,7 @@ def _tiles(plan: KernelPlan, time: int) -> int:
 
 
 def _tile_rows(plan: KernelPlan, call: Call) -> int:
-    """How many tiles all sequences of a cooperative scan have together, at most."""
+    """The maximal number of tiles of a cooperative scan, summed over all sequences."""
     if call.sequences.cu_seqlens is not None:
         return call.time // plan.launch.tile_steps + call.batch
     return call.batch * divided_up(call.time, plan.launch.tile_steps)
@@ -155,7 +155,7 @@ def _column_blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) ->
 
 
 def _at_once(plan: KernelPlan, resident_blocks: int | None) -> int:
-    """How many blocks of a scan by all blocks wait for each other at most."""
+    """The maximal number of blocks that wait for each other in a scan by all blocks."""
     return plan.launch.resident_blocks if resident_blocks is None else least(plan.launch.resident_blocks, resident_blocks)
 
 
@@ -164,7 +164,7 @@ def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
         return least(_at_once(plan, resident_blocks), _columns(plan, call) * _column_blocks(plan, call, resident_blocks))
     columns_per_block = plan.launch.channels_per_block if plan.problem.layout == "BDT" else 1
     if plan.variables.get("lookback"):
-        # As many as there is room for: they take what there is to do.
+        # As many as fit: blocks take tiles until none is left.
         return least(plan.launch.resident_blocks, divided_up(_columns(plan, call) * _tiles(plan, call.time), columns_per_block))
     return divided_up(_columns(plan, call), columns_per_block) * plan.variables.get("cluster_blocks", 1)
 

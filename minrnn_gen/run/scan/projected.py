@@ -32,7 +32,7 @@ class ProjectedScan:
     def forward(self, recorder: Recorder, call: Call, outputs: Outputs, states_out: StatesOut, saves: bool) -> Call | None:
         """Run a call, and return it with the pre-activations where it `saves`; None where it is run by two kernels.
 
-        The call that is returned is the same one where nothing is saved.
+        Where nothing is saved, it returns the same call.
         """
         specialization = self._specialization(call, states_out)
         if specialization is None:
@@ -50,7 +50,7 @@ class ProjectedScan:
         return replace(call, x=preactivations, x_axes=self.interface.preactivation_axes, weight=None)
 
     def _specialization(self, call: Call, states_out: StatesOut) -> Specialization | None:
-        """Return the key of the kernel for a call; None where the call is not for one, or two kernels are faster."""
+        """Return the key of the kernel for a call; None where the call does not fit one, or two kernels are faster."""
         sequences, x, weight = call.sequences, call.x, call.weight
         is_plain = sequences.resets is None and sequences.lengths is None and sequences.cu_seqlens is None
         if weight is None or not is_plain or states_out != "none" or not call.batch or not call.time:
@@ -61,7 +61,7 @@ class ProjectedScan:
 
 
 def _is_whole(array: Array) -> bool:
-    """Say whether an array lies without gaps in the order of its axes, from where copies begin."""
+    """Say whether an array is contiguous and aligned for copies."""
     if pointer_divisor(array.pointer) < WIDEST_COPY_BYTES:
         return False
     expected = 1
@@ -91,7 +91,7 @@ def launch_of(
     workspace: Array | None,
     blocks: int,
 ) -> Launch:
-    """Return the launch of a call whose x is not projected, writing `outputs`, and `preactivations` where they are kept."""
+    """Return the launch of a call whose x is not projected, writing `outputs`, and `preactivations` if they are kept."""
     assert call.weight is not None
     values = {
         "x": call.x.address,

@@ -95,9 +95,9 @@ class ScanRun(CellRun):
 
 @dataclass(frozen=True, slots=True)
 class _RunBack:
-    """One run of a backward: its part of the call, of the states that are read and of what arrives, and the kernel for it.
+    """One run of a backward: its part of the call, of the states that it reads and of the incoming gradients, and its kernel.
 
-    `resident_blocks` is of a kernel whose blocks wait for each other.
+    `resident_blocks`: None unless the kernel's blocks wait for each other.
     """
 
     call: Call
@@ -108,12 +108,12 @@ class _RunBack:
 
 
 def resident_blocks_of(kernel: Launchable) -> int | None:
-    """Return how many blocks of a kernel whose blocks wait for each other the device holds at once; None of others."""
+    """Return how many blocks the device holds at once, None for a kernel whose blocks do not wait for each other."""
     return kernel.resident_blocks() if kernel.plan.is_cooperative else None
 
 
 def sizes_of(call: Call) -> Sizes:
-    """Return the sizes of a call; of sequences that lie one after the other, their mean length."""
+    """Return the sizes of a call; packed sequences count with their mean length."""
     packed = call.sequences.cu_seqlens is not None
     return Sizes(call.batch, call.time // call.batch if packed else call.time)
 
@@ -131,7 +131,7 @@ def choose(recorder: Recorder, kernel_pass: KernelPass, call: Call, states_out: 
 
 
 def read_states(interface: Interface, builder: Builder, outputs: Outputs) -> tuple[Array, ...]:
-    """Return the states that a backward reads, as they were written, y where it is one of them."""
+    """Return the states that a backward reads, as written; y where it is one of them."""
     lowered = builder.lowered_backward
     states = dict(zip(interface.states, outputs.kept, strict=True)) if outputs.kept else {}
     return tuple(outputs.y if name == lowered.output_state else states[name] for name in lowered.read_states)

@@ -37,21 +37,21 @@ from minrnn_gen.run.slots import step_states
 
 
 def checkpoint_values_of(plan: KernelPlan, call: Call) -> int:
-    """Return how many values the states at the begin of every tile take, at least one."""
+    """Return how many values the states at the start of every tile take, at least one."""
     tiles = call.batch * divided_up(call.time, plan.launch.tile_steps)
     if call.sequences.cu_seqlens is not None:
-        # Of each sequence one more than multiples of a tile's steps begin in it.
+        # A sequence begins one tile more than there are multiples of a tile's steps in it.
         tiles = call.time // plan.launch.tile_steps + call.batch + 1
     return most(1, tiles * plan.launch.partition["state_rows"] * plan.problem.hidden_size * plan.variables["lanes"])
 
 
 def shared_parts_of(plan: KernelPlan) -> int:
-    """Return how many sums over channels there are for each gradient of an input S.*."""
+    """Return the number of partial sums over channels for each gradient of an input S.*."""
     return plan.launch.partition["group_blocks"]
 
 
 def part_bytes_of(plan: KernelPlan) -> int:
-    """Return the bytes through which the parts of time of a block's channels hand states on; 0 where time is not divided."""
+    """Return the bytes through which the parts of time of a block's channels pass states; 0 where time is not divided."""
     return plan.problem.arithmetic_bytes * plan.launch.partition["part_values"] * plan.variables.get("time_parts", 1)
 
 
@@ -62,7 +62,7 @@ def part_values_of(plan: KernelPlan, call: Call) -> int:
 
 
 def vector_workspace_bytes_of(plan: KernelPlan, call: Call) -> int:
-    """Return the bytes, all ones before the launch, through which parts of time hand states on; 0 where none do."""
+    """Return the bytes, all ones before the launch, through which parts of time pass states; 0 where none do."""
     columns = call.batch * plan.launch.partition["blocks_per_sequence"]
     return plan.workspace_head_bytes + columns * part_bytes_of(plan) if part_bytes_of(plan) and columns else 0
 
@@ -78,8 +78,8 @@ def vector_forward_launch_of(
 ) -> Launch:
     """Return the launch of a forward of one direction, writing `outputs`.
 
-    `shared_axes` are those of inputs S.*, `states_axes` those of a state with the axis n after every step. `workspace` has the
-    bytes that `vector_workspace_bytes_of` asks for.
+    `shared_axes`: the axes of inputs S.*; `states_axes`: the axes of a state with the axis n after every step. `workspace` has
+    `vector_workspace_bytes_of` bytes.
     """
     values: dict[str, Any] = {
         **inputs_of(plan, names, call),
@@ -114,8 +114,8 @@ def vector_backward_launch_of(
 ) -> Launch:
     """Return the launch of a backward of one direction, writing `gradients`, whose `dshared` have parts in front.
 
-    `checkpoints` has as many values as `checkpoint_values_of` says, and `part_ends` as `part_values_of`. Where these are any,
-    there is a launch before, of `phase` 0, which writes them.
+    `checkpoints` has `checkpoint_values_of` values, and `part_ends` has `part_values_of`. If `part_ends` has any, a launch
+    before, of `phase` 0, writes them.
     """
     values: dict[str, Any] = {
         **inputs_of(plan, names, call),
@@ -157,7 +157,7 @@ def vector_step_launch_of(plan: KernelPlan, names: ArrayNames, call: Call, share
 def vector_draft_launch_of(
     plan: KernelPlan, names: ArrayNames, call: Call, shared_axes: str, outputs: Outputs, draft: Draft, starts: Array
 ) -> Launch:
-    """Return the launch that runs a draft after what is kept of the last one; the initial states of `call` are the pool."""
+    """Return the launch that runs a draft after the kept steps of the last draft; the initial states of `call` are the pool."""
     kept_x, *kept = draft.inputs
     values = {
         "x": call.x.address,
@@ -194,5 +194,5 @@ def _shared_inputs(names: ArrayNames, call: Call, wanted: str, axes: str) -> dic
 
 
 def _apart(call: Call, by_axis: dict[str, int]) -> dict[str, int]:
-    """Return strides in which packed sequences lie one after the other: from one to the next there is none."""
+    """Return strides with 0 between packed sequences, which follow each other in time."""
     return by_axis | {"b": 0} if call.sequences.cu_seqlens is not None else by_axis

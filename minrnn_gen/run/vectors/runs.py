@@ -57,7 +57,7 @@ class VectorsRun(CellRun):
         kernel.launch(vector_step_launch_of(kernel.plan, self.names, call, axes, outputs))
 
     def run_draft(self, recorder: Recorder, call: Call, outputs: Outputs, draft: Draft) -> None:
-        """Run a draft on the pool that the initial states are, after what is kept of the last one."""
+        """Run a draft on the pool in the initial states, after the kept steps of the last draft."""
         starts = launch_starts(recorder, self.builder, self.names, draft)
         narrow = self.interface.precision.arithmetic_dtype != next(state.dtype for state in call.initial if state)
         specialization = replace(self.builder.hinted_specialization, pool="storage" if narrow else "arithmetic", replays=True)
@@ -65,7 +65,7 @@ class VectorsRun(CellRun):
         kernel.launch(vector_draft_launch_of(kernel.plan, self.names, call, self.shared_axes, outputs, draft, starts))
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
-        """Run against time in each direction: over all of it to the begins of tiles, and back from tile to tile."""
+        """Run against time in each direction: forward once for the states at starts of tiles, then back tile by tile."""
         interface, call, projected = self.interface, forward.call, forward.projected
         carried, runs = interface.precision.arithmetic_dtype, len(interface.runs_reversed)
         kernels = []
@@ -75,9 +75,9 @@ class VectorsRun(CellRun):
             kernels.append((part, arriving, recorder.load(choose(recorder, "backward", part, "none", part.x, arriving.dy, dx))))
         parts = {shared_parts_of(kernel.plan) for _, _, kernel in kernels} or {1}
         time_parts = {kernel.plan.variables["time_parts"] for _, _, kernel in kernels} or {1}
-        # What a run of fewer parts of time than the other does not write.
+        # A run with fewer parts of time than the other leaves the rest unwritten.
         zeros = 0 if len(time_parts) > 1 else None
-        # Beyond a length nothing is written, nor by a run of fewer parts than the other.
+        # Steps beyond a length are not written, nor are the missing parts of a run with fewer parts than the other.
         fill = 0 if call.sequences.lengths is not None or len(parts) > 1 or not kernels else None
         of_steps = (max(parts), *interface.shape(interface.shared_axes, call.rows, call.time))
         dshared = tuple(recorder.new_array(of_steps, carried, fill=fill) for _ in interface.shared)
@@ -100,7 +100,7 @@ class VectorsRun(CellRun):
     def run_back(
         self, recorder: Recorder, kernel: Launchable, part: Call, incoming: IncomingGradient, gradients: Gradients
     ) -> None:
-        """Run one direction back, after the ends of its parts of time where it has several."""
+        """Run one direction back; a first launch computes the ends of its parts of time where it has several."""
         carried = self.interface.precision.arithmetic_dtype
         checkpoints = recorder.new_array((checkpoint_values_of(kernel.plan, part),), carried)
         arrays = (part, self.shared_axes, incoming, gradients, checkpoints)
