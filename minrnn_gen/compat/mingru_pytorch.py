@@ -35,9 +35,9 @@ _PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 def install() -> None:
     """Let the kernels here compute `minGRU` and `minLSTM` of `minGRU-pytorch`, modules made before too; with gradients.
 
-    Parameters, shapes and the forms of calls stay. A sequence in pieces gives what the whole one gives, also where theirs
-    passes the state of a minLSTM through g once more. `uninstall` takes it back. Raises ToolchainMissing where the package is
-    not installed or has other modules than version 0.2.1. Source: Feng et al., arXiv 2410.01201.
+    Parameters, shapes and the forms of calls stay. A sequence in pieces gives the same as the whole sequence, even where
+    minGRU-pytorch passes the state of a minLSTM through g once more. `uninstall` takes it back. Raises ToolchainMissing where
+    the package is not installed or has other modules than version 0.2.1. Source: Feng et al., arXiv 2410.01201.
     """
     _MIN_GRU.install({"forward": _min_gru})
     _MIN_LSTM.install({"forward": _min_lstm})
