@@ -70,7 +70,7 @@ class Builder:
 
     @cached_property
     def half(self) -> Self:
-        """Builder of kernels for half of the GPU, two of which run concurrently; it ignores measurements."""
+        """Builder of kernels for half of the GPU, so that two run concurrently; it ignores measurements."""
         return replace(self, target=self.target.share(2), preferred=None)
 
     @cached_property

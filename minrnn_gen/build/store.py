@@ -234,11 +234,11 @@ class Store:
         return total
 
     def forget_request(self, key: str) -> None:
-        """Remove the request `key`, so that what is asked for is decided anew."""
+        """Remove the request `key`, so that its answer is decided anew."""
         self._discard(self._path("requests", key))
 
     def forget_requests(self) -> None:
-        """Remove every request, so that what is asked for is decided anew; entries stay."""
+        """Remove every request, so that answers are decided anew; entries stay."""
         for path in self._paths("requests"):
             self._discard(path)
 

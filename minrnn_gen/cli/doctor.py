@@ -1,4 +1,4 @@
-"""`minrnn-gen doctor`: what is here, what is missing, and how to mend it."""
+"""`minrnn-gen doctor`: what is installed, what is missing, and how to fix it."""
 
 from __future__ import annotations
 

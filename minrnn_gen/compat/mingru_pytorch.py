@@ -50,13 +50,13 @@ def uninstall() -> None:
 
 
 def _min_gru(self: Any, x: Any, prev_hidden: Any = None, return_next_prev_hidden: bool = False) -> Any:
-    """Return y [B, T, D], and h after the last step [B, 1, D inner] where it is asked for."""
+    """Return y [B, T, D], and h after the last step [B, 1, D inner] if requested."""
     hidden, gate = self.to_hidden_and_gate(x).chunk(2, dim=-1)
     return _run(self, "min_gru_log", (gate, hidden), prev_hidden, return_next_prev_hidden)
 
 
 def _min_lstm(self: Any, x: Any, prev_hidden: Any = None, return_next_prev_hidden: bool = False) -> Any:
-    """Return y [B, T, D], and h after the last step [B, 1, D inner] where it is asked for."""
+    """Return y [B, T, D], and h after the last step [B, 1, D inner] if requested."""
     hidden, forget, enter = self.to_hidden_and_f_i_gate(x).chunk(3, dim=-1)
     return _run(self, "min_lstm_log", (forget, enter, hidden), prev_hidden, return_next_prev_hidden)
 

@@ -208,7 +208,7 @@ class Spec(BaseModel):
 
     @property
     def gpu_asked(self) -> str | None:
-        """The GPU profile that is asked for: a name, or a path that starts where the spec's folder does."""
+        """The requested GPU profile: a name, or a path that starts where the spec's folder does."""
         if self.gpu is None:
             return None
         path = self._folder / self.gpu

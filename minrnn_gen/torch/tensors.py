@@ -57,7 +57,7 @@ def check_shape(tensor: Any, name: str, *shapes: Sequence[int | str]) -> None:
 
 
 def check_devices(tensors: Mapping[str, Any]) -> None:
-    """Refuse tensors, of which any may be None, on another device than the first."""
+    """Refuse tensors, any of them None, on another device than the first."""
     (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
         if tensor.device != like.device:

@@ -1,7 +1,7 @@
 """Dtypes of torch.nn's recurrent layers under autocast: the dtypes that they compute in and return.
 
 On CUDA its layers are one call of cuDNN, which autocast gives float16 whatever its own dtype is. On the CPU they are composed
-of smaller functions, of which autocast casts the products alone: the states that a step adds to keep their dtype.
+of smaller functions, and autocast casts only the products: the states that a step adds to keep their dtype.
 """
 
 from __future__ import annotations

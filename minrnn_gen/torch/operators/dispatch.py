@@ -194,7 +194,7 @@ def unbatched(gradients: Sequence[Any]) -> Sequence[Any]:
 
 
 def records(tensors: Sequence[Any]) -> bool:
-    """Say whether autograd records a call with these tensors, of which any may be None."""
+    """Say whether autograd records a call with these tensors, any of which may be None."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:

@@ -73,7 +73,7 @@ def correct_tail(
 ) -> Any:
     """Correct the last steps of gradients that lack the end states' gradient; say whether it counts before these steps.
 
-    `outputs`: y and the states after every step, of which y may be one; `between`: the states before the last steps, None where
+    `outputs`: y and the states after every step, y perhaps among them; `between`: the states before the last steps, None where
     `outputs` have them; `gradients`: the call's, a list that is changed, and y's. Gradients are linear in the arriving ones,
     and a vector's gradient is a sum over sequences: the sequences that run without `dstate` get a negative dy, which subtracts
     their part.

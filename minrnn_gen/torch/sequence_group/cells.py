@@ -52,7 +52,7 @@ _RECIPE_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class _Settled:
-    """Consequences of a call's form alone: what all ranks agree on, the method, and the axis that a pipeline cuts."""
+    """Consequences of a call's form alone: the agreement of all ranks, the method, and the axis that a pipeline cuts."""
 
     agreement: Agreement
     choice: Choice

@@ -5,7 +5,7 @@ every piece between two others, each piece's entering state is the end state of 
 the maps of the pieces fold end states in the order of ranks, and each piece runs again as a whole. The GPU decides: every run
 is enqueued, and one that is not needed ends at once.
 
-Of coupled states the maps of a later stage, and its end states, are right once the states of earlier ones that enter are: the
+For coupled states the maps of a later stage, and its end states, are right once the states of earlier ones that enter are: the
 pieces between two others run once for each stage. Gradients go through the stages from the last one to the first.
 """
 

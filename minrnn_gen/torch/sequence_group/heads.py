@@ -186,7 +186,7 @@ def _shared(tensor: Any, member: Member) -> Any:
 
 
 class _Shared(torch.autograd.Function):
-    """An array that all ranks have, of which each uses a share: its gradient is the sum over the ranks."""
+    """An array on all ranks; each uses a share, and the gradient is the sum over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, member: Member) -> Any:

@@ -1,4 +1,4 @@
-"""The raw scan over the pieces of a group as a pipeline: groups of recurrences pass through the pieces one after the other."""
+"""The raw scan over the pieces of a group as a pipeline: groups of recurrences pass through the pieces in turn."""
 
 from __future__ import annotations
 
