@@ -1,7 +1,8 @@
-"""Cells of calls with reset states and holds, which further inputs X.* carry to any kernel.
+"""Cells of calls with reset states and holds, which reach any kernel as further inputs X.*.
 
 Reset states: an input is added to each state that a step reads. A reset makes that state 0, and the input is 0 at every other
-step, so that a step begins from their sum. Holds: where an input is above 0, each state stays what the step began from.
+step, so that a step begins from their sum. Holds: where an input is above 0, each state keeps the value that the step began
+from.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ NAME_LENGTH = 64
 class AlteredRecipe:
     """The recipe of a kernel with further inputs X.*, the last ones of the cell.
 
-    `begins` has the name of the input of each state that a step reads, by the state's name, in the order of those inputs; none
-    without reset states. `hold` is the name of the one after them, None without holds.
+    `begins` maps each state that a step reads to the name of its input, in the order of those inputs; empty without reset
+    states. `hold` is the name of the input after them, None without holds.
     """
 
     recipe: str
@@ -44,7 +45,7 @@ def refuse_projected(cell: str, reset_states: Any, holds: Any) -> None:
 
 
 def _refusal(why: str, begins: bool) -> BadInput:
-    """Return the error of a cell or a spec that has no reset states, with which a call `begins`, and no holds: `why`."""
+    """Return the error of a cell or a spec without reset states, if a call `begins` with them, or without holds: `why`."""
     if begins:
         instead = "give zeros, or split the sequences at their resets by cu_seqlens and give each its state"
         return BadInput(f"reset_states was given, but {why}, whose resets are to zeros; {instead}")
@@ -89,7 +90,7 @@ def altered_recipe(recipe: str, begins: bool, holds: bool) -> AlteredRecipe:
 
 @dataclass
 class _Rewriting:
-    """Expressions of a cell, in which each previous state is replaced by the one that a step begins from."""
+    """Expressions of a cell with each previous state replaced by the state that a step begins from."""
 
     cell: Cell
     has_begins: bool
@@ -112,7 +113,7 @@ class _Rewriting:
         self.hold = next(_free_names("hold", cell.inputs))
 
     def equation(self, name: str, value: Expr) -> str:
-        """Return the equation of a state or of a named value, by which a held state stays what it was."""
+        """Return the equation of a state or of a named value; it keeps a held state."""
         if not (self.has_holds and name.endswith("[t]")):
             return f"{name} = {self.text(value)}"
         before = self._symbol(ex.previous(name.removesuffix("[t]")))

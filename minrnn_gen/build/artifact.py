@@ -1,4 +1,4 @@
-"""One kernel as it came from the compiler, into the cache and out of it."""
+"""One compiled kernel, written to the cache and read back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BuiltKernel:
     """One kernel as it came from the compiler or the cache.
 
     `cubin` and `resources` are None where no NVRTC is installed. `dropped` lists the candidates that broke their promise.
-    `chosen` is why it was taken, where it was measured rather than predicted.
+    `chosen` is the reason for the choice if it was measured rather than predicted.
     """
 
     plan: KernelPlan
@@ -54,7 +54,7 @@ def kernel_digest(source: str, arch: str) -> str:
 
 
 def find_kernel(store: Store, request_key: str, key: KernelKey) -> BuiltKernel | None:
-    """Return the kernel that `put_kernel` put under the request `request_key`, None where there is none.
+    """Return the kernel that `put_kernel` stored under the request `request_key`, or None.
 
     A request that does not lead to the kernel `key` is damaged, and so is an entry of another text.
     """
@@ -117,14 +117,14 @@ def put_kernel(store: Store, key: str, built: BuiltKernel, toolchain: str | None
     }
     entry = store.put(built.digest, files, manifest)
     request = {"content": built.digest, "plan": plan.to_json(), "cell": asdict(built.cell), "dropped": list(built.dropped)}
-    # Where nothing was measured it is not said, so that such a request is the same with and without measuring.
+    # Omitted without a measurement, so that such a request is the same with and without measuring.
     request |= {"chosen": built.chosen} if built.chosen else {}
     store.put_request(key, request)
     return replace(built, folder=entry.folder)
 
 
 def cell_shape_from(data: Mapping[str, Any]) -> CellShape:
-    """Read back what `dataclasses.asdict` gave of a cell's shape."""
+    """Read back a cell's shape from `dataclasses.asdict`."""
     names = (
         *("gates", "recurrent_gates", "states", "parameters", "saved_values", "recomputed_values"),
         *("vector_states", "vector_parameters", "shared", "means", "inputs", "varying_counts"),

@@ -1,4 +1,4 @@
-"""Several things made at once, on all cores: kernels above all, since NVRTC releases the interpreter's lock."""
+"""Several things made in parallel, on all cores: mainly kernels, since NVRTC releases the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from minrnn_gen.config.environment import core_count
 
-# How many are made, of how many.
+# Called with the number made, and the total.
 Watch = Callable[[int, int], None]
 
 _Wanted = TypeVar("_Wanted")
@@ -16,14 +16,14 @@ _Made = TypeVar("_Made")
 
 
 def unwatched(_done: int, _of: int) -> None:
-    """Show nobody how many are made."""
+    """Ignore progress."""
 
 
 def made_at_once(make: Callable[[_Wanted], _Made], wanted: Iterable[_Wanted], watch: Watch = unwatched) -> tuple[_Made, ...]:
-    """Return what `make` makes of each of `wanted`, in their order.
+    """Return `make` of each of `wanted`, in their order.
 
-    Each is begun as soon as it is known, so that the first are made while the next are planned. `watch(done, of)` is called as
-    they are ready, when all are known. Raises what `make` raises first, and begins no other then.
+    Each starts as soon as it is known, so that the first are made while the next are planned. Once all are known, `watch(done,
+    of)` is called as they are ready. Raises the first error of `make`, and starts no others then.
     """
     # Two even on one core: while one waits for a lock of the store, another may be made.
     pool = ThreadPoolExecutor(max(2, core_count()))

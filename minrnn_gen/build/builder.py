@@ -57,8 +57,9 @@ ATTEMPTS = 16
 class Builder:
     """Builds the kernels of one spec for one GPU; may be used from several threads.
 
-    `waits_are_bounded`: a debug build, as the environment asks for when the builder is made; the same kernels otherwise.
-    `preferred` opens the source of candidates that were measured as faster; it is read only for what the cache does not have.
+    `waits_are_bounded`: a debug build, if the environment requests one when the builder is made; otherwise the kernels are the
+    same. `preferred` opens the source of candidates that were measured as faster; it is read only for kernels missing in the
+    cache.
     """
 
     spec: Spec
@@ -69,12 +70,12 @@ class Builder:
 
     @cached_property
     def half(self) -> Self:
-        """Builder of kernels for half of the GPU, two of which run concurrently; it ignores measurements."""
+        """Builder of kernels for half of the GPU, so that two run concurrently; it ignores measurements."""
         return replace(self, target=self.target.share(2), preferred=None)
 
     @cached_property
     def cell_source(self) -> CellSource:
-        """The cell's text, found but not parsed."""
+        """The cell's text, located but not parsed."""
         return cell_source_of(self.spec)
 
     @cached_property
@@ -110,7 +111,7 @@ class Builder:
 
     @cached_property
     def cell_shape(self) -> CellShape:
-        """The shape of the cell in a forward, as the cache has it, else of the cell's text."""
+        """The shape of the cell in a forward, from the cache, else from the cell's text."""
         cached = self.find_classes("forward", self.hinted_specialization)
         return cached.cell if cached else self.programs.shape("forward")
 
@@ -126,7 +127,7 @@ class Builder:
 
     @property
     def hinted_specialization(self) -> Specialization:
-        """The specialization of contiguous arrays of the spec's typical sizes, the one that is compiled ahead."""
+        """The specialization of contiguous arrays of the spec's typical sizes, which is compiled ahead."""
         return self.specialization_at(self.hinted_sizes)
 
     def specialization_at(self, sizes: Sizes) -> Specialization:
@@ -143,8 +144,8 @@ class Builder:
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the kernel that a call of these sizes runs, one of few for all sizes; raises Infeasible where there is none.
 
-        A function of the arguments, the spec, the GPU and what was measured before, never of earlier calls. A kernel that reads
-        at run time how it is called is the hinted specialization's for all.
+        The choice depends on the arguments, the spec, the GPU and earlier measurements, never on earlier calls. A kernel that
+        reads a call's specialization at run time is the hinted specialization's for all calls.
         """
         sized, hinted = self._planned(kernel_pass, specialization, sizes), self.hinted_specialization
         if sized.is_called_in_any_way and (for_any := self._planned(kernel_pass, hinted, sizes)).is_called_in_any_way:
@@ -166,7 +167,7 @@ class Builder:
         return (kernel_pass, specialization) in self._classes
 
     def find_classes(self, kernel_pass: KernelPass, specialization: Specialization) -> CellClasses | None:
-        """Return the kernels for all sizes as this builder or the cache has them, None where neither does."""
+        """Return the kernels for all sizes from this builder or the cache, None where neither has them."""
         if known := self._classes.get((kernel_pass, specialization)):
             return known
         return find_classes(self.store, self._classes_key(kernel_pass, specialization))
@@ -208,11 +209,11 @@ class Builder:
         return next(self.solutions(key))
 
     def build_all(self, wanted: Iterable[KernelKey], watch: Watch = unwatched) -> tuple[BuiltKernel, ...]:
-        """Build several kernels at once, each from when it is known: `wanted` may choose them meanwhile."""
+        """Build several kernels in parallel, each as soon as it is known: `wanted` may choose them meanwhile."""
         return made_at_once(self.build, wanted, watch)
 
     def build(self, key: KernelKey) -> BuiltKernel:
-        """Return a kernel, from the cache where it is there.
+        """Return a kernel, from the cache if it is there.
 
         Raises Infeasible, BadInput (the cell), or CompileFailed where no candidate keeps its promise.
         """
@@ -223,7 +224,7 @@ class Builder:
             return _said(self.find(key) or self._make(request, key))
 
     def find(self, key: KernelKey) -> BuiltKernel | None:
-        """Return a kernel as the cache has it, None where it does not."""
+        """Return a kernel from the cache, or None."""
         return find_kernel(self.store, self.request_key(key), key)
 
     def build_candidate(self, solution: Solution, rank: int) -> BuiltKernel:
@@ -282,9 +283,9 @@ class Builder:
         )
 
     def keep(self, built: BuiltKernel) -> BuiltKernel:
-        """Make `built` what is found in the cache for its pass, specialization and sizes from now on.
+        """Store `built` in the cache as the kernel of its pass, specialization and sizes; return the stored kernel.
 
-        Returns it as it is there. Which sizes get it is decided anew when it is next asked for.
+        The sizes that it serves are decided anew at the next request.
         """
         key = KernelKey.of(built.plan)
         self._classes.pop((key.kernel_pass, key.specialization), None)
@@ -293,7 +294,7 @@ class Builder:
 
     @property
     def recipe(self) -> str:
-        """The spec as one line of text that stands by itself."""
+        """The spec as one line of self-contained text."""
         return recipe_of(self.spec, self.cell_source)
 
     @property
@@ -302,7 +303,7 @@ class Builder:
         return digest(self.cell_source.canonical, self.spec.scan_arithmetic)
 
     def _make_preferred(self, key: KernelKey) -> BuiltKernel | None:
-        """Build the candidate that is known to be faster; None where none is known, or it does not fit, compile or compute."""
+        """Build the candidate that is known to be faster; None if none is known, or if it does not fit, compile or compute."""
         known = self._known
         choice = known.choice(self.problem(key), self.cell_digest) if known else None
         if not known or not choice:
@@ -322,7 +323,7 @@ class Builder:
         return replace(built, chosen=choice.why)
 
     def _build_candidates(self, solution: Solution, ranks: tuple[int, ...]) -> Iterable[BuiltKernel | PromiseBroken]:
-        """Build several candidates at once; gives what was built or broke its promise, in the order of `ranks`."""
+        """Build several candidates in parallel; return each built kernel or broken promise, in the order of `ranks`."""
 
         def attempt(rank: int) -> BuiltKernel | PromiseBroken:
             try:
@@ -333,7 +334,7 @@ class Builder:
         return [attempt(*ranks)] if len(ranks) == 1 else made_at_once(attempt, ranks)
 
     def request_key(self, key: KernelKey) -> str:
-        """Return the key of a kernel in the cache; a builder that chooses otherwise gives its own."""
+        """Return the key of a kernel in the cache; builders with another choice override it."""
         return digest(self._common_key, json.dumps([key.kernel_pass, asdict(key.specialization), key.sizes], sort_keys=True))
 
     @cached_property
@@ -349,7 +350,7 @@ class Builder:
 
     @cached_property
     def _kernel_spec(self) -> Spec:
-        """The spec without what no kernel depends on: typical sizes, for which it is compiled ahead, and the projection."""
+        """The spec without keys that no kernel depends on: typical sizes, which only compile ahead, and the projection."""
         return self.spec.model_copy(update={"batch": None, "time": None, "input_size": None})
 
     def lowered_for(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
@@ -358,7 +359,7 @@ class Builder:
 
     @cached_property
     def projection(self) -> ProjectionChoice:
-        """Which scans have their projection in the same kernel."""
+        """The choice of scans that have their projection in the same kernel."""
         return ProjectionChoice()
 
     def problem(self, key: KernelKey) -> Problem:
@@ -386,12 +387,12 @@ class Builder:
 
 
 def builder_of(spec: Spec, target: Target, preferred: Callable[[], Preferred] | None = None) -> Builder:
-    """Return the builder of the kernels of `spec` for `target`; `preferred` opens what was measured before."""
+    """Return the builder of the kernels of `spec` for `target`; `preferred` opens earlier measurements."""
     return Builder(spec, target, Store(cache_folder()), preferred=preferred)
 
 
 def _said(built: BuiltKernel) -> BuiltKernel:
-    """Return a kernel, of which the log has said what it serves where it is asked to."""
+    """Log which calls a kernel serves, if logging is on, and return the kernel."""
     if logs_plans():
         from minrnn_gen.build.explain import in_one_line
 

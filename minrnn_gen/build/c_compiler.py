@@ -24,20 +24,20 @@ LINK_OPTIONS = ("-shared", "-fPIC", "-pthread")
 HOST_OPTIONS = (("-march=native",), ("-mcpu=native",), ())
 # A kernel takes about a second.
 SECONDS_MOST = 120
-# What of /proc/cpuinfo says which instructions a CPU has, on x86 and on Arm.
+# The keys of /proc/cpuinfo that list a CPU's instructions, on x86 and on Arm.
 _CPU_LINES = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C compiler of this system: its program, and what changes when another one is installed in its place."""
+    """A C compiler of this system: its program, and an identity that changes when another compiler replaces it."""
 
     program: str
     identity: str
 
     @property
     def key(self) -> str:
-        """Digest of all but the text that decides what is compiled: compiler, options, and the CPU it is for."""
+        """Digest of everything that decides the result of a compilation, except the text: compiler, options, and CPU."""
         return digest(self.identity, *OPTIONS, *LINK_OPTIONS, host_identity())
 
     def compile(self, text: str, include: str = "") -> tuple[bytes, tuple[str, ...]]:
@@ -58,7 +58,7 @@ class HostCompiler:
         raise CompileFailed(f"{Path(self.program).name} refuses the kernel: {error}")
 
     def _run(self, folder: Path, options: tuple[str, ...]) -> str:
-        """Run in a folder; return the first error, nothing where there is none."""
+        """Run in a folder; return the first error, or nothing."""
         command = [self.program, *options]
         environment = os.environ | {"LC_ALL": "C"}
         try:
@@ -90,7 +90,7 @@ def _compiler(asked: str) -> HostCompiler:
 
 @functools.cache
 def host_identity() -> str:
-    """Return the properties that distinguish this CPU from others that a shared cache may serve."""
+    """Return the properties that distinguish this CPU from other CPUs that share the cache."""
     uname = platform.uname()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()

@@ -1,4 +1,4 @@
-"""The cell of a spec, parsed, with its programs and shapes in every pass, each made when it is first asked for."""
+"""The cell of a spec, parsed, with its programs and shapes in every pass, each made on first use."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class CellPrograms:
     def of_kernels(self, kernel_pass: KernelPass) -> Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward:
         """Return the program of a pass as GPU kernels take it: a step computes what a forward does.
 
-        Arguments of products are made again in a backward.
+        A backward recomputes the arguments of products.
         """
         if self.source.has_products and not self.cell.projection.is_plain:
             why = f"{self.cell.name} has products of several shapes, for which kernels of another cell are built"

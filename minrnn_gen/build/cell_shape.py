@@ -1,4 +1,4 @@
-"""The shape of a cell in one pass: what planning needs to know of its program."""
+"""The shape of a cell in one pass: the facts about its program that planning needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
 
 
 def words_of_states(states_out: StatesOut, precision: Precision) -> int:
-    """Return how many values in the storage dtype a state takes that is written after every step."""
+    """Return the size, in values of the storage dtype, of a state that is written after every step."""
     words = {"none": 0, "storage": 1, "arithmetic": precision.arithmetic_bytes // precision.storage_bytes}
     return words[states_out]
 
@@ -129,7 +129,7 @@ def backward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, backwar
 def vectors_shape(
     cell: Cell, recurrence: Recurrence, lowered: LoweredVectors | LoweredVectorsBackward, words_of_state: int, n: int
 ) -> CellShape:
-    """Return the shape of a cell with n values per channel; what its channels share is not counted among the values moved."""
+    """Return the shape of a cell with n values per channel; values that channels share do not count as moved."""
     from minrnn_gen.cell.lowering_vectors import LoweredVectorsBackward, wide_counts
 
     is_backward = isinstance(lowered, LoweredVectorsBackward)

@@ -1,4 +1,4 @@
-"""The kernels of a pass for all sizes, into the cache and out of it."""
+"""The kernels of a pass for all sizes, written to the cache and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CellClasses:
 
 
 def find_classes(store: Store, key: str) -> CellClasses | None:
-    """Return what `put_classes` put under `key`, None where there is none; what cannot be read is damaged."""
+    """Return the kernels that `put_classes` stored under `key`, or None; an unreadable entry is damaged."""
     request = store.find_request(key)
     if request is None:
         return None

@@ -1,4 +1,4 @@
-"""Texts that are the same below their header, compiled once: kernels that differ in what is said of them alone."""
+"""Texts that are equal below their header, compiled once: the kernels differ only in their description."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Compile = Callable[[], CompiledSource]
 
 
 class CompiledOnce:
-    """The last compilations, by text and whatever else distinguishes them; several threads compile a text once."""
+    """The last compilations, by text and further keys; several threads compile a text once."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Hashable, str], Future[CompiledSource]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, text: str, how: Hashable, compile_it: Compile) -> CompiledSource:
-        """Return what `compile_it` makes of `text`, or has made of one that differs in its header; raises what it raises.
+        """Return `compile_it`'s result for `text`, or its earlier result for a text with another header; raises its errors.
 
-        `how` is what the result depends on besides the text.
+        `how`: the other inputs that the result depends on.
         """
         key = how, text[_HEADER.match(text).end() :]  # type: ignore[union-attr]
         with self._lock:

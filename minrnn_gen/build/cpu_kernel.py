@@ -28,8 +28,8 @@ LIBRARY, TEXT = "kernel.so", "kernel.c"
 class CpuKernel:
     """A loaded kernel: its arguments by name in their order, and its functions, which take them packed.
 
-    `run` performs a call, and is at `address`; it lets go of the interpreter's lock by the first of its arguments, and raises
-    what these let a signal raise. `workspace_bytes` says how much memory a call works in.
+    `run` performs a call, and is at `address`; its first arguments are the functions by which it releases the interpreter's
+    lock and raises the errors of signals. `workspace_bytes` returns the size of a call's workspace.
     """
 
     plan: NativePlan
@@ -40,7 +40,7 @@ class CpuKernel:
 
 
 def cpu_kernel(plan: NativePlan, store: Store) -> CpuKernel:
-    """Return a kernel, from the store where it is there; raises ToolchainMissing and CompileFailed."""
+    """Return a kernel, from the store if it is there; raises ToolchainMissing and CompileFailed."""
     text = cpu_source(plan)
     library = host_library(text, store, {"cpu": [plan.cell.name, plan.kernel_pass, plan.precision]})
     workspace_bytes = library.workspace_bytes
@@ -50,7 +50,7 @@ def cpu_kernel(plan: NativePlan, store: Store) -> CpuKernel:
 
 
 def why_no_native_code() -> str:
-    """Return why host arrays run in NumPy here, as a part of a sentence; nothing where kernels are compiled for them."""
+    """Return why host arrays run in NumPy here, as a part of a sentence; empty where kernels are compiled for them."""
     if not runs_native_code():
         return "MINRNN_CPU is numpy"
     if os.name != "posix" or sys.maxsize < 2**32:
@@ -86,7 +86,7 @@ def _own_threads(folder: Path) -> ThreadPool:
 def openmp_threads() -> ThreadPool | None:
     """Return the threads of the OpenMP runtime that this process has loaded, None where it has none.
 
-    A second set of threads would wait for the processors that the first one's spin on.
+    A second set of threads would wait for the processors on which the first set spins.
     """
     for path in _loaded_libraries():
         if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
@@ -111,9 +111,9 @@ def _address(function: Any) -> int:
 
 
 def host_library(text: str, store: Store, manifest: dict[str, Any], include: str = "", headers: str = "") -> ctypes.CDLL:
-    """Return a text as a loaded library, from the store where it is there; raises ToolchainMissing and CompileFailed.
+    """Return a text as a loaded library, from the store if it is there; raises ToolchainMissing and CompileFailed.
 
-    `headers` is what it reads of the folder `include`, in addition to the system's.
+    `headers`: the text's headers in the folder `include`, in addition to the system's.
     """
     compiler = c_compiler()
     key = digest("cpu", compiler.key, text, *((headers,) if headers else ()))
@@ -136,7 +136,7 @@ def _found(store: Store, key: str) -> Entry | None:
 
 
 def _loaded(entry: Entry) -> ctypes.CDLL:
-    """Load the library of an entry, of one that is on no disk by way of a file that is gone again."""
+    """Load the library of an entry; an entry that is not on disk goes through a temporary file."""
     if entry.folder is not None:
         return ctypes.CDLL(os.fspath(entry.folder / LIBRARY))
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""The builder of a spec's kernels: of cells with products of several shapes or inputs per step, that of a cell without."""
+"""The builder of a spec's kernels: for a cell with products of several shapes or inputs per step, the serving cell's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BuilderT = TypeVar("BuilderT", bound=Builder)
 
 
 def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
-    """Return the builder of the kernels of a cell with products of its own or inputs per step, and `Embedding.mask`.
+    """Return the builder of the kernels that serve a cell with several products or inputs per step, and `Embedding.mask`.
 
-    None for any other cell, whose kernels are its own.
+    None for any other cell, which has its own kernels.
     """
     source = builder.cell_source
     if not source.has_products or builder.cell.projection.is_plain:
@@ -38,7 +38,7 @@ def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
 
 
 def builder_of_kernels(builder: BuilderT) -> BuilderT:
-    """Return the builder of the kernels of a builder's calls: itself, but for cells with products of their own."""
+    """Return the builder of the kernels that run a builder's calls: itself, unless the cell has products of several shapes."""
     embedded = embedded_builder(builder)
     return builder if embedded is None else embedded[0]
 
@@ -46,7 +46,7 @@ def builder_of_kernels(builder: BuilderT) -> BuilderT:
 def folded_builder(builder: BuilderT) -> tuple[BuilderT, str] | None:
     """Return the builder of kernels with the last product of a cell folded into all others, and that product's gate.
 
-    None where the output is more than that product.
+    None where the output is not that product alone.
     """
     source = builder.cell_source
     if not source.has_products or source.has_step_inputs or builder.cell.projection.is_plain:

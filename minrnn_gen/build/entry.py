@@ -1,4 +1,4 @@
-"""Entries and requests of the store as they are read: verified byte for byte, or one of `sealing.UNREADABLE`."""
+"""Entries and requests read from the store: verified byte for byte, or one of `sealing.UNREADABLE` is raised."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_request(path: Path, key: str) -> dict[str, Any]:
 
 
 def sweep(leftover: os.DirEntry[str]) -> None:
-    """Remove what a killed process of ours left: a file, or a folder of plain files; anything else is not ours, and stays."""
+    """Remove leftovers of a killed process of ours: a file, or a folder of plain files; anything else stays."""
     if leftover.is_dir(follow_symlinks=False):
         with os.scandir(leftover.path) as inside:
             for file in inside:

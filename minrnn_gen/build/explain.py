@@ -11,7 +11,7 @@ from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 from minrnn_gen.plan.summary import largest_term, term_in_words
 
-# What multiplies R, by KernelPlan.matrix_product.
+# The instructions that multiply R, by KernelPlan.matrix_product.
 PRODUCTS = {
     "mma_16bit": "tensor cores",
     "tf32x3": "tensor cores, three products in tf32 for each of fp32",
@@ -39,7 +39,7 @@ def explain(built: BuiltKernel, note: str = "", memory_bytes: int | None = None)
 
 
 def in_one_line(built: BuiltKernel) -> str:
-    """Return which kernel serves which calls, and why, as one line of a log."""
+    """Return the calls that a kernel serves, and why, as one line of a log."""
     plan, problem = built.plan, built.plan.problem
     heads = f", {problem.heads} heads" if problem.heads > 1 else ""
     calls = f"{problem.model} {problem.hidden_size}{heads}, {problem.precision}, {problem.layout}: {problem.kernel_pass}"
@@ -89,7 +89,7 @@ def _build(plan: KernelPlan) -> tuple[str, ...]:
 
 
 def strategy_in_words(plan: KernelPlan) -> str:
-    """Return how the steps of a cell that is no scan are taken, and of a dense one why not in one launch."""
+    """Return how a cell other than a scan runs its steps, and why a dense cell does not run them in one launch."""
     match plan.strategy:
         case "persistent":
             by = PRODUCTS[plan.problem.matrix_product]

@@ -1,4 +1,4 @@
-"""Kernels of a pass for all sizes in words: which one a call gets, and why; and the grid of them all."""
+"""Kernels of a pass for all sizes in words: the choice for a call, with its reason, and the grid of all choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def explain_sizes(builder: Builder, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> str:
-    """Return why a call of these sizes gets its kernel: the prediction of each, and of the best one for these sizes alone."""
+    """Return why a call of these sizes gets its kernel: each prediction, and that of the best kernel for these sizes alone."""
     classes = builder.classes(kernel_pass, specialization)
     key = builder.key_of(kernel_pass, specialization, sizes)
     problem = builder.problem_of(classes.cell, key)
@@ -33,7 +33,7 @@ def explain_sizes(builder: Builder, kernel_pass: KernelPass, specialization: Spe
 
 
 def explain_classes(builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> str:
-    """Return the kernels of a pass, and a table of the sizes that each one serves."""
+    """Return the kernels of a pass, and a table of the sizes that each serves."""
     classes = builder.classes(kernel_pass, specialization)
     problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization))
     letters = dict(zip(map(id, classes.sizes.kernels), LETTERS, strict=False))
@@ -54,7 +54,7 @@ def _table(problem: Problem, classes: SizeClasses, letters: dict[int, str]) -> l
     lines = [f"{'batch':>8}  {'time':<4}" + "".join(f"{time:>{width}}" for time in times)]
     rows_most = rows_in_memory(problem)
     for batch in SHOWN_BATCHES:
-        # What no memory holds is left out.
+        # Sizes that exceed every memory are left out.
         row = [letters[id(classes.choose(problem.at(batch, time)))] if batch * time <= rows_most else "" for time in times]
         lines.append(f"{batch:>8}      " + "".join(f"{letter:>{width}}" for letter in row).rstrip())
     return lines

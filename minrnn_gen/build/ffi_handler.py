@@ -17,7 +17,7 @@ _HEADER = "xla/ffi/api/c_api.h"
 
 
 def why_no_handler() -> str:
-    """Return why none is compiled here, as a part of a sentence; nothing where one can be."""
+    """Return why no handler is compiled here, as a part of a sentence; empty where it can be compiled."""
     if not calls_jax_by_c():
         return "MINRNN_JAX is python"
     if _folder() is None:

@@ -28,7 +28,7 @@ class GradientCubin:
         self._store = builder.store
 
     def find(self) -> bytes | None:
-        """Return the cubin; None without a compiler, or while it is compiled by another thread, which is begun here."""
+        """Return the cubin; None without a compiler, or while another thread, started here, compiles it."""
         if self._key not in _cubins and _lock.acquire(blocking=False):
             try:
                 is_there = self._key in _cubins or self._make(compiles=False)
@@ -40,22 +40,22 @@ class GradientCubin:
 
     @property
     def is_made(self) -> bool:
-        """Whether `find` returns what it always will."""
+        """Whether the result of `find` is final."""
         return self._key in _cubins
 
     def build_ahead(self) -> None:
-        """Begin to take it from the store, or to compile it, by another thread."""
+        """Start another thread that loads the cubin from the store or compiles it."""
         if not self.is_made:
             threading.Thread(target=self.build, name=f"minrnn_gen {GRADIENTS}").start()
 
     def build(self) -> None:
-        """Compile, if that was not done yet."""
+        """Compile the cubin, unless it is made."""
         with _lock:
             if self._key not in _cubins:
                 self._make(compiles=True)
 
     def _make(self, compiles: bool) -> bool:
-        """Take the cubin from the store, or compile it where it is not there; say whether it is made."""
+        """Load the cubin from the store, else compile it; say whether it is made."""
         entry = self._store.find(self._entry_key, lambda entry: entry.files[_NAME])
         if entry is None and compiles:
             from minrnn_gen.build.nvrtc import compile_source
@@ -75,6 +75,6 @@ class GradientCubin:
 
     @property
     def _entry_key(self) -> str:
-        """The key in the store, of all that the text follows from: rendering it takes longer than to look there."""
+        """The key in the store, from everything that decides the text: rendering the text takes longer than a lookup."""
         text = (package_folder("templates") / "export" / "cuda_gradients.cu.j2").read_bytes()
         return digest(package_digest(), text, *map(str, self._key), toolchain_version() or "")

@@ -1,4 +1,4 @@
-"""A builder that plans for one size: what a kernel for every size is measured against."""
+"""A builder that plans for one size: the baseline for kernels that serve every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From CUDA text to a cubin and the resources it takes, held against the plan; the only caller of NVRTC."""
+"""From CUDA text to a cubin and its resources, checked against the plan; the only caller of NVRTC."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class CompiledSource:
-    """A cubin that the driver loads as it is, and the resources of its kernels."""
+    """A cubin that the driver loads directly, and the resources of its kernels."""
 
     cubin: bytes
     kernels: tuple[KernelResources, ...]
@@ -47,7 +47,7 @@ class CompiledSource:
 def toolchain_version() -> str | None:
     """Return the versions of the installed NVRTC distributions, read from metadata alone; None without CuPy.
 
-    They are read once per process, as the library is loaded once: one that is installed later is not the one that runs here.
+    They are read once per process, as the library is loaded once: a later installation does not run here.
     """
     installed = []
     for name in _DISTRIBUTIONS:
@@ -60,12 +60,12 @@ def toolchain_version() -> str | None:
 
 @functools.cache
 def make_cupy_cache() -> tempfile.TemporaryDirectory[str] | None:
-    """Make the folder without which CuPy cannot be imported: where its own cannot be made, one that goes with this process.
+    """Make CuPy's cache folder, without which it cannot be imported, or a temporary folder of this process instead.
 
-    That is so for a user without a home folder that can be written, as in a container run under any user id.
+    A user without a writable home folder needs the latter, as in a container run under any user id.
     """
     chosen = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
-    # CuPy takes the sign for a home that is not known for a folder's name.
+    # CuPy takes the ~ of an unknown home for a folder's name.
     with suppress(OSError):
         if not chosen.startswith("~"):
             os.makedirs(chosen, exist_ok=True)
@@ -97,14 +97,14 @@ def why_no_nvrtc() -> str:
 
 
 class ForGpu(Protocol):
-    """A problem, of which compiling needs the architecture."""
+    """A problem with the architecture, which compiling needs."""
 
     @property
     def arch(self) -> str: ...
 
 
 class Shared(Protocol):
-    """A budget, of which compiling needs the dynamic shared memory."""
+    """A budget with the dynamic shared memory, which compiling needs."""
 
     @property
     def shared_bytes(self) -> int: ...
@@ -153,7 +153,7 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
 def parse_resources(log: str, dynamic_shared_bytes: int) -> tuple[KernelResources, ...]:
     """Read the resources of every kernel from ptxas' report.
 
-    Raises CompileFailed for a report without registers or spills, which is not one of a kernel that takes none.
+    Raises CompileFailed for a report without registers or spills: a kernel without any still reports them.
     """
     kernels = []
     for report in re.split(r"Compiling entry function '", log)[1:]:

@@ -1,4 +1,4 @@
-"""Files that the user asked for: written to what their path is, and replaced whole where that is a file."""
+"""Files that the user requested: written to a path of any kind; a plain file is replaced whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minrnn_gen.errors import BadInput, shown
 
-# Paths that stand for what this process has open, as /dev/stdout does by a link.
+# Paths that stand for this process's open descriptors, as /dev/stdout does by a link.
 _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/(?:self|thread-self|\d+)/fd/(\d+)")
 # As many links as Linux follows.
 _LINKS_MOST = 40
@@ -23,7 +23,7 @@ _IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV)
 
 @contextmanager
 def refused_by_option(option: str, path: str | os.PathLike[str], allowed: str = "the path of a file") -> Iterator[None]:
-    """Raise BadInput that names `option` and `path` where what is done within cannot write there."""
+    """Raise BadInput that names `option` and `path` where the block cannot write there."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -32,14 +32,14 @@ def refused_by_option(option: str, path: str | os.PathLike[str], allowed: str = 
 
 
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to what `path` is: a pipe, a device, an open descriptor, or a file, of a link the one it leads to.
+    """Write `content` to `path`: a pipe, a device, an open descriptor, or a file, through links.
 
-    A file is replaced whole or not at all, and keeps its rights. Raises OSError, or ValueError for what is no path.
+    A file is replaced whole or not at all, and keeps its rights. Raises OSError, or ValueError for an invalid path.
     """
     name = os.fspath(path)
     descriptor = _descriptor_of(name)
     if descriptor is not None:
-        # What was printed before stands before it.
+        # Earlier output comes first.
         sys.stdout.flush()
         with os.fdopen(os.dup(descriptor), "wb") as stream:
             stream.write(content)

@@ -1,4 +1,4 @@
-"""A decision at a glance: the cell's class and its proof, what limits the time, and what does not fit."""
+"""A decision at a glance: the cell's class and its proof, the limit on time, and a warning for arrays that do not fit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def memory_warning(plan: KernelPlan, cell: CellShape, memory_bytes: int | None) 
 
 
 def matrix_bytes(plan: KernelPlan, cell: CellShape) -> int:
-    """Return the bytes of R, 0 where there is none."""
+    """Return the bytes of R, 0 without R."""
     return len(cell.recurrent_gates) * plan.problem.hidden_size * plan.head_dim * plan.problem.storage_bytes
 
 
 def call_bytes(plan: KernelPlan, cell: CellShape) -> int:
-    """Return the bytes of the arrays of a call of the typical sizes: x, R, y and states, of a backward their gradients too."""
+    """Return the bytes of the arrays of a call of the typical sizes: x, R, y and states, plus gradients in a backward."""
     elements = plan.problem.batch * plan.problem.time * plan.problem.hidden_size * (len(cell.gates) + 1)
     n, groups = plan.launch.partition.get("state_size", 1), plan.launch.partition.get("groups", 1)
     elements += plan.problem.batch * plan.problem.time * groups * n * len(cell.shared)

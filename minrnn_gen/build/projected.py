@@ -21,7 +21,7 @@ def projected_at(builder: Builder, sizes: Sizes) -> Specialization | None:
 
 
 def first_projected(builder: Builder, wanted: Iterable[Sizes]) -> tuple[Sizes, Specialization] | None:
-    """Return the first of the sizes `wanted` whose calls have such a specialization, and that one; None where none has."""
+    """Return the first of the sizes `wanted` whose calls have such a specialization, and the specialization; or None."""
     spec = builder.spec
     if not spec.input_size or spec.direction != "forward" or not builder.cell_shape.is_scan or builder.cell_shape.inputs:
         return None
@@ -41,6 +41,6 @@ def first_projected(builder: Builder, wanted: Iterable[Sizes]) -> tuple[Sizes, S
 
 
 def condition(builder: Builder, specialization: Specialization) -> Number:
-    """Return the condition on `batch` and `time`, symbols, under which there is such a kernel, and it is faster than two."""
+    """Return the condition on the symbols `batch` and `time` for such a kernel to exist and to be faster than two."""
     key = builder.key_of("forward", specialization, Sizes(symbol("batch", 1), symbol("time")))
     return builder.projection.serves(builder.problem_of(builder.cell_shape, key))

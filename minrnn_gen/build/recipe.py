@@ -1,4 +1,4 @@
-"""A spec and the cell that it asks for, as one line of text that stands by itself: what has only text can name a kernel."""
+"""A spec and its cell as one line of self-contained text, by which text alone can name a kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
 
 
 def cell_source_of(spec: Spec) -> CellSource:
-    """Find the cell that a spec asks for, without parsing it; raises BadInput, with file and line, where there is none."""
+    """Find a spec's cell without parsing it; raises BadInput, with file and line, where there is none."""
     # An inline cell goes as a document, so that an error in it names the spec's line.
     model = spec.model if isinstance(spec.model, str) else spec.document.part("model")
     line = spec.document.lines.get(("model",))
@@ -22,7 +22,7 @@ def cell_source_of(spec: Spec) -> CellSource:
 
 
 def recipe_of(spec: Spec, cell: CellSource) -> str:
-    """Return `spec` as JSON without its defaults; `cell`, which it asks for, is written in unless it is built in."""
+    """Return `spec` as JSON without its defaults; the text of its `cell` is included unless it is built in."""
     said = spec.model_dump(exclude_defaults=True)
     if spec.model not in library_names():
         said["model"] = cell.document.data
@@ -87,5 +87,5 @@ def check_projection_size(spec: Spec, cell: CellSource, projection: Projection) 
 
 
 def spec_from(recipe: str) -> Spec:
-    """Return the spec that a recipe is of; raises BadInput where it is of none."""
+    """Return a recipe's spec; raises BadInput for a text that is no recipe."""
     return load_spec(json.loads(recipe))

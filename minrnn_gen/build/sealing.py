@@ -12,7 +12,7 @@ from typing import Any
 
 from minrnn_gen.build.trust import Untrusted, distrust
 
-# What reading a file of arbitrary content as one of ours can raise; RecursionError: JSON nested too deep.
+# Exceptions of reading a file of arbitrary content as one of ours; RecursionError: JSON nested too deep.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 # Others may read and never write, whatever the umask: the store itself does not use what they may write.
 FILE_MODE = 0o644
@@ -40,7 +40,7 @@ def unsealed(data: bytes, key: str) -> dict[str, Any]:
 def read_own(path: Path, size_bytes: int | None = None) -> bytes:
     """Return the content of a file of the store, of `size_bytes` where that is known; raises one of `UNREADABLE`.
 
-    A link, a pipe or a device is none; Untrusted says that somebody else may have written it.
+    A link, a pipe or a device does not count; Untrusted says that somebody else may have written the file.
     """
     # Looked at before it is opened: a pipe would block, a device would never end.
     status = os.lstat(path)
@@ -54,7 +54,7 @@ def read_own(path: Path, size_bytes: int | None = None) -> bytes:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet, to the disk; raises OSError where it cannot be."""
+    """Write a new file, through to the disk; raises OSError where that fails."""
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
         file.write(data)
         file.flush()

@@ -32,7 +32,7 @@ from minrnn_gen.config.package_files import PACKAGE_FOLDER, package_folder
 # Raised when the layout above or the meaning of a file changes, so that versions side by side never read each other's.
 _LAYOUT = "store-1"
 _KEY = re.compile(r"[0-9a-f]{64}")
-# What is being written, by its process and at random: nothing else is swept.
+# Names of files being written: the process and a random part. Nothing else is swept.
 _TEMPORARY_NAME = re.compile(r"[0-9]{1,20}-[0-9a-f]{16}")
 # Writing an entry takes milliseconds; an hour leaves room for a suspended process and for a file server's clock.
 _STALE_SECONDS = 3600.0
@@ -234,11 +234,11 @@ class Store:
         return total
 
     def forget_request(self, key: str) -> None:
-        """Remove the request `key`, so that what is asked for is decided anew."""
+        """Remove the request `key`, so that its answer is decided anew."""
         self._discard(self._path("requests", key))
 
     def forget_requests(self) -> None:
-        """Remove every request, so that what is asked for is decided anew; entries stay."""
+        """Remove every request, so that answers are decided anew; entries stay."""
         for path in self._paths("requests"):
             self._discard(path)
 

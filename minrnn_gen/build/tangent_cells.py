@@ -1,4 +1,4 @@
-"""The recipe of the kernel that computes another's tangent, and which of the call's arrays each of its arrays is made of."""
+"""The recipe of the kernel that computes another's tangent, and the source of each of its arrays in the call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Picks = tuple[tuple[int, bool], ...]
 class TangentRecipe:
     """The recipe of a tangent's kernel.
 
-    `products`: of each of its gates of R the place of the cell's own, and whose product it is: of R with the state ("R"), of R
-    with the state's tangent ("d"), or of R's tangent with the state ("dR").
-    `sums`: of each gate of R of the cell, whether the product with the output of the call, which is known, is added to x; where
-    it is not, the product follows the cell's own `inputs`. None where the kernel multiplies the output itself. `output`: the
-    place of the state that is the cell's output, where the kernel reads y; without `sums` it is the last of `inputs`.
+    `products`: for each of its gates of R, the index of the cell's own gate, and the product: of R with the state ("R"), of R
+    with the state's tangent ("d"), or of R's tangent with the state ("dR"). `sums`: of each gate of R of the cell, whether the
+    product with the output of the call, which is known, is added to x; where it is not, the product follows the cell's own
+    `inputs`. None where the kernel multiplies the output itself. `output`: the place of the state that is the cell's output,
+    where the kernel reads y; without `sums` it is the last of `inputs`.
     """
 
     recipe: str
@@ -42,10 +42,10 @@ _TANGENTS: set[str] = set()
 
 @functools.lru_cache(maxsize=256)
 def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
-    """Return the recipe of the tangent's kernel; `moves_R`: R has a tangent as well.
+    """Return the recipe of the tangent's kernel; `moves_R`: R has a tangent too.
 
-    Raises BadInput for the recipe of a tangent, whose derivatives are third ones, for clipped gradients, and for a cell whose
-    tangent is larger than a cell may be.
+    Raises BadInput for the recipe of a tangent, whose derivatives would be of third order, for clipped gradients, and for a
+    cell whose tangent is larger than a cell may be.
     """
     from minrnn_gen.cell import expressions as ex
     from minrnn_gen.cell.files import find_cell

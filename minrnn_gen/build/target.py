@@ -9,7 +9,7 @@ from minrnn_gen.config.gpu_profile import GpuProfile, load_profile, profile_byte
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU that is compiled for; `origin` says who chose it: "spec", "device" (the live GPU) or "default"."""
+    """The GPU to compile for; `origin` says who chose it: "spec", "device" (the live GPU) or "default"."""
 
     profile: GpuProfile
     profile_bytes: bytes = field(repr=False)

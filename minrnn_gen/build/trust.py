@@ -16,9 +16,9 @@ class Untrusted(OSError):
 
 
 def distrust(status: os.stat_result) -> str | None:
-    """Return why what has this `status` is not trusted, None where only the user and root may write it.
+    """Return why a file of this `status` is not trusted, None where only the user and root may write it.
 
-    Systems without user ids, such as Windows, have other means: there everything is trusted.
+    Everything is trusted on systems without user ids, such as Windows, which protect files by other means.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -28,9 +28,9 @@ def distrust(status: os.stat_result) -> str | None:
 
 
 def demand_trust(root: Path, inner: Iterable[str]) -> None:
-    """Raise Untrusted where somebody else may write in the cache's folder `root` or in the folders `inner`, each in the last.
+    """Raise Untrusted where somebody else may write in the cache's folder `root` or in `inner`, folders nested in this order.
 
-    What is not there is no reason. `root` may be reached by links, which the user made; below it there are none.
+    A missing folder is no reason to raise. Links that the user made may lead to `root`; below it no link is trusted.
     """
     _demand_trusted_root(root)
     path = root
@@ -49,7 +49,7 @@ def demand_trust(root: Path, inner: Iterable[str]) -> None:
 def make_private_folder(folder: Path) -> None:
     """Make a folder and those above it that are missing, for the user alone, whatever the umask.
 
-    So the XDG base directory specification asks; a folder that exists keeps the rights somebody chose for it.
+    The XDG base directory specification requires it; an existing folder keeps its rights.
     """
     if folder.is_dir():
         return
@@ -70,7 +70,7 @@ def _demand_trusted_root(root: Path) -> None:
     except OSError:
         pass
     else:
-        # A link has no rights of its own; in a folder like /tmp its owner is who chose where it leads.
+        # A link has no rights of its own; in a folder like /tmp its owner chose its target.
         if stat.S_ISLNK(reached.st_mode) and reached.st_uid != status.st_uid and (reason := _foreign(reached)):
             raise Untrusted(f"{root}, a link, {reason}")
         if (reason := distrust(status)) and (_foreign(status) or not status.st_mode & stat.S_ISVTX):
@@ -91,7 +91,7 @@ def _foreign(status: os.stat_result) -> str | None:
 
 
 def _is_open(status: os.stat_result) -> bool:
-    """Whether others may rename what is in a folder: in a sticky one, as /tmp, only its owner may.
+    """Whether others may rename the contents of a folder: in a sticky folder, such as /tmp, only an entry's owner may.
 
     A group with the number of the folder's owner is that user's own, as most systems make one for each.
     """

@@ -1,4 +1,4 @@
-"""Choices that were measured as faster than the solver's first pick: the seam through which a builder takes them."""
+"""Choices that were measured as faster than the solver's first pick: the interface through which a builder gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOWER = "candidates of the preferred family were slower when they were measured
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate by its family and variables, and in words why it is to be taken; `evidence` is for what gave it alone."""
+    """A candidate by its family and variables, and the reason for it in words; only its source reads `evidence`."""
 
     family: str
     variables: Mapping[str, int]
@@ -25,7 +25,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """A compiled candidate with all that is needed to run it: the recipe of its spec, its cell, its plan and its cubin."""
+    """A compiled candidate with everything needed to run it: the recipe of its spec, its cell, its plan and its cubin."""
 
     recipe: str
     cell: CellShape
@@ -51,14 +51,14 @@ class Preferred(Protocol):
         """Return the candidate to take for `problem`, of the cell with this digest, or None."""
 
     def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
-        """Return the sizes that the problem was measured at, whatever its own, with the candidate to take for each."""
+        """Return all sizes at which the problem was measured, with the candidate to take for each."""
 
     def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Say whether a choice is right, compiled as `trial`, before it is used here for the first time."""
 
 
 def find_choice(choice: Choice, solutions: Iterable[Solution]) -> tuple[Solution, int] | None:
-    """Return the solution that `choice` is of and its rank there, or None where it is not feasible."""
+    """Return the solution that contains `choice` and its rank there, or None where it is not feasible."""
     for solution in as_measured(solutions):
         if solution.family.name == choice.family:
             for rank, candidate in enumerate(solution.candidates):
@@ -68,6 +68,6 @@ def find_choice(choice: Choice, solutions: Iterable[Solution]) -> tuple[Solution
 
 
 def as_measured(solutions: Iterable[Solution]) -> Iterator[Solution]:
-    """Yield the solutions as what is measured takes them: a family is passed over for its time, not for broken promises."""
+    """Yield the solutions for measuring: a family is passed over for its time, not for broken promises."""
     for rank, solution in enumerate(solutions):
         yield replace(solution, passed_over=SLOWER) if rank and solution.passed_over else solution

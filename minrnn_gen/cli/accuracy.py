@@ -1,4 +1,4 @@
-"""A result against the fp64 reference, and how far the two may lie apart."""
+"""A result against the fp64 reference, and the tolerance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Accuracy:
 
     @property
     def verdict(self) -> str:
-        """Whether the tolerance is kept, and how nearly, in words."""
+        """Whether the tolerance is kept, and by what share, in words."""
         kept = "kept" if self.is_within else "EXCEEDED"
         if math.isnan(self.share):
             return f"{kept}, since a result is NaN; it is {self.allowed}"
@@ -50,7 +50,7 @@ class Accuracy:
 
 
 def compare(spec: Spec, result: Result, expected: Result, is_recurrent: bool = False) -> Accuracy:
-    """Hold (y, state) against the fp64 reference; `is_recurrent`: of a cell with recurrent products.
+    """Compare (y, state) with the fp64 reference; `is_recurrent`: the cell has recurrent products.
 
     An element of y may be off by one rounding to storage, |y| u_storage, and by a few of the arithmetic, u_arithmetic times the
     largest value; a state, never rounded to storage, by the latter alone.
@@ -77,7 +77,7 @@ def compare(spec: Spec, result: Result, expected: Result, is_recurrent: bool = F
 
 
 def _share(values: Any, expected: Any, relative: float, slack: float) -> float:
-    """Return the largest error in units of what is allowed there; equal infinities are no error."""
+    """Return the largest error as a share of the allowed error; equal infinities are no error."""
     magnitude = numpy.abs(expected)
     finite = magnitude[numpy.isfinite(magnitude)]
     largest = max(1.0, float(finite.max())) if finite.size else 1.0

@@ -25,7 +25,7 @@ class Beside(NamedTuple):
 
 
 def code_of(kernel: Kernel) -> str:
-    """Return which code runs host arrays, and why where it is NumPy."""
+    """Return the name of the code that runs host arrays, and the reason if it is NumPy."""
     reason = (kernel.embedded or kernel).executor.cpu.native.kernels.why_not
     return f"NumPy, since {reason}" if reason else "native code"
 

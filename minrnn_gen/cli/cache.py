@@ -1,4 +1,4 @@
-"""`minrnn-gen cache`: where compiled kernels are kept, which, and how to be rid of them."""
+"""`minrnn-gen cache`: the folder of compiled kernels, its contents, and how to clear it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minrnn_gen.cli.request import AsJson
 from minrnn_gen.cli.terminal import command_line, console, new_table, print_json, size_text
 from minrnn_gen.errors import BadInput
 
-# What distinguishes kernels, as the manifest of an entry has it.
+# Keys of an entry's manifest that distinguish kernels.
 _IDENTITY = ("model", "pass", "hidden_size", "precision", "arch", "gpu")
 # Enough to distinguish any two entries, as with commits.
 _DIGEST_SHOWN = 12

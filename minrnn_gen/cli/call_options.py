@@ -37,7 +37,7 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the ra
 
 
 def sizes_of(request: Request, batch: int | None, time_steps: int | None) -> tuple[int, int]:
-    """Return batch and time of a call: those asked for, else the spec's hints, else the defaults."""
+    """Return batch and time of a call: the requested ones, else the spec's hints, else the defaults."""
     return batch or request.spec.batch or DEFAULT_BATCH, time_steps or request.spec.time or DEFAULT_TIME
 
 

@@ -134,7 +134,7 @@ def _show_tangent(name: str, as_json: bool) -> None:
 
 
 def _known_of(names: TangentNames) -> list[str]:
-    """Return what the tangent has of the output, which is known."""
+    """Return the parts of the tangent that come from the known output."""
     inputs = names.inputs_of_products
     known = [f"W.{gate} has R.{gate} added" for gate in names.products if names.has_output and gate not in inputs]
     known += [f"X.{product} is R.{gate}, X.{moved} that of its tangent" for gate, (product, moved) in inputs.items()]
@@ -146,7 +146,7 @@ def _products_of(gate: str, along: str, moved: str | None) -> str:
 
 
 def _through_products(cell: Cell) -> list[str]:
-    """Return what comes through R in a step, to the previous output and to the argument of each later round."""
+    """Return the values that pass through R in a step: the previous output and the argument of each later round."""
     from minrnn_gen.cell.printing import equation_text
 
     def through(gates: Iterable[str]) -> str:

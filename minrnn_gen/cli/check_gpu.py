@@ -25,7 +25,7 @@ def check_gpu(gpu: GpuName = None, report_file: ReportFile = None, quick: Quick 
 
     if report_file is not None:
         with refused_by_option("--report", report_file):
-            Path(report_file).parent.stat()  # a folder that is not there is refused before minutes of measuring
+            Path(report_file).parent.stat()  # a missing folder is refused before minutes of measuring
     with progress_bar("checking", as_json) as show:
         check = check_here(gpu, quick, lambda doing, share: show(f"checking {doing}", share, ""))
     summary = check.summary()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minrnn_gen.kernel import Kernel
 
 OURS, COPY = "minrnn-gen", "a copy of the same bytes"
-# Each in turn, so that what slows the machine down slows all of them.
+# Each in turn, so that a slowdown of the machine affects all of them.
 ROUNDS = 15
 
 Call = Callable[[], Any]

@@ -1,4 +1,4 @@
-"""`minrnn-gen doctor`: what is here, what is missing, and how to mend it."""
+"""`minrnn-gen doctor`: what is installed, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REASON_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `mend` says what to do where it is not well; `is_needed` whether compiling needs it."""
+    """Result of one check. `mend` says how to fix a failure; `is_needed`: compiling needs it."""
 
     name: str
     is_well: bool
@@ -152,7 +152,7 @@ def _torch() -> Finding:
 
 
 def _jax() -> Finding:
-    """Look for JAX, and say by what XLA calls kernels."""
+    """Look for JAX, and say how XLA calls kernels."""
     from minrnn_gen.build.ffi_handler import why_no_handler
     from minrnn_gen.native.trip import LIBRARY
 
@@ -185,7 +185,7 @@ def _onnx() -> Finding:
 
 
 def _why_not(modules: str) -> str:
-    """Return why an import fails, nothing where it does not; by a process of its own, which a broken library may end."""
+    """Return why an import fails, or nothing; imports in a separate process, which a broken library may crash."""
     import os
     import subprocess
 

@@ -63,7 +63,7 @@ def explain(
 
 
 def _on_cpu(request: Request) -> str:
-    """Say what runs where arrays are in host memory, and why."""
+    """Say which code runs calls on host arrays, and why."""
     from minrnn_gen.run.cpu.native import NativeKernels
     from minrnn_gen.run.interface import interface_of
 
@@ -76,7 +76,7 @@ def _forms(as_json: bool, classes: bool, as_program: bool, as_html: str | None) 
 
 
 def _program(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
-    """Return the program of a call of these sizes; what is not given is the spec's."""
+    """Return the program of a call of these sizes; absent sizes are the spec's."""
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.run.recording.plain_program import plain_program
 
@@ -112,7 +112,7 @@ def _classes(request: Request, which: Pass) -> str:
 
 
 def _call(request: Request, which: Pass, batch: int | None, time: int | None) -> str:
-    """Return the explanation of the kernel that a call of these sizes gets; what is not given is the spec's."""
+    """Return the explanation of the kernel that a call of these sizes gets; absent sizes are the spec's."""
     from minrnn_gen.build.explain_sizes import explain_sizes
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.run.ahead import plain_specialization
@@ -125,7 +125,7 @@ def _call(request: Request, which: Pass, batch: int | None, time: int | None) ->
 
 
 def _built(request: Request, which: Pass, batch: int | None, time: int | None) -> BuiltKernel:
-    """Return the kernel that a call of these sizes gets; what is not given is the spec's."""
+    """Return the kernel that a call of these sizes gets; absent sizes are the spec's."""
     from minrnn_gen.plan.problem import Sizes
     from minrnn_gen.run.ahead import build_plain
 
@@ -145,7 +145,7 @@ def _in_words(request: Request, built: BuiltKernel) -> str:
 
 
 def _report(request: Request, built: BuiltKernel) -> dict[str, Any]:
-    """Return all that the words say, as plain data."""
+    """Return the content of the explanation as plain data."""
     from minrnn_gen.build.overview import call_bytes
     from minrnn_gen.cli.report import facts_of, kernel_entries
 

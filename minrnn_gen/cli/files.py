@@ -14,10 +14,10 @@ from minrnn_gen.config.spec import Spec
 def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
     """Write <model>_<pass>_<arch>.cu, .cubin and .json to `folder` and return their paths.
 
-    A reverse pass says so in its name, and so does a forward that saves what a backward reads, or has the projection in it.
+    The name marks a reverse pass, and a forward that saves a backward's arrays or includes the projection.
 
-    Each file is replaced as a whole or not at all; what is a link or a pipe there is written to. A folder that cannot be
-    written is BadInput.
+    Each file is replaced as a whole or not at all; an existing link or pipe is written to. A folder that cannot be written is
+    BadInput.
     """
     plan = built.plan
     contents = {"cu": built.source.encode(), "cubin": built.cubin or b"", "json": _description(built, spec)}
@@ -35,7 +35,7 @@ def write_kernel(built: BuiltKernel, spec: Spec, folder: str) -> list[str]:
 
 
 def _description(built: BuiltKernel, spec: Spec) -> bytes:
-    """Everything a loader needs besides the cubin, and the decision; the same bytes for the same kernel."""
+    """Everything that a loader needs in addition to the cubin, and the decision; the same bytes for the same kernel."""
     described = {
         "entry": built.plan.entry,
         "digest": built.digest,

@@ -1,4 +1,4 @@
-"""The command line: its commands, and the one place where errors become sentences and exit statuses."""
+"""The command line: its commands, and the only place where errors become sentences and exit statuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 # The library carries its own copy of Click, or uses the one installed; either way this is its usage error.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-# Each command's module, imported when the command is run or its help is asked for.
+# Each command's module, imported to run the command or to show its help.
 _MODULES: Mapping[str, Callable[[], ModuleType]] = {
     "compile": lambda: import_module("minrnn_gen.cli.compile"),
     "explain": lambda: import_module("minrnn_gen.cli.explain"),
@@ -49,7 +49,7 @@ _MODULES: Mapping[str, Callable[[], ModuleType]] = {
 
 
 class _LazyCommands(Commands):
-    """The commands of the program, each imported when it is asked for: a process runs one of them."""
+    """The commands of the program, each imported on demand: a process runs one of them."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
         """Return the names of all commands, as help lists them."""
@@ -99,7 +99,7 @@ def _command(of: typer.Typer) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the request cannot be met, 2 bad input.
 
-    `arguments` are those after the program's name; by default the process's own.
+    `arguments` follow the program's name; by default the process's own.
     """
     return run_command(app, PROGRAM, arguments)
 

@@ -1,4 +1,4 @@
-"""A call of a kernel on random arrays, and how long it takes."""
+"""A call of a kernel on random arrays, and its time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 # Elements of x; the fp64 reference of such a call takes a few GiB of memory and about a minute.
 ELEMENTS_MAX = 2**28
-# A median needs a few; what takes long is not repeated for more than a few seconds.
+# A median needs a few times; a slow call is not repeated for more than a few seconds.
 TIMED_RUNS, TIMED_SECONDS = 7, 3.0
 
 
 def random_arguments(kernel: Kernel, batch: int, steps: int, seed: int) -> dict[str, Any]:
-    """Return the arrays of a call: standard normal, except matrices, which keep the variance of what they multiply.
+    """Return the arrays of a call: standard normal, except matrices, which are scaled to keep the variance of their operand.
 
     Initial states that are composed as logarithms are not negative.
     """

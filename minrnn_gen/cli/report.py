@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
-    """Return what the compiler reported of each kernel, and what its plan promised."""
+    """Return the compiler's report on each kernel, and its plan's promises."""
     return [
         {
             "name": kernel.name,
@@ -34,7 +34,7 @@ def kernel_entries(built: tuple[BuiltKernel, ...]) -> list[dict[str, Any]]:
 
 
 def facts_of(built: BuiltKernel, profile: GpuProfile) -> dict[str, Any]:
-    """Return the class of the cell with its proof, what limits the time, and what does not fit the GPU."""
+    """Return the class of the cell with its proof, the limit on time, and arrays that do not fit the GPU."""
     return {
         "class": built.cell.kind,
         "proof": built.cell.proof,
@@ -44,14 +44,14 @@ def facts_of(built: BuiltKernel, profile: GpuProfile) -> dict[str, Any]:
 
 
 def title(built: BuiltKernel) -> Title:
-    """Return the line that says what was compiled for what."""
+    """Return the title: the cell with its size, precision and layout, and the GPU."""
     problem = built.plan.problem
     sizes = f", hidden_size {problem.hidden_size}, {problem.precision}, layout {problem.layout}, for "
     return Title(((problem.model, True), (sizes, False), (problem.gpu, True), (f" ({problem.arch})", False)))
 
 
 def decision(built: BuiltKernel, profile: GpuProfile) -> list[tuple[str, str]]:
-    """Return the rows that say what the solver chose, and from what; what the cell is, and what limits it."""
+    """Return rows with the solver's choice, its number of candidates, the class of the cell, and its limits."""
     plan = built.plan
     rejected = sum(plan.prediction.rejected.values())
     rows = [
@@ -68,7 +68,7 @@ def decision(built: BuiltKernel, profile: GpuProfile) -> list[tuple[str, str]]:
 
 
 def resources(built: tuple[BuiltKernel, ...]) -> Table:
-    """Return the resources the compiler reported, each with what the plan promised."""
+    """Return the compiler's reported resources, each with the plan's promise."""
     numbers = ("registers per thread", "shared bytes per block", "spilled bytes")
     table = new_table("kernel", *numbers, right=numbers)
     for built_kernel in built:
@@ -83,6 +83,6 @@ def resources(built: tuple[BuiltKernel, ...]) -> Table:
 
 
 def origin(built: tuple[BuiltKernel, ...], seconds: float) -> str:
-    """Say whether the kernels were compiled or found, how long that took, and what the table below it says."""
+    """Say whether the kernels were compiled or found, how long that took, and how to read the table below."""
     made = "from the cache" if all(built_kernel.cached for built_kernel in built) else "compiled"
     return f"{made} in {seconds:.2f} s; used of allowed, as the compiler reports:"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Outcome:
     """Result of one run. `seconds` is the median of one call; `bytes_moved` the least that a call reads and writes.
 
-    On the CPU `code` says which code ran, and `beside` what was measured next to it, if anything.
+    On the CPU `code` says which code ran, and `beside` is the reference measured with it, if any.
     """
 
     device: Device
@@ -91,9 +91,10 @@ def _run(request: Request, kernel: Kernel, place: Device, batch: int, steps: int
 
 
 def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str, Any], Result]:
-    """Return the arguments and what the fp64 reference gives for them; raises MinrnnError where that is NaN everywhere.
+    """Return the arguments and the fp64 reference's results; raises MinrnnError where these are NaN everywhere.
 
-    Some cells take the logarithm of a state, or divide by it: where the reference has NaN the states are between 1 and 2.
+    Some cells take the logarithm of a state, or divide by it: if the reference has NaN, initial states are moved to between 1
+    and 2.
     """
     import numpy
 

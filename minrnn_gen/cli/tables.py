@@ -31,7 +31,7 @@ class Table:
     styles: dict[int, str] = field(default_factory=dict)
 
     def add_row(self, *texts: str, style: str | None = None) -> None:
-        """Add a row, with a text for each column, the last ones empty where there are fewer; a terminal has it in a `style`."""
+        """Add a row with a text for each column, missing ones empty; a terminal shows it in a `style`."""
         if style:
             self.styles[len(self.rows)] = style
         self.rows.append((*texts, *[""] * (len(self.headings) - len(texts))))
@@ -84,7 +84,7 @@ class Title:
 
 
 class Screen:
-    """Stdout, to which rich prints all that is not plain there: on a terminal, or too wide, or beyond ASCII."""
+    """Stdout; rich prints everything that is not plain there: on a terminal, too wide, or beyond ASCII."""
 
     def __init__(self, width: int, height: int) -> None:
         """Take the columns and lines of a terminal, or those of a pipe."""
@@ -92,7 +92,7 @@ class Screen:
         self._is_plain = not sys.stdout.isatty() and not any(os.environ.get(name) for name in _FORCED)
 
     def print(self, shown: Any = "", **how: Any) -> None:
-        """Print a text, a table or a title, as rich does; `how` is passed on to it."""
+        """Print a text, a table or a title, as rich does; `how` is passed to rich."""
         lines = [shown] if isinstance(shown, str) else shown.plain() if isinstance(shown, Table | Title) else None
         if lines is not None and self._is_plain and all(map(self._fits, lines)):
             sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -82,7 +82,7 @@ def facts(rows: list[tuple[str, str]]) -> Table:
 
 @contextmanager
 def progress(doing: str, quiet: bool = False) -> Iterator[None]:
-    """Show that something is being done, on a terminal; nothing in a pipe."""
+    """Show activity on a terminal; nothing in a pipe."""
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -94,7 +94,7 @@ def progress(doing: str, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, float, str], None]]:
-    """Give what shows (what is being done, which share of it is, and a note beside), on a terminal; nothing in a pipe."""
+    """Yield a function that shows (the activity, the share done, a note) on a terminal, and nothing in a pipe."""
     if quiet or not sys.stderr.isatty():
         yield lambda _doing, _share, _note: None
         return
@@ -109,7 +109,7 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, flo
 
 @contextmanager
 def counting(doing: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Give what shows how many of how many are done, as `progress_bar` does."""
+    """Yield a function that shows the number done of a total, as `progress_bar` does."""
     with progress_bar(doing, quiet) as show:
         yield lambda done, of: show(doing, done / of, f"{done} of {of}")
 

@@ -96,7 +96,7 @@ def tune(
         limits = Limits(seconds_of(budget), None if every else top)
         requests = [read_request(path, gpu, assignments) for path in specs]
         answer["kernels"] = []
-        _write_page((), html_file)  # a file that cannot be is refused before anything is measured
+        _write_page((), html_file)  # an unwritable file is refused before anything is measured
         finished = _tuned_here(specs, requests, limits, as_json)
         if devices is not None:
             finished = _tuned_on(devices, requests, limits, as_json)
@@ -126,7 +126,7 @@ def seconds_of(text: str) -> float:
 
 
 def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
-    """Tune spec after spec on the GPU here, and yield what came of each."""
+    """Tune spec after spec on the GPU here, and yield each result."""
     from minrnn_gen.build.builder import builder_of
     from minrnn_gen.build.embedded import builder_of_kernels
     from minrnn_gen.tune.lookup import remembered
@@ -149,7 +149,7 @@ def _tuned_here(specs: Sequence[str], requests: Sequence[Request], limits: Limit
 
 
 def _tuned_on(devices: str, requests: Sequence[Request], limits: Limits, quiet: bool) -> Iterator[tuple[int, Tuned]]:
-    """Tune specs at once, each on a GPU of its own, and yield what came of each when it is done."""
+    """Tune specs in parallel, each on its own GPU, and yield each result when it is done."""
     from minrnn_gen.tune.pool import executor_of_gpus, gpus_named, task_of, tune_specs
 
     gpus = gpus_named(devices)[: len(requests)]

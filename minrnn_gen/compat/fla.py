@@ -20,12 +20,12 @@ _CELL = {"name": "log_gated", "gates": ["g", "x"], "states": ["h"], "equations":
 def fused_recurrent_hgrn(
     x: Any, g: Any, initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None
 ) -> tuple[Any, Any]:
-    """Return (o, final state, or None unless it is asked for) of o[t] = exp(g[t]) o[t-1] + x[t], with gradients of all three.
+    """Return (o, final state if requested else None) of o[t] = exp(g[t]) o[t-1] + x[t], with gradients of all three.
 
     x, g and o [B, T, D], g the logarithm of the gate; initial_state [B, D], zeros where None. cu_seqlens [S + 1], int32 or
     int64: sequence s is the steps cu_seqlens[s] to cu_seqlens[s + 1] of x [1, total, D], and states are [S, D]. o has the dtype
-    of x, the final state that of the arithmetic: float32, or float64. Where g has another dtype than x, the wider one is
-    computed in. Raises BadInput for tensors that do not fit.
+    of x, the final state the arithmetic's: float32, or float64. Where g has another dtype than x, the wider dtype is used.
+    Raises BadInput for tensors that do not fit.
     """
     check_shape(x, "x", ("batch" if cu_seqlens is None else 1, "time", "channels"))
     check_shape(g, "g", tuple(x.shape))
@@ -45,13 +45,13 @@ def fused_recurrent_hgrn(
     return o.to(x.dtype), final if output_final_state else None
 
 
-# Theirs are two algorithms for one function.
+# flash-linear-attention has two algorithms for this function.
 chunk_hgrn = fused_recurrent_hgrn
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _joined(precision: str, gates: Any, state: Any, cu_seqlens: Any) -> tuple[Any, Any]:
-    """Return (o, final state) of sequences that lie one after the other, gates [1, total, 2, D]."""
+    """Return (o, final state) of packed sequences, gates [1, total, 2, D]."""
     named = None if state is None else {"h": state}
     o, final = recurrence(_kernel(gates.shape[3], precision), gates, state=named, cu_seqlens=cu_seqlens)
     return o, final["h"]

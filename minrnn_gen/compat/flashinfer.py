@@ -55,17 +55,17 @@ def selective_state_update(
 ) -> Any:
     """Return the output of one token of each row, or of several, and write states into `state`.
 
-    state [slots, dim, N] or [slots, heads, dim, N]. One token: x, dt and z [batch, dim] or [batch, heads, dim], B and C
-    [batch, N] or [batch, groups, N]. Several, where cache_steps says at most how many: the same with tokens after the batch, or
-    with cu_seqlens [rows + 1] packed in the place of the batch. A [dim, N] or [heads, dim, N], D and dt_bias [dim] or
-    [heads, dim]; axes may have stride 0. state_batch_indices [batch] or [batch, tokens] is what a row reads,
-    dst_state_batch_indices what it writes: with tokens, the state after each. Slots that are negative or `pad_slot_id` are
-    padding, whose output is 0. num_accepted_tokens [batch]: a row begins with the state of the last accepted token.
+    state [slots, dim, N] or [slots, heads, dim, N]. One token: x, dt and z [batch, dim] or [batch, heads, dim], B and C [batch,
+    N] or [batch, groups, N]. Several, where cache_steps says at most how many: the same with tokens after the batch, or with
+    cu_seqlens [rows + 1] packed in the place of the batch. A [dim, N] or [heads, dim, N], D and dt_bias [dim] or [heads, dim];
+    axes may have stride 0. state_batch_indices [batch] or [batch, tokens] are the slots that a row reads,
+    dst_state_batch_indices those that it writes: with tokens, the state after each. Slots that are negative or `pad_slot_id`
+    are padding, whose output is 0. num_accepted_tokens [batch]: a row begins with the state of the last accepted token.
     intermediate_states_buffer [buffers, tokens, heads, dim, N] takes the state after each token, of row b in buffer
     intermediate_state_indices[b]. disable_state_update leaves `state` as it is.
 
-    `algorithm` and `backend` change nothing. Raises BadInput for scales, states of integers and a seed of stochastic rounding,
-    which are not there, and for tensors that do not fit.
+    `algorithm` and `backend` change nothing. Raises BadInput for scales, integer states and a seed of stochastic rounding,
+    which are not supported, and for tensors that do not fit.
     """
     refuse_transforms()
     for name, scale in (("state_scale", state_scale), ("intermediate_state_scales", intermediate_state_scales)):
@@ -125,7 +125,7 @@ def _tokens(
     into: tuple[Any, Any],
     softplus: bool,
 ) -> Any:
-    """Return the output of several tokens of each row, which are steps one after the other on states of their own."""
+    """Return the output of several tokens of each row, as successive steps on copies of their states."""
     x, (ends, count) = tensors["x"], sequences
     is_packed = ends is not None
     if not is_packed and isinstance(x, torch.Tensor) and x.dim() == 3:  # one token
@@ -185,7 +185,7 @@ def _step(tensors: dict[str, Any], h: Any, t: int, at: Any, softplus: bool) -> t
 
 
 def _write(target: Any, slots: Any, runs: Any, h: Any) -> None:
-    """Write states of the rows that run into their slots, but for those that there are none of."""
+    """Write the states of running rows into their slots, except rows without a slot."""
     is_written = runs & (slots >= 0) & (slots < target.shape[0])
     row = torch.where(is_written, torch.arange(len(slots), device=slots.device), is_written.long().argmax())
     places = slots.clamp(0, target.shape[0] - 1).long()[row]

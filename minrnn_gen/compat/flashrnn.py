@@ -29,13 +29,13 @@ def flashrnn(
     """Return (states [S, B, T, N, D], last states [S, B, 1, N, D]), the output first, both in the dtype of Wx.
 
     Wx [B, T, G, N, D], R [Gr, N, D out, D in], b [Gt, N, D] (zeros where None), states [S, B, 1, N, D] (zeros where None).
-    lstm, slstm: gates i, f, z, o; elman: one; gru: Wx of r, z, n, R of n, r, z, b of R's n, r, z, W's n. Every backend of
-    theirs is served by the same kernel, in `dtype` with float32 states (float64 for float64), on a GPU and in host memory.
-    A `config` replaces function, backend and dtype, and its shapes say the order of the axes.
+    lstm, slstm: gates i, f, z, o; elman: one; gru: Wx of r, z, n, R of n, r, z, b of R's n, r, z, W's n. The same kernel serves
+    all of FlashRNN's backends, in `dtype` with float32 states (float64 for float64), on a GPU and in host memory. A `config`
+    replaces function, backend and dtype, and its shapes say the order of the axes.
 
-    There are gradients of Wx, R, b and the initial states through the output at every step and through the last states; through
-    the other states of every step there are none, and a backward that meets them raises BadInput.
-    Raises BadInput for what is unknown and for tensors that do not fit. Source: Poeppel et al., FlashRNN, arXiv 2412.07752.
+    Gradients of Wx, R, b and the initial states go through the output at every step and through the last states. They do not go
+    through the other states of every step: a backward that meets such a gradient raises BadInput. Raises BadInput for unknown
+    names and for tensors that do not fit. Source: Poeppel et al., FlashRNN, arXiv 2412.07752.
     """
     request = request_of(function, config, backend, dtype)
     Wx = _ordered(Wx, "Wx", request.input_order, INPUT)
@@ -78,7 +78,7 @@ def flashrnn(
 
 
 def _biases(function: str, b: Any) -> tuple[Any, Any]:
-    """Return bias [G, H] and recurrent bias [Gr * H] of theirs, [Gt, H]."""
+    """Return bias [G, H] and recurrent bias [Gr * H] from FlashRNN's bias [Gt, H]."""
     if function != "gru":
         return b, None
     of_R, r, z, n = b
@@ -95,7 +95,7 @@ def _ordered(tensor: Any, name: str, axis_order: str, wanted: str) -> Any:
 
 
 def _check(tensor: Any, name: str, axis_order: str, axes: str, sizes: dict[str, int]) -> None:
-    """Refuse a tensor, its axes as `axes`, one of which has another size; the message has its shape as it was given."""
+    """Refuse a tensor with axes `axes` if any has another size; the message has the shape as passed."""
     shape = dict(zip(axes, tensor.shape, strict=True))
     if any(shape[axis] != size for axis, size in sizes.items()):
         expected = [sizes.get(axis, shape[axis]) for axis in axis_order]
@@ -105,7 +105,7 @@ def _check(tensor: Any, name: str, axis_order: str, axes: str, sizes: dict[str, 
 
 
 def _by_heads(tensor: Any, heads: int, request: Request) -> Any:
-    """Return states [S, B, T, H] with heads, their axes in the order asked for."""
+    """Return states [S, B, T, H] with heads, their axes in the requested order."""
     split = tensor.unflatten(-1, (heads, -1))
     order = request.output_order
     return split if order == OUTPUT else split.permute([OUTPUT.index(axis) for axis in order])

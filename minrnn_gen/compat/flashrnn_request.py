@@ -1,4 +1,4 @@
-"""Request of a call of FlashRNN's function, from its arguments or from one of its configs, checked against what we serve."""
+"""Request of a call of FlashRNN's function, from its arguments or one of its configs, checked against the supported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS = {precision_of(name).storage_dtype: name for name in PRECISION_NAMES
 # H head, D unit of a head, P unit of the previous output.
 INPUT, RECURRENT, BIAS, OUTPUT = "BTGHD", "GHDP", "GHD", "SBTHD"
 
-# Keys of a config that change what is computed, for which there is nothing here, and the value that changes nothing.
+# Keys of a config for features that are not supported here, with the value that disables each.
 _ABSENT: tuple[tuple[str, Any, str], ...] = (
     ("gradient_recurrent_cut", False, "set gradient_recurrent_clipval, or detach R"),
     ("forward_clipval", None, "clip what comes out"),
@@ -41,7 +41,7 @@ class Request:
 def request_of(function: Any, config: Any, backend: Any, dtype: Any) -> Request:
     """Return the request; `config` replaces the other arguments and may be any object with their names.
 
-    Raises BadInput for an unknown name and for what the kernels here do not do.
+    Raises BadInput for an unknown name and for anything that the kernels here do not support.
     """
     function = getattr(config, "function", function)
     _check_name("function", function, FUNCTIONS)

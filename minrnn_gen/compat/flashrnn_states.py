@@ -1,4 +1,4 @@
-"""The states after every step as one tensor, through whose outputs gradients go and through whose other states none do."""
+"""The states after every step as one tensor; gradients go through its outputs, and not through its other states."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Stacked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, None, None]:
         (gradient,) = dense_gradients([gradient])
-        # A slice of one tensor arrives as zeros everywhere else: only the values say what was asked for.
+        # A slice's gradient arrives with zeros everywhere else: only the values say which states were used.
         is_wrong = gradient[1:].any()
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-            # Nothing can be read back while a graph is captured; what cannot be right is not a number.
+            # Nothing can be read back while a graph is captured; a gradient that cannot be right is NaN.
             return torch.where(is_wrong, float("nan"), gradient[0]), None, None
         if is_wrong:
             output, *others = ctx.names

@@ -1,4 +1,4 @@
-"""Functions of other packages exchanged for ones of this package, and given back."""
+"""Functions of other packages exchanged for functions of this package, and restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Exchange:
         self._theirs: dict[str, Any] = {}
 
     def install(self, ours: Mapping[str, Any]) -> None:
-        """Exchange attributes by name; once it is installed this changes nothing.
+        """Exchange attributes by name; a second call changes nothing.
 
         Raises ToolchainMissing where the package is missing, or has none of that name.
         """
@@ -40,11 +40,11 @@ class Exchange:
             setattr(place, name, value)
 
     def theirs(self, name: str) -> Any:
-        """Return the attribute that the package had before."""
+        """Return the package's original attribute."""
         return self._theirs[name]
 
     def uninstall(self) -> None:
-        """Give everything back; where nothing is installed this changes nothing."""
+        """Restore all attributes; without an installation this changes nothing."""
         theirs, self._theirs = self._theirs, {}
         for name, value in theirs.items():
             setattr(self._find(), name, value)

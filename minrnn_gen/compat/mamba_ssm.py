@@ -39,10 +39,10 @@ def selective_scan_fn(
     """Return out, or (out, last state), of h[t] = exp(Δ A) h[t-1] + Δ u B, out = (Σ C h + D u) · silu(z), with all gradients.
 
     u, delta, z and out [batch, dim, T]; A [dim, N], real; B and C the same at all times, [dim, N], or of each step, [batch, N,
-    T] or [batch, groups, N, T]; D and delta_bias [dim]. Δ is delta + delta_bias, through softplus where asked for. In addition
-    to theirs: initial_state [batch, dim, N], and gradients of it and of the last state, which have the dtype of the arithmetic,
-    float32 (float64 for float64). dtypes may differ: the widest is computed in, and out has that of u. There are no gradients
-    of gradients. Raises BadInput for tensors that do not fit.
+    T] or [batch, groups, N, T]; D and delta_bias [dim]. Δ is delta + delta_bias, through softplus if delta_softplus. In
+    addition to mamba_ssm's arguments: initial_state [batch, dim, N]. It and the last state have gradients, in the dtype of the
+    arithmetic, float32 (float64 for float64). dtypes may differ: arithmetic uses the widest, and out has u's. There are no
+    gradients of gradients. Raises BadInput for tensors that do not fit.
     """
     sizes = Sizes.of(u, "u", A, has_time=True)
     tensors = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
@@ -72,8 +72,8 @@ def selective_state_update(
     Without heads: x, dt, z and out [batch, dim], state [batch, dim, N]; A [dim, N], real; B and C [batch, N] or [batch, groups,
     N]; D and dt_bias [dim]. With heads dim is two axes, [heads, head_dim], and B and C are [batch, groups, N]; axes may have
     stride 0. state_batch_indices, int32 or int64 [batch]: state is [slots, ...] then, of which row b reads and writes its own;
-    negative ones and, in addition to theirs, `pad_slot_id` are padding, whose out is 0. dtypes may differ: the widest is
-    computed in, and out has that of x. There are no gradients. Raises BadInput for tensors that do not fit.
+    negative ones and, in addition to mamba_ssm, `pad_slot_id` are padding, whose out is 0. dtypes may differ: arithmetic uses
+    the widest, and out has x's. There are no gradients. Raises BadInput for tensors that do not fit.
     """
     refuse_transforms()
     tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
@@ -159,7 +159,7 @@ def mamba_inner_fn(
         return None if tensor is None else tensor.to(xz.dtype)
 
     x, z = xz.chunk(2, dim=1)
-    # One step of zeros more than the first output reads: torch convolves nothing that is shorter than the weights.
+    # One more step of zeros than the first output reads: torch convolves nothing shorter than the weights.
     padded = F.pad(x, (conv1d_weight.shape[2], 0))
     u = F.silu(F.conv1d(padded, like_xz(conv1d_weight), like_xz(conv1d_bias), groups=dim)[..., 1:])
     projected = F.linear(u.transpose(1, 2), like_xz(x_proj_weight))

@@ -35,9 +35,9 @@ _PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 def install() -> None:
     """Let the kernels here compute `minGRU` and `minLSTM` of `minGRU-pytorch`, modules made before too; with gradients.
 
-    Parameters, shapes and the forms of calls stay. A sequence in pieces gives what the whole one gives, also where theirs
-    passes the state of a minLSTM through g once more. `uninstall` takes it back. Raises ToolchainMissing where the package is
-    not installed or has other modules than version 0.2.1. Source: Feng et al., arXiv 2410.01201.
+    Parameters, shapes and the forms of calls stay. A sequence in pieces gives the same as the whole sequence, even where
+    minGRU-pytorch passes the state of a minLSTM through g once more. `uninstall` takes it back. Raises ToolchainMissing where
+    the package is not installed or has other modules than version 0.2.1. Source: Feng et al., arXiv 2410.01201.
     """
     _MIN_GRU.install({"forward": _min_gru})
     _MIN_LSTM.install({"forward": _min_lstm})
@@ -50,13 +50,13 @@ def uninstall() -> None:
 
 
 def _min_gru(self: Any, x: Any, prev_hidden: Any = None, return_next_prev_hidden: bool = False) -> Any:
-    """Return y [B, T, D], and h after the last step [B, 1, D inner] where it is asked for."""
+    """Return y [B, T, D], and h after the last step [B, 1, D inner] if requested."""
     hidden, gate = self.to_hidden_and_gate(x).chunk(2, dim=-1)
     return _run(self, "min_gru_log", (gate, hidden), prev_hidden, return_next_prev_hidden)
 
 
 def _min_lstm(self: Any, x: Any, prev_hidden: Any = None, return_next_prev_hidden: bool = False) -> Any:
-    """Return y [B, T, D], and h after the last step [B, 1, D inner] where it is asked for."""
+    """Return y [B, T, D], and h after the last step [B, 1, D inner] if requested."""
     hidden, forget, enter = self.to_hidden_and_f_i_gate(x).chunk(3, dim=-1)
     return _run(self, "min_lstm_log", (forget, enter, hidden), prev_hidden, return_next_prev_hidden)
 

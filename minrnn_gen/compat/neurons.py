@@ -1,4 +1,4 @@
-"""Spiking neurons on tensors of any shape: cells of one value per neuron, or with R, in the fronts of spiking libraries."""
+"""Spiking neurons on tensors of any shape: the cells of spiking libraries, with one value per neuron or with R."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Surrogate:
     text: str
 
     def spike(self, comparison: str) -> str:
-        """Return the expression of a spike, 1 where `over` compares so with 0, else 0."""
+        """Return the expression of a spike: 1 where `over` compares with 0 by this operator, else 0."""
         return f"surrogate(where(over {comparison} 0, 1, 0), {self.text})"
 
 
 def number(value: float, name: str) -> str:
-    """Return a number as equations have it; refuses infinity and NaN."""
+    """Return a number as text for equations; refuses infinity and NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise BadInput(f"{name} is {value!r}; a finite number is expected")
     return f"({float(value)!r})" if value < 0 else repr(float(value))
 
 
 def cell(name: str, gates: Sequence[str], states: Sequence[str], equations: Sequence[str], **keys: Any) -> str:
-    """Return a cell as text, by which its kernels are kept."""
+    """Return a cell as text, the key of its kernels."""
     return json.dumps({"name": name, "gates": [*gates], "states": [*states], "equations": "\n".join(equations), **keys})
 
 
 @dataclass(frozen=True)
 class Spikes:
-    """Spikes of all steps, shaped like the input, and the states after the last step and, if asked for, after all."""
+    """Spikes of all steps, shaped like the input, and the states after the last step and, if requested, after every step."""
 
     spikes: Any
     final: dict[str, Any]
@@ -68,8 +68,8 @@ def run(
     """Run the neurons of a cell over x [T, B, ...]; `product`: (R [H, H], recurrent bias [H] or None) of a dense cell.
 
     state: {name: as one step of x}; parameters: {name: a tensor of one number, or one that broadcasts over a step of x without
-    its first axis}. With `every`, states after every step, without gradients. `called`: the name of x in the library. Raises
-    BadInput for tensors that do not fit.
+    its first axis}. `every`: return the states after every step too, without gradients. `called`: the name of x in the library.
+    Raises BadInput for tensors that do not fit.
     """
     check_real(x, called)
     if x.dim() < 2:

@@ -1,4 +1,4 @@
-"""Cells on NumPy arrays with weights of their own, one sequence at a time, on the CPU and on a GPU alike."""
+"""Cells on NumPy arrays that own their weights, one sequence at a time, on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minrnn_gen.kernel import Kernel
 
 
 class LinearLayer:
-    """One gate's product, `weights` [output_size, input_size] and `bias` [output_size]: assign what you like.
+    """One gate's product, `weights` [output_size, input_size] and `bias` [output_size], both assignable.
 
-    They start as Glorot and Bengio have it (2010), normal with variance 2 / (input_size + output_size), and as 0.
+    Weights start as by Glorot and Bengio (2010), normal with variance 2 / (input_size + output_size), the bias at 0.
     """
 
     def __init__(self, input_size: int, output_size: int) -> None:
@@ -67,13 +67,13 @@ class _Cell:
         return self._back(h)[0]
 
     def process_sequence_parallel(self, x: Any, h0: Any = None, seq_length: int | None = None) -> Any:
-        """Return the same as `process_sequence`: how a sequence is best computed is the kernel's to know."""
+        """Return the same as `process_sequence`: the kernel chooses how to compute a sequence."""
         return self.process_sequence(x, h0, seq_length)
 
     def extract_scan_params(self, x: Any, seq_length: int | None = None) -> tuple[Any, Any]:
         """Return (a, b), both [T, H], of the recurrence h[t] = a[t] h[t-1] + b[t] that x [T, I] makes."""
         rows = self._sequence(x, seq_length)
-        # Every step by itself, as a sequence of one: b is what it makes of a state of 0, and a the derivative by that state.
+        # Every step as a separate sequence: b is its result from a state of 0, and a the derivative by that state.
         state = {"h": self._there(np.zeros((len(rows), self.hidden_size), self._DTYPE))}
         b, _, saved = self._kernel.forward(self._there(rows[:, None]), **self._projection(), state=state)
         ones = self._there(np.ones((len(rows), 1, self.hidden_size), self._DTYPE))
@@ -85,7 +85,7 @@ class _Cell:
         return compile_arguments({"model": self._MODEL, **sizes}, type(self).__name__)
 
     def _projection(self) -> dict[str, Any]:
-        """Return the layers as they are now, as a kernel takes them."""
+        """Return the current weights and biases in a kernel's form."""
         weights, biases = [], []
         for gate in self._GATES:
             layer, name = getattr(self, f"linear_{gate}"), f"linear_{gate}"

@@ -1,4 +1,4 @@
-"""The kernels of selective scans and single steps in which other libraries' functions are computed."""
+"""The kernels of selective scans and single steps that compute other libraries' functions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Sizes:
 
     @classmethod
     def of(cls, u: Any, name: str, A: Any, has_time: bool) -> Sizes:
-        """Return the sizes that the input and A have; raises BadInput for what none have."""
+        """Return the sizes from the shapes of the input and A; raises BadInput for shapes that no call has."""
         check_real(u, name, 3 if has_time else 2)
         check_real(A, "A", 2)
         batch, dim, *steps = u.shape
@@ -97,7 +97,7 @@ class Sizes:
 
 
 def arrays_of_step(sizes: Sizes, tensors: Mapping[str, Any], softplus: bool) -> tuple[Kernel, dict[str, Any]]:
-    """Return the kernel of a call and the arrays that it takes; `tensors` by the names of the caller."""
+    """Return the kernel of a call and its arrays; `tensors` have the caller's names."""
     _, dt_name, *_, bias_name, state_name = tensors
     x, dt, A, B, C, D, z, bias, state = tensors.values()
     for name, tensor, shape in (
@@ -107,7 +107,7 @@ def arrays_of_step(sizes: Sizes, tensors: Mapping[str, Any], softplus: bool) -> 
         (bias_name, bias, (sizes.dim,)),
         (state_name, state, sizes.states),
     ):
-        # Of these Δ alone has to be there, and the state of a step.
+        # Only Δ is required among these, and a step's state.
         if tensor is not None or name in (dt_name, "state"):
             check_shape(tensor, name, shape)
     of_steps = {name: sizes.groups_of(tensor, name) for name, tensor in (("B", B), ("C", C))}
@@ -161,7 +161,7 @@ def without_heads(tensors: dict[str, Any]) -> dict[str, Any]:
 def slots_of_rows(
     batch: int, state: Any, indices: Any, pad_slot: Any, name: str = "state_batch_indices", are_written: bool = True
 ) -> Any:
-    """Return the slot of each row, -1 of padding; refuses what are none, in host memory slots beyond the state too."""
+    """Return the slot of each row, -1 for padding; refuses anything but slots, and host slots beyond the state."""
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
         raise BadInput(f"{name} is no tensor of int32 or int64; one slot for each row of x is expected")
     if indices.shape != (batch,):
@@ -193,7 +193,7 @@ def step_in_slots(sizes: Sizes, tensors: dict[str, Any], state: Any, slots: Any,
     rows = torch.where(is_live[:, None, None], state[source].reshape(sizes.states), 0)
     kernel, arrays = arrays_of_step(sizes, tensors | {"state": rows}, softplus)
     out, after = kernel.step(**detached(arrays))
-    # What is not written writes again what the first row that is writes, so that the order of writes does not matter.
+    # A row that is not written repeats the first written row's write, so that the order of writes does not matter.
     row = torch.where(is_written, torch.arange(sizes.batch, device=slots.device), is_written.long().argmax())
     target, states = written.clamp(0, state.shape[0] - 1).long()[row], after["h"][row].to(state.dtype)
     state[target] = torch.where(is_written.any(), states.view(sizes.batch, *state.shape[1:]), state[target])
@@ -201,7 +201,7 @@ def step_in_slots(sizes: Sizes, tensors: dict[str, Any], state: Any, slots: Any,
 
 
 def _of_gates(of_delta: Any, count: int) -> Any:
-    """Return a bias of all gates, of which that of Δ is the first and the others are 0."""
+    """Return a bias of all gates: the first is Δ's, the others are 0."""
     return torch.stack([of_delta, *(torch.zeros_like(of_delta) for _ in range(count - 1))])
 
 

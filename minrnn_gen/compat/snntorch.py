@@ -130,7 +130,7 @@ class _Neuron(torch.nn.Module):
         return None
 
     def _vectors(self) -> dict[str, Any]:
-        """Return the numbers of the equations, those of decays bounded to 0 to 1 as in the library."""
+        """Return the numbers of the equations; decays are bounded to 0 to 1 as in the library."""
         return {"beta": self.beta.clamp(0, 1), "threshold": self.threshold}
 
     def _equations(self) -> Sequence[str]:
@@ -152,7 +152,7 @@ class _Neuron(torch.nn.Module):
         return cell("spikes", ["x"], [*self.states], equations, output=spikes.removesuffix("[t]"), parameters=names)
 
     def _after_reset(self, membrane: str) -> str:
-        """Return the membrane `membrane` of a step after that of the last spike."""
+        """Return the expression `membrane` after the reset by the last spike."""
         mechanism = self._reset_mechanism
         return {"subtract": f"{membrane} - fired * threshold", "zero": f"(1 - fired) * ({membrane})", "none": membrane}[
             mechanism
@@ -169,7 +169,7 @@ def _instances(kind: type) -> list[Any]:
 
 
 class Leaky(_Neuron):
-    """`snntorch.Leaky`: mem[t] = beta mem[t-1] + input, less what a spike resets; spikes above `threshold`."""
+    """`snntorch.Leaky`: mem[t] = beta mem[t-1] + input, minus the reset by a spike; it spikes above `threshold`."""
 
     states = ("mem",)
 
@@ -201,8 +201,9 @@ class Leaky(_Neuron):
     def forward(self, input_: Any, mem: Any = None) -> Any:
         """Return (spikes [T, B, ...], mem after the last step [B, ...]) of input_ [T, B, ...].
 
-        mem: that before the first step, else that of the last call if its shape fits, else zeros. It is float32, or float64 as
-        the input is. With `init_hidden` and without `output`, the spikes alone. Raises BadInput for tensors that do not fit.
+        mem: the membrane before the first step, by default the last call's if its shape fits, else zeros. It is float32, or
+        float64 as the input is. With `init_hidden` and without `output`, the spikes alone. Raises BadInput for tensors that do
+        not fit.
         """
         return self._run(input_, (mem,))
 

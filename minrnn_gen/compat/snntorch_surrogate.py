@@ -64,7 +64,7 @@ _MAKERS: dict[str, Callable[..., Surrogate]] = {
 def spike_grad_of(spike_grad: Any) -> Surrogate:
     """Return the equations of a spike_grad, one of this module or a function that snntorch.surrogate made.
 
-    Raises BadInput for other functions, whose derivative no equation says.
+    Raises BadInput for other functions: no equation gives their derivative.
     """
     if isinstance(spike_grad, Surrogate):
         return spike_grad

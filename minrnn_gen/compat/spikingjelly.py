@@ -91,8 +91,8 @@ class _Node(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         """Return the spikes, 0 or 1 and shaped like x: [T, B, ...] in step_mode 'm', one step [B, ...] in 's'.
 
-        v is then that after the last step, in float32, or float64 as x is; with `store_v_seq`, v_seq has that of all steps,
-        without gradients. Raises BadInput for what is no such tensor.
+        v is then the membrane after the last step, in float32, or float64 for a float64 x; with `store_v_seq`, v_seq has it
+        after every step, without gradients. Raises BadInput for tensors that do not fit.
         """
         check_tensor(x, "x")
         steps = x if self.step_mode == "m" else x.unsqueeze(0)
@@ -116,7 +116,7 @@ class _Node(torch.nn.Module):
         return super()._apply(function, recurse)
 
     def _start(self, steps: Any) -> Any:
-        """Return v before the first step; where the shape is another than that of the last call, that of a reset."""
+        """Return v before the first step: the last call's, or the reset value where the shape has changed."""
         if isinstance(self.v, torch.Tensor) and self.v.shape == steps.shape[1:]:
             return self.v.to(steps.device)
         value = self.v if isinstance(self.v, float) else self.v_reset or 0.0
@@ -131,7 +131,7 @@ class _Node(torch.nn.Module):
         raise NotImplementedError
 
     def _over_rest(self) -> str:
-        """Return the distance of the membrane from where a reset leaves it."""
+        """Return the expression of the membrane minus its reset value."""
         return f"(v[t-1] - {number(self.v_reset, 'v_reset')})" if self.v_reset else "v[t-1]"
 
     def _cell(self) -> str:

@@ -129,7 +129,7 @@ class DeterministicPass:
 
 
 def _even(text: str) -> str:
-    """Return a function that is odd, from its part `text` of |over|."""
+    """Return an odd function from its expression `text` of |over|."""
     return f"where(over >= 0, {text.format('over')}, -({text.format('(-over)')}))"
 
 

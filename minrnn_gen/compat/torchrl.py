@@ -39,12 +39,12 @@ def install(*, end_states: bool = True) -> None:
     """Let the kernels compute every LSTMModule and GRUModule in recurrent mode, those made before too.
 
     With `recurrent_backend` "scan" or "triton" the marks `is_init` cut rows into sequences without padding. Each starts from
-    the state that its first step is given, whatever that is, and gradients go through outputs and the states at the end of
-    every sequence; the lengths of sequences are read from the device. With end_states=False the marks are `resets`: nothing is
-    cut, states given at marks after the first step have to be 0 and get no gradients, and states of sequences that end before
-    the last step are returned as 0. With "pad" the library pads as before, and the kernels take the lengths. Single steps,
-    `python_based` modules and `proj_size` stay torchrl's. `uninstall` takes it back.
-    Raises ToolchainMissing where torchrl is not installed, or has other functions than version 0.14.
+    the state passed at its first step, and gradients go through outputs and the states at the end of every sequence; sequence
+    lengths are read from the device. With end_states=False the marks are `resets`: nothing is cut, states passed at marks after
+    the first step must be 0 and get no gradients, and states of sequences that end before the last step come back as 0. With
+    "pad" the library pads as before, and the kernels take the lengths. Single steps, `python_based` modules and `proj_size`
+    stay torchrl's. `uninstall` takes it back. Raises ToolchainMissing where torchrl is not installed, or has other functions
+    than version 0.14.
     """
     uninstall()
     _LSTM.install({"_lstm": _lstm_of(by_resets=not end_states)})
@@ -116,7 +116,7 @@ def _is_ours(module: Any, layer: Any) -> bool:
 def _sequences(
     layer: Any, x: Any, initial: Sequence[Any], splits: Any, is_init: Any, by_resets: bool
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Return y and, for each state, those after the last step of each sequence, 0 at all other steps."""
+    """Return y and each state after the last step of each sequence, 0 at all other steps."""
     batch, steps = x.shape[:2]
     rows: dict[str, Any] = {}
     ends = torch.arange(1, batch + 1, device=x.device) * steps - 1
@@ -149,7 +149,7 @@ def _run(layer: Any, x: Any, first: Sequence[Any], **rows: Any) -> tuple[Any, tu
 
 
 def _later_marks(is_init: Any, initial: Sequence[Any]) -> Any:
-    """Return marks after the first step, whose state counts; raises BadInput where another one is given a state but 0."""
+    """Return the marks except the first step's, whose state counts; raises BadInput where another mark has a nonzero state."""
     marks = is_init.clone()
     marks[:, 0] = False
     if initial and any(bool((state * marks[..., None, None]).any()) for state in initial):

@@ -24,7 +24,7 @@ def _module(model: str) -> Any:
     ]
 
 
-# Those whose training asks for mamba_ssm's whole block first.
+# Models whose training tries mamba_ssm's whole block first.
 _WITH_BLOCKS = ("mamba", "falcon_mamba")
 _EXCHANGES = {model: Exchange(partial(_module, model), "transformers==5.23.0") for model in (*_WITH_BLOCKS, "jamba", "zamba")}
 
@@ -52,7 +52,7 @@ def uninstall() -> None:
 
 
 def _no_block(*_arguments: Any, **_named: Any) -> None:
-    """Say that no function computes the whole block: mamba_ssm's masks no padding, and norms Δ of FalconMamba elsewhere."""
+    """Return no function for the whole block: mamba_ssm's does not mask padding, and normalizes FalconMamba's Δ elsewhere."""
 
 
 def _scan(
@@ -70,7 +70,7 @@ def _scan(
     use_associative_scan: bool = False,
     **_kwargs: Any,
 ) -> Any:
-    """Call `selective_scan_fn`; what chooses between loops of theirs and further keywords change nothing, as with theirs."""
+    """Call `selective_scan_fn`; as in transformers, the choice between its loops and further keywords have no effect."""
     del use_mambapy, use_associative_scan
     return mamba_ssm.selective_scan_fn(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
 

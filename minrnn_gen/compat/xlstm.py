@@ -23,7 +23,7 @@ def _cells() -> Any:
 
 
 _EXCHANGE = Exchange(_cells, "xlstm==2.0.6")
-# Storage of a kernel by the dtype of what it multiplies.
+# Storage of a kernel by the dtype of its products' operands.
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -43,8 +43,8 @@ def uninstall() -> None:
 
 
 def _function_of(training: bool, config: Any) -> _CellFunction:
-    """Return the function of a cell, as `xlstm` asks for it; raises BadInput where no kernel here has it."""
-    del training  # a backward is there whenever a gradient is asked for
+    """Return the function of a cell as `xlstm` requests it; raises BadInput where no kernel here computes it."""
+    del training  # a backward runs whenever a gradient is requested
     if config.gradient_recurrent_cut:
         raise BadInput("gradient_recurrent_cut is True, which no kernel supports; leave it False, or take backend 'vanilla'")
     if config.forward_clipval is not None:

@@ -1,4 +1,4 @@
-"""Untrusted YAML text to plain data that remembers its lines, and from there to a validated model.
+"""Untrusted YAML text to plain data that remembers its lines, then to a validated model.
 
 The YAML read here is the plain part of version 1.2: mappings, lists and the scalars of its core schema (YAML 1.2.2, chapter
 10.3), so that `y`, `n`, `on` and `off` are text. Tags, anchors, aliases and several documents in one file are refused.
@@ -33,7 +33,7 @@ DEPTH_LIMIT = 16
 # Sizes, counts and rates all fit; beyond it floats and JSON readers disagree about integers.
 INTEGER_LIMIT = 2**64
 NUMBER_LIMIT_CHARACTERS = 64
-# So many are mended at once; an error stays a few lines.
+# The most violations in one error, which stays a few lines.
 VIOLATION_LIMIT = 6
 
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -55,8 +55,8 @@ class Document:
     """A mapping read from YAML text or handed over as a dict.
 
     `where` is the file's name as the user gave it, or "<dict>"; `lines` maps a key path to its 1-based line (empty for a dict);
-    `inside` is the key path of this mapping in the file, empty for the whole file; `origins` names, for each key that was not
-    given there, who gave it, such as "--set".
+    `inside` is the key path of this mapping in the file, empty for the whole file; `origins` names the source of each key that
+    is not from there, such as "--set".
     """
 
     where: str
@@ -66,7 +66,7 @@ class Document:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, path: KeyPath, message: str) -> BadInput:
-        """Return the error "where:line: key: message" for the key at `path`; a missing key has the line of what it lacks in."""
+        """Return the error "where:line: key: message" for the key at `path`; a missing key has the line of its mapping."""
         return BadInput(": ".join(filter(None, (self._place(path), _key_name(self.inside + path), message))))
 
     def errors(self, violated: Sequence[Violation]) -> BadInput:
@@ -104,8 +104,8 @@ def read_document(path: str | os.PathLike[str], where: str | None = None) -> Doc
 def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = False, neighbours_in: Path | None = None) -> bytes:
     """Read the YAML file at `path`, called `where` in errors; `ordinary`: no pipe or device, which may never end.
 
-    A file that is missing, a folder, unreadable or larger than `SIZE_LIMIT_BYTES` is `BadInput`. Of a missing one the nearest
-    name is said; where a text that is not trusted names the path, `neighbours_in` is the one folder whose names may be said.
+    A file that is missing, a folder, unreadable or larger than `SIZE_LIMIT_BYTES` is `BadInput`. The error of a missing file
+    suggests the nearest name; where untrusted text names the path, only names in the folder `neighbours_in` may appear.
     """
     place = _placed(where)
     # Opening a pipe without this waits for its other end.
@@ -131,16 +131,16 @@ def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = Fal
 
 
 def demand_key(content: bytes, key: str, where: str, kind: str) -> None:
-    """Raise BadInput for the `content` of a file that has no `key`, which every file of this `kind` has.
+    """Raise BadInput for the `content` of a file without `key`, which every file of this `kind` has.
 
-    What a text that is not trusted names may be any file: unless it is of its kind, no error shows what is in it.
+    Untrusted text may name any file: unless the file is of this kind, no error shows its content.
     """
     if not re.search(rb"\b" + key.encode() + rb"[\"']?[ \t]*:", content):
         raise BadInput(f"{_placed(where)}: this is no {kind}, for it has no key {key}; give the path of one")
 
 
 def document_of(content: bytes, where: str) -> Document:
-    """Read the `content` of a YAML file as `parse_document` reads text; what is not UTF-8 is `BadInput`."""
+    """Read the `content` of a YAML file as `parse_document` reads text; anything but UTF-8 is `BadInput`."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -171,10 +171,10 @@ def document_from_mapping(mapping: Mapping[str, Any], where: str = "<dict>") -> 
 
 
 def validated(document: Document, model: type[Model], known_elsewhere: Mapping[str, str] | None = None) -> Model:
-    """Validate `document` as `model`; what is wrong becomes one `BadInput`, a sentence for each key with what is allowed.
+    """Validate `document` as `model`; all errors become one `BadInput`, with a sentence for each key and its allowed values.
 
-    `known_elsewhere`: names that are keys of something else, and what to do instead.
-    Validation is strict, as of JSON: a list is a tuple and an integer a float, but "512", 512.0 and true are no integers.
+    `known_elsewhere`: names that are keys of other files, and what to do instead. Validation is strict, as of JSON: a list is a
+    tuple and an integer a float, but "512", 512.0 and true are no integers.
     """
     try:
         return model.model_validate_json(json.dumps(document.data), strict=True)
@@ -264,7 +264,7 @@ class _Reader:
 
 
 class _Copier:
-    """Copies plain data, counting what it copies: a few shared lists can stand for more values than memory holds."""
+    """Copies plain data and counts the values: a few shared lists can stand for more values than memory holds."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -359,7 +359,7 @@ def _line(event: yaml.Event) -> int:
 
 
 def _placed(where: str, line: int | None = None) -> str:
-    """Return "where:line" in one printable line; of a long path the end says more than the beginning."""
+    """Return "where:line" in one printable line; a long path keeps its end, which says more than its beginning."""
     where = where if where.isprintable() and where else ascii(where)
     where = where if len(where) <= 100 else "..." + where[-97:]
     return where if line is None else f"{where}:{line}"

@@ -39,7 +39,7 @@ def chosen_cache_folder() -> Path | None:
 
 
 def shared_cache_folder() -> Path | None:
-    """Return `XDG_CACHE_HOME`, or None where it is unset or relative: the base directory specification has such ignored."""
+    """Return `XDG_CACHE_HOME`, or None where it is unset or relative: the base directory specification says to ignore it."""
     shared = os.environ.get("XDG_CACHE_HOME", "")
     return Path(shared) if os.path.isabs(shared) else None
 
@@ -89,7 +89,7 @@ def scans_take_their_projection() -> bool:
 
 
 def makes_graphs() -> bool:
-    """Return whether runs that come again on the same memory are launched as CUDA graphs: not where `MINRNN_GRAPHS` is never.
+    """Return whether repeated runs on the same memory are launched as CUDA graphs: not where `MINRNN_GRAPHS` is never.
 
     Raises BadInput where it says anything else.
     """
@@ -124,7 +124,7 @@ def _what_is_logged() -> frozenset[str]:
 def thread_count() -> int:
     """Return how many threads the process asks for: as torch says where it is loaded, else `OMP_NUM_THREADS`, else all cores.
 
-    Of a list in `OMP_NUM_THREADS` the first counts; what is no positive number there is ignored.
+    If `OMP_NUM_THREADS` is a list, its first number counts; anything but a positive number is ignored.
     """
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
@@ -142,7 +142,7 @@ def core_count() -> int:
 
 @contextmanager
 def numpy_alone() -> Iterator[None]:
-    """Have kernels that are compiled meanwhile, and called, run in NumPy."""
+    """Make kernels that are compiled and called within run in NumPy."""
     before = os.environ.get("MINRNN_CPU")
     os.environ["MINRNN_CPU"] = "numpy"
     try:

@@ -1,4 +1,4 @@
-"""Bounds of a GPU's numbers, with unit and reason, and which numbers contradict each other."""
+"""Bounds of a GPU's numbers, with unit and reason, and contradictions between numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Bound:
     reason: str
 
 
-# What NVRTC 13 compiles for, from the first with 16-bit tensor cores that it still knows.
+# The targets of NVRTC 13, from the first with 16-bit tensor cores that it still knows.
 COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.7", "8.8", "8.9", "9.0", "10.0", "10.3", "10.7", "11.0", "12.0", "12.1")
 
 # A number of a shipped GPU that is 1,000 times off is beyond its bounds; GPUs several times larger are within.

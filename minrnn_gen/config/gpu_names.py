@@ -1,4 +1,4 @@
-"""How a GPU is called: the names of the shipped profiles, and what people and the driver call them by."""
+"""Names of GPUs: the shipped profiles' names, and the names that people and the driver use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def shipped_name(called: str) -> str | None:
-    """Return the name of the shipped profile that is called so, or None.
+    """Return the shipped profile with this name, or None.
 
     In any case, with or without blanks, hyphens and underscores: the profile's name or a device name of the driver's, with or
     without the maker's and the series' words before it, such as "RTX 4090" and "NVIDIA H100 80GB HBM3" as well as "h100".

@@ -30,7 +30,7 @@ COPY_EFFICIENCY = 0.88
 # Datasheets round (4.8 TB/s on the H200, 4.81 by its clocks) and board makers raise clocks (RTX 3090 boards report 1.695 to
 # 1.74 GHz); a GPU with another memory or of another model differs by more.
 CLOCK_TOLERANCE = 0.1
-# What `minrnn-gen calibrate` measures; of one GPU it says nothing about another.
+# The numbers that `minrnn-gen calibrate` measures; one GPU's say nothing about another's.
 MEASURED = (
     "copy_bandwidth_bytes_per_s",
     "memory_latency_ns",
@@ -42,7 +42,7 @@ MEASURED = (
     "transcendentals_per_sm_cycle",
 )
 
-# What the source of such a number says that was copied from another GPU's profile.
+# The source of such a number, if copied from another GPU's profile.
 NOT_MEASURED = "not measured on this GPU"
 
 DeviceName = Annotated[str, pydantic.Field(pattern=r"^[ -~]+$")]
@@ -145,7 +145,7 @@ class GpuProfile(pydantic.BaseModel):
 
     @property
     def divides_registers(self) -> bool:
-        """Whether warpgroups may divide a block's registers anew: `setmaxnreg`, of which ptxas makes nothing for sm_120."""
+        """Whether warpgroups may redistribute a block's registers by `setmaxnreg`, which ptxas ignores for sm_120."""
         return (9, 0) <= self._capability < (12, 0)
 
     @property
@@ -167,7 +167,7 @@ class GpuProfile(pydantic.BaseModel):
     def bytes_in_flight_per_sm(self) -> int:
         """Bytes each SM must have under way to keep the memory busy: latency times bandwidth (Little's law), over the SMs.
 
-        With the latency of an idle memory, so a lower bound: under load the latency is higher.
+        Uses the latency of an idle memory and so is a lower bound: under load the latency is higher.
         """
         return math.ceil(self.memory_latency_ns * 1e-9 * self.bandwidth_bytes_per_s / self.sm_count)
 
@@ -226,9 +226,9 @@ def load_profile(
 
 
 def read_profile(content: bytes, where: str) -> GpuProfile:
-    """Read the profile of a GPU that exists, of whatever compute capability: it may be newer than `COMPUTE_CAPABILITIES`.
+    """Read the profile of a GPU that exists, of any compute capability: it may be newer than `COMPUTE_CAPABILITIES`.
 
-    What is no valid profile is `BadInput`; `where` is the file's name in it.
+    An invalid profile is `BadInput`; `where` is the file's name in the error.
     """
     return documents.validated(documents.document_of(content, where), GpuProfile)
 
@@ -288,8 +288,8 @@ def profile_from_attributes(device_name: str, compute_capability: str, attribute
     """Return a profile for a live GPU of that compute capability ("9.0") that no file describes.
 
     `attributes` are the driver's, named as `cupy.cuda.Device.attributes` names them, and optionally `TotalGlobalMem` (bytes).
-    What they lack is taken from the most similar shipped profile; `sources` says so field by field. A GPU older than
-    every shipped one and attributes that contradict each other are `BadInput`.
+    Missing ones come from the most similar shipped profile; `sources` says so field by field. A GPU older than every shipped
+    one and attributes that contradict each other are `BadInput`.
     """
     shipped = [load_profile(name) for name in profile_names()]
     similar = _most_similar(shipped, device_name, compute_capability, attributes.get("MultiProcessorCount"))
@@ -299,7 +299,7 @@ def profile_from_attributes(device_name: str, compute_capability: str, attribute
     reported_rates |= _live_rates(attributes)
     if "TotalGlobalMem" in attributes:
         reported_rates["memory_bytes"] = (attributes["TotalGlobalMem"], "TotalGlobalMem")
-    # What was measured on the similar GPU says nothing about this one, but for a latency, which every GPU needs.
+    # Measurements on the similar GPU say nothing about this one, except for a latency, which every GPU needs.
     values = similar.model_dump(exclude={*MEASURED, "checked", "sources"} - {"memory_latency_ns"})
     sources = {field: f"assumed, as {similar.name}" for field in similar.sources if field in values}
     values |= {field: value for field, (value, _) in reported_rates.items()}

@@ -1,4 +1,4 @@
-"""Where the package's own templates, GPU profiles and cells lie, in a wheel and in a checkout."""
+"""Folders of the package's own templates, GPU profiles and cells, in a wheel and in a checkout."""
 
 from __future__ import annotations
 

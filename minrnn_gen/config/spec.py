@@ -208,7 +208,7 @@ class Spec(BaseModel):
 
     @property
     def gpu_asked(self) -> str | None:
-        """The GPU profile that is asked for: a name, or a path that starts where the spec's folder does."""
+        """The requested GPU profile: a name, or a path that starts where the spec's folder does."""
         if self.gpu is None:
             return None
         path = self._folder / self.gpu
@@ -221,7 +221,7 @@ class Spec(BaseModel):
     def canonical(self) -> str:
         """Return all keys, sorted and with defaults filled in, as JSON: equal text for equal specs, on every machine.
 
-        Those of cells with the axes n and p are there where they are given.
+        Keys of cells with the axes n and p are present where they are set.
         """
         named = {key: value for key, value in self.model_dump().items() if key not in _OF_AXES or value is not None}
         return json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -238,7 +238,7 @@ class TorchDtype(Protocol):
 
     @property
     def is_floating_point(self) -> bool:
-        """Whether it is one of floating-point numbers."""
+        """Whether the dtype is floating-point."""
 
 
 class SpecKeys(TypedDict, total=False):
@@ -284,7 +284,7 @@ def overridden_spec(
     overrides: Mapping[str, Mapping[str, Any]],
     dict_name: str = "<dict>",
 ) -> Spec:
-    """Return the spec as `load_spec` does, the overriding keys by who gives them, such as "--set", as errors about them say.
+    """Return the spec as `load_spec` does; overriding keys are grouped by their source, such as "--set", for errors.
 
     `dict_name`: how errors call a source that is a dict.
     """
@@ -342,5 +342,5 @@ def _origin(source: object, dict_name: str) -> tuple[Document, Path]:
 
 
 def _with_named_precision(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of a spec, a precision that is a dtype of torch by its name."""
+    """Return the keys of a spec, with a torch dtype as the precision replaced by its name."""
     return {**mapping, "precision": named_precision(mapping["precision"])} if "precision" in mapping else mapping

@@ -13,7 +13,7 @@ from minrnn_gen.errors import nearest_name, nearest_of, shown
 _JsonSchema = Mapping[str, Any]
 _Path = tuple[str | int, ...]
 
-# What a number of another unit is multiplied by.
+# Factors of numbers in other units.
 _MULTIPLES: dict[str, dict[str, float]] = {
     "bytes": {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
     "bytes per second": {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12},
@@ -44,10 +44,10 @@ def violations(
     data: Mapping[str, Any],
     known_elsewhere: Mapping[str, str],
 ) -> list[Violation]:
-    """Return the violations, one for each key, the first to mend first.
+    """Return the violations, one for each key, in the order to fix them.
 
-    Unknown keys come first and missing ones last: a misspelt key is both, and counts once, as its spelling. What is allowed
-    where a key is unknown is said once.
+    Unknown keys come first and missing ones last: a misspelt key is both, and counts once, as its spelling. The allowed keys of
+    a mapping with unknown keys are listed once.
     """
     rank = {"extra_forbidden": 0, "missing": 2}
     root = model.model_json_schema()
@@ -78,7 +78,7 @@ def _is_within(path: _Path, outer: _Path) -> bool:
 
 
 def _message(violation: Any, path: _Path, value: Any, root: _JsonSchema) -> str:
-    """Return the violation of a value that is given, or missing."""
+    """Return the violation of a present or missing value."""
     kind, schema = violation["type"], _schema_at(root, root, path)
     if kind == "missing":
         return f"this key is missing; give {_allowed(schema, root)}"
@@ -112,7 +112,7 @@ def _located(loc: _Path, data: Any) -> tuple[_Path, Any]:
 
 
 def _schema_at(schema: _JsonSchema, root: _JsonSchema, path: _Path) -> _JsonSchema:
-    """Return the JSON schema of the value at `path`, or an empty one where nothing is said about it."""
+    """Return the JSON schema of the value at `path`, or an empty schema if there is none."""
     if not path:
         return schema
     for branch in _branches(schema, root):

@@ -82,7 +82,7 @@ class ExportedCalls:
         return tuple(paths(describe))
 
     def backward(self, packed: bool, resets: bool) -> Paths:
-        """Describe a backward, and what is made of the gradients that kernels write."""
+        """Describe a backward, and the operations on the gradients that kernels write."""
         interface, arrays = self.source.interface, self._arrays
 
         def describe() -> Described:
@@ -114,11 +114,11 @@ class ExportedCalls:
         return self._run_with(None)
 
     def _run_with(self, projecting: Specialization | None) -> GpuRun:
-        backend: Any = self.backend  # which has what a description asks for
+        backend: Any = self.backend  # which has the attributes that a description reads
         return GpuRun(self.source.interface, self.backend.builder, backend, lambda *_: projecting)
 
     def _projecting(self) -> Specialization | None:
-        """Decide whether a call is one whose scan multiplies x itself, as `ProjectedScan` does, and return its kernel's."""
+        """Return the specialization of a call whose scan multiplies x itself, as `ProjectedScan` decides, or None."""
         key = self.backend.projecting
         if key is None:
             return None
@@ -131,7 +131,7 @@ class ExportedCalls:
         return CallArrays(self.source)
 
     def _projected(self, call: Call) -> tuple[Array, ...]:
-        """Return x projected, where it is."""
+        """Return the projected x, if the call projects it."""
         interface, arrays = self.source.interface, self._arrays
         if not interface.input_size:
             return ()
@@ -139,7 +139,7 @@ class ExportedCalls:
         return (arrays.array("projected", interface.shape(axes, call.rows, call.time), arrays.storage),)
 
     def _finish(self, recorder: Recorder, result: BackwardResult) -> None:
-        """Add gradients up, and store them in the form of their arrays; what of them is absent is written nowhere."""
+        """Sum gradients, and store them in the form of their arrays; absent arrays are not written."""
         interface, rounds = self.source.interface, self.source.rounds
         slots = result.mapped(lambda array: array.address.slot)
         _, time_parts, _, batch, _ = result.sums.shape

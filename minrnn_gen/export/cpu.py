@@ -1,4 +1,4 @@
-"""Export for the CPU: the native code of a spec as C, and calls that run it, printed from what is described of them."""
+"""Export for the CPU: the native code of a spec as C, and calls that run it, printed from their descriptions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minrnn_gen.run.cpu.threads import MULTIPLY_ADDS_LEAST, Schedule
 class HostPrinter(Printer):
     """The functions of an export for the CPU.
 
-    A launch is a structure whose members are set, those alone that differ from the launch before.
+    A launch sets only those members of a structure that differ from the previous launch.
     """
 
     takes_numbers = False
@@ -33,7 +33,7 @@ class HostPrinter(Printer):
         self._plans = plans
 
     def saved(self, calls: HostCalls) -> str:
-        """Return the body that lays out what a forward keeps for a backward."""
+        """Return the body that lays out the arrays that a forward keeps for a backward."""
         lines = [*self._rooms(calls.saved(), "room")]
         return self.with_symbols(lines, self.head if lines else ())
 
@@ -64,7 +64,7 @@ class HostPrinter(Printer):
 class HostCode:
     """Context of the template of NAME.c for the CPU in addition to the interface: bodies of functions.
 
-    `schedules` and `programs` are those of the passes; `rooms_most` are the most rooms that one has.
+    `schedules` and `programs` are those of the passes; `rooms_most`: the most rooms of a pass.
     """
 
     saved: str
@@ -79,7 +79,7 @@ class HostCode:
 
 
 def cpu_export(name: str, native: NativeKernels, training: bool, embedding: Embedding | None = None) -> ExportSource:
-    """Return the export of a spec, whose calls `native` serves; `embedding` leads from these to its own."""
+    """Return the export of a spec, whose calls `native` serves; `embedding` maps these calls to native's own."""
     spec = native.builder.spec
     source = ExportSource(
         name,

@@ -1,4 +1,4 @@
-"""Export for GPUs: compiled kernels for several GPUs and size classes, and by which of them a call in C is launched."""
+"""Export for GPUs: compiled kernels for several GPUs and size classes, and the dispatch of calls in C."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def targets_of(builder: Builder, gpus: Sequence[str]) -> tuple[Target, ...]:
 
 
 def checked_absent(without: Sequence[str]) -> tuple[str, ...]:
-    """Return which members calls go without; raises BadInput for a name that is none of `OPTIONAL`."""
+    """Return the members that calls lack; raises BadInput for a name that is not in `OPTIONAL`."""
     for name in without:
         if name not in OPTIONAL:
             raise BadInput(f"without has {shown(name)}; allowed: {', '.join(OPTIONAL)}")
@@ -61,10 +61,11 @@ def cuda_export(
     watch: Watch = unwatched,
     embedding: Embedding | None = None,
 ) -> tuple[ExportSource, CudaCode]:
-    """Compile the kernels of a spec for each GPU, and return what NAME.c is made of; raises BadInput where there is none.
+    """Compile the kernels of a spec for each GPU, and return the contents of NAME.c; raises BadInput where no kernel serves.
 
-    With `sizes`, only the kernels that calls of these sizes run; with `partial` something may be left out. Calls go `without`
-    some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready. `embedding` leads from calls to those of the spec.
+    With `sizes`, only the kernels that calls of these sizes run; with `partial` something may be left out. Calls lack the
+    members `without`, some of `OPTIONAL`. `watch(done, of)` is called as kernels are ready. `embedding` maps calls to calls of
+    the spec.
     """
     absent = checked_absent(without)
     builders = [replace(builder, target=target) for target in targets]
@@ -109,11 +110,11 @@ class _Collected:
         self._cubins_of_gradients: dict[Gradients, bytes] = {}
 
     def compile(self, watch: Watch) -> None:
-        """Compile at once what calls of every variant are expected to run, on every GPU."""
+        """Compile in parallel the kernels that calls of every variant are expected to run, on every GPU."""
         made_at_once(lambda make: make(), self._expected(), watch)
 
     def _expected(self) -> Iterator[Callable[[], object]]:
-        """Yield what compiles a kernel, for each that is expected: those of backwards first, which take the longest."""
+        """Yield a function that compiles a kernel, for each expected kernel; backwards take the longest and come first."""
         requests = set[str]()
         variants = self._variants()
         variants.sort(key=lambda variant: variant.kernel_pass != "backward")
@@ -149,7 +150,7 @@ class _Collected:
         return self._builders[0].spec.training
 
     def code(self, source: ExportSource) -> CudaCode:
-        """Compile what is left, and print the calls that run all."""
+        """Compile the remaining kernels, and print the calls that run all of them."""
         variants = self._variants()
         described: list[list[Paths]] = [[] for _ in variants]
         gpus = [self._gpu(builder, source, variants, described) for builder in self._builders]
@@ -180,7 +181,7 @@ class _Collected:
     def _gpu(
         self, builder: Builder, source: ExportSource, variants: Sequence[Variant], described: Sequence[list[Paths]]
     ) -> ExportedGpu:
-        """Compile the kernels of a GPU, and describe the calls that run them, each after those of its variant before it."""
+        """Compile the kernels of a GPU, and append the calls that run them to each variant's."""
         first, numbers, dispatch = len(self._kernels), dict[KernelKey, int](), list[Dispatch]()
         for variant, programs in zip(variants, described, strict=True):
             by_place = self._by_place(builder, variant)
@@ -203,7 +204,7 @@ class _Collected:
         )
 
     def _build(self, builder: Builder, keys: Sequence[KernelKey], first: int, numbers: dict[KernelKey, int]) -> None:
-        """Compile kernels, and number them: many that are chosen apart are compiled to the same, which is loaded once."""
+        """Compile kernels, and number them: many separate choices compile to the same cubin, which is loaded once."""
         for key in dict.fromkeys(keys):
             if key in numbers:
                 continue
@@ -233,7 +234,7 @@ class _Collected:
         if variant.kernel_pass == "step":
             if not self._interface.recurrent_gates:
                 return [(key,) for key in self._at_places(builder, "step", specializations[False])]
-            # More sequences than a step has kernels for are a forward of one step, and all of a cell that has none.
+            # More sequences than a step's kernels take run as a forward of one step, as does a cell without such kernels.
             forwards = self._by_place(builder, Variant("forward"))[:: len(TIMES)]
             if not self._keys(builder, "step", specializations[False]):
                 return forwards
@@ -244,7 +245,7 @@ class _Collected:
         return list(zip(*runs, *([projecting] if projecting else []), strict=True))
 
     def _projecting(self, builder: Builder) -> list[KernelKey]:
-        """Return the kernels of a scan that multiplies x itself, for each place; none where two are faster everywhere."""
+        """Return the kernels of a scan that multiplies x itself, for each place; none where two kernels are always faster."""
         first = first_projected(builder, self._sizes or ALL_SIZES)
         return self._at_places(builder, "forward", first[1]) if first else []
 
@@ -255,7 +256,7 @@ class _Collected:
         return next((first[0] for first in firsts if first), None)
 
     def _launched(self, builder: Builder, variant: Variant) -> Iterator[tuple[KernelPass, Specialization]]:
-        """Yield the pass and the specialization of each run of a variant, after those of a backward what rounds multiplied."""
+        """Yield the pass and the specialization of each run of a variant; a backward ends with the pass "arguments"."""
         for specialization in self._specializations(builder, variant).values():
             yield variant.kernel_pass, specialization
         if variant.kernel_pass == "backward" and builder.cell_shape.makes_again:
@@ -279,7 +280,7 @@ class _Collected:
 
     @property
     def _packed(self) -> tuple[bool, ...]:
-        """Whether sequences are packed: a kernel of a dense cell serves either."""
+        """The variants of packing: a dense cell's kernel serves packed sequences and others."""
         has_others = not self._interface.recurrent_gates and self._interface.layout == "BTD"
         return (False, True) if has_others and "cu_seqlens" not in self._absent else (False,)
 
@@ -302,7 +303,7 @@ class _Collected:
         return self._as_named("arithmetic" if self._interface.recurrent_gates else "storage")
 
     def _as_named(self, states_out: StatesOut) -> StatesOut:
-        """Where nothing is rounded the two are one kernel."""
+        """Return one name for both types where nothing is rounded: they are one kernel."""
         precision = self._interface.precision
         is_equal = precision.storage_dtype == precision.arithmetic_dtype and not self._interface.has_vectors
         return "storage" if is_equal else states_out
@@ -315,9 +316,9 @@ class _Collected:
         return builder.hinted_specialization
 
     def _keys(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
-        """Return the kernels that serve: of a dense cell those with R on the chip, and those that multiply step by step.
+        """Return the serving kernels: for a dense cell, kernels with R on the chip and kernels that multiply step by step.
 
-        The latter read their strides at run time: where all do, every call has those of contiguous arrays.
+        The latter read their strides at run time: where all kernels do, every call runs those of contiguous arrays.
         """
         if kernel_pass == "arguments":
             return self._served(builder, kernel_pass, specialization, {"elementwise"})
@@ -343,7 +344,7 @@ class _Collected:
         return serving(candidates) or serving(first)
 
     def _candidates(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
-        """Return the kernels of the sizes that are asked for, else the first of all sizes, whether or not they serve."""
+        """Return the kernels of the requested sizes, else the first of all sizes, whether or not they serve."""
         asked = dict.fromkeys(builder.choose(kernel_pass, specialization, sizes) for sizes in self._sizes)
         keys = self._keys_of_classes(builder, kernel_pass, specialization)
         return tuple(key for key in keys if key in asked) or keys[:KERNELS_OF_ALL_SIZES]
@@ -355,7 +356,7 @@ class _Collected:
         return tuple(dict.fromkeys(builder.key_of(kernel_pass, specialization, kernel.sizes) for kernel in kernels))
 
     def _places(self, builder: Builder, keys: tuple[KernelKey, ...]) -> tuple[int, ...]:
-        """Return which of `keys` serves each place of the grid of sizes, times within batches; nothing where there is one."""
+        """Return, for each place of the grid of sizes, times within batches, the index of its key; nothing for a single key."""
         if len(keys) == 1:
             return ()
         kernel_pass, specialization = keys[0].kernel_pass, keys[0].specialization
@@ -373,7 +374,7 @@ class _Collected:
         return tuple(places)
 
     def _gradients(self, target: Target) -> int:
-        """Return the number of the cubin that has the kernels of gradients outside the recurrence."""
+        """Return the number of the cubin with the kernels of gradients outside the recurrence."""
         return self._image(self._cubin_of_gradients(target))
 
     def _cubin_of_gradients(self, target: Target) -> bytes:

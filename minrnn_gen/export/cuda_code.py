@@ -1,4 +1,4 @@
-"""Contents of NAME.c for GPUs: kernels compiled for several GPUs and sizes, and which of them serves which call."""
+"""Contents of NAME.c for GPUs: kernels compiled for several GPUs and sizes, and the dispatch of calls to them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from minrnn_gen.run.cuda import STRIDING_BLOCKS
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The calls of one variant on one GPU: the numbers of their programs, and for each place of the grid of sizes which.
+    """The calls of one variant on one GPU: the numbers of their programs, and the program for each place of the grid of sizes.
 
-    `kernels`: by program the numbers of its kernels.
+    `kernels`: the numbers of each program's kernels.
     """
 
     programs: tuple[int, ...]
@@ -32,7 +32,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class ExportedKernel:
-    """A compiled kernel as NAME.c has it: `image` is the number of its cubin."""
+    """A compiled kernel in NAME.c: `image` is the number of its cubin."""
 
     built: BuiltKernel
     image: int
@@ -59,7 +59,7 @@ class ExportedKernel:
 
     @property
     def launch_numbers(self) -> tuple[int, ...]:
-        """Threads, shared bytes, blocks of a cluster, whether all blocks have to be resident, and how many may be."""
+        """Threads, shared bytes, blocks of a cluster, whether all blocks have to be resident, and the most resident blocks."""
         plan = self.plan
         numbers = plan.launch.threads, plan.budget.shared_bytes, self.cluster_blocks, int(plan.is_cooperative)
         return (*numbers, plan.launch.resident_blocks)
@@ -67,7 +67,7 @@ class ExportedKernel:
 
 @dataclass(frozen=True)
 class ExportedGpu:
-    """A GPU that kernels were compiled for: those from `first` on are its own.
+    """A GPU that kernels were compiled for: kernels from `first` on are its own.
 
     `dispatch`: of forwards by packing, resets and states, of backwards by packing and resets, of a step. `is_exact`: some
     kernels have instructions of one architecture alone. `gradients`: the number of the cubin with the kernels of gradients
@@ -93,8 +93,9 @@ class CudaCode:
     """Context of the template of NAME.c for GPUs in addition to the interface.
 
     `programs`: the number of a function and its row of numbers. `states_out`: the types in which a forward writes the states
-    after every step, first "none"; `saved_states` is the place in it of what a backward needs. `output_state` is what is
-    multiplied by R. `has_packed`: packed sequences have kernels of their own. `moves`: arrays are copied into wider ones.
+    after every step, first "none"; `saved_states` is the index in it of the type that a backward needs. `output_state` is the
+    state that R multiplies. `has_packed`: packed sequences have kernels of their own. `moves`: arrays are copied into wider
+    ones.
     """
 
     gpus: tuple[ExportedGpu, ...]
@@ -138,7 +139,7 @@ class CudaCode:
 
     @staticmethod
     def words(image: bytes) -> list[str]:
-        """Return a cubin as rows of numbers of 8 bytes, zeros after its end."""
+        """Return a cubin as rows of 8-byte numbers, padded with zeros."""
         padded = image + bytes(-len(image) % 8)
         numbers = [f"0x{int.from_bytes(padded[at : at + 8], 'little'):x}" for at in range(0, len(padded), 8)]
         return [",".join(numbers[at : at + 8]) for at in range(0, len(numbers), 8)]

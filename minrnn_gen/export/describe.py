@@ -113,9 +113,9 @@ class CallArrays:
         return outputs
 
     def call(self, packed: bool, resets: bool, is_step: bool = False, is_plain: bool = False) -> Call:
-        """Return a call; whether its sequences are packed is asked of it where no kernel is for them alone.
+        """Return a call; where no kernel serves packed sequences alone, the call itself says whether it is packed.
 
-        Of a call that `is_plain` all sequences have the same steps, and some.
+        In a call that `is_plain`, all sequences have the same number of steps, at least one.
         """
         source, interface = self.source, self.source.interface
         dense, on_gpu, new = bool(interface.recurrent_gates), source.is_dispatched, self.array
@@ -155,7 +155,7 @@ class CallArrays:
 class Backend:
     """Kernels of a described call, and their numbers.
 
-    `provided` are the arrays that the next run allocates first: those of the caller, or None for one of its own.
+    `provided` are the caller's arrays that the next run allocates first; None allocates one.
     """
 
     source: ExportSource
@@ -172,7 +172,7 @@ class Backend:
         return self.recorder
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
-        """Return the kernel of a pass in a direction; one that is read off a call serves either direction."""
+        """Return the kernel of a pass in a direction; a kernel that reads the direction from the call serves both."""
 
         def likeness(key: KernelKey) -> tuple[bool, bool]:
             own = key.specialization
@@ -208,22 +208,22 @@ class RoomRecorder(Describer):
         self.source, self.rooms = source, list[Room]()
 
     def room(self, shape: tuple[int, ...], dtype: str, *of: str) -> Array:
-        """Return a room as an array; it is needed only where one of the arrays `of` is given."""
+        """Return a room as an array; it is needed only where one of the arrays `of` is present."""
         return self.with_room(super().new_array(shape, dtype), *of)
 
     def with_room(self, array: Array, *of: str) -> Array:
-        """Return an array that has a room unless the call gives it."""
+        """Return an array with a room unless the call passes it."""
         slot = array.address.slot
         assert slot is not None
         self.rooms.append(Room(slot, math.prod(array.shape) * array.itemsize, tuple(map(self.slot, of))))
         return array
 
     def with_room_as_y(self, array: Array) -> Array:
-        """Return an array that lies as y does, gaps included, and has a room unless the call gives it."""
+        """Return an array laid out like y, gaps included, with a room unless the call passes it."""
         return replace(self.with_room(replace(array, shape=(symbol("span"),))), shape=array.shape)
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Note a call of a function of the export's C."""
+        """Record a call of a function of the export's C."""
         self.note(data.Called(function, tuple(map(self._source, arguments))))
 
     def slot(self, name: str) -> int:
@@ -240,7 +240,7 @@ class RoomRecorder(Describer):
 
 
 class Recorder(RoomRecorder):
-    """A call on a GPU: fills are operations, and the arrays that it allocates first are those of the caller."""
+    """A call on a GPU: fills are operations, and its first allocations are the caller's arrays."""
 
     def __init__(self, backend: Backend, like: Array) -> None:
         super().__init__(backend.source, like, backend)
@@ -278,7 +278,7 @@ class Recorder(RoomRecorder):
             return array
         source = array.address.slot
         assert source is not None
-        # States after every step lie as y does, gaps included.
+        # States after every step are laid out like y, gaps included.
         count = symbol("span") if self._name(source).startswith("states_") else math.prod(array.shape)
         target = self.new_array((count,), dtype)
         self.needed_for((target.address.slot,), source)
@@ -292,7 +292,7 @@ class Recorder(RoomRecorder):
         plan, number = self._backend.plan(kernel), self._backend.numbers[kernel]
         resident: Any = Expr("resident", (number,), 1, 1 << 31)  # as many as the device holds, at most those of the plan
         of_step = plan.problem.kernel_pass == "step"
-        # Calls of "projected" are those whose arrays lie as it takes them.
+        # Calls of "projected" have arrays in its layout.
         if plan.strategy not in ("stepwise", "elementwise", "projected") and (plan.problem.has_matrix or not of_step):
             self.call("check_step" if of_step else "check", plan.problem.specialization.alignment_bytes)
         return DescribedKernel(self, data.KernelRef(number, part), plan, lambda: resident)
@@ -319,7 +319,7 @@ class Recorder(RoomRecorder):
         super().multiply(product)
 
     def scratch(self, sizes_bytes: Mapping[str, int]) -> Any:
-        """Return a room of its own for each piece; products work in one that all share."""
+        """Return a separate room for each piece; products share one room."""
         sizes = {name: size for name, size in sizes_bytes.items() if name not in ("call", "cublas")}
         rooms = {name: self.new_array((size,), "uint8").address for name, size in sizes.items()}
         return super().scratch({"call": sizes_bytes["call"]}).beside(**rooms, cublas=0)
@@ -330,12 +330,12 @@ class Recorder(RoomRecorder):
         return target
 
     def needed_for(self, slots: Iterable[int | None], *of: int) -> None:
-        """Leave buffers out where no array in the slots `of` is given."""
+        """Omit buffers where no array in the slots `of` is present."""
         chosen = set(slots)
         self.rooms = [room._replace(of=of) if room.slot in chosen else room for room in self.rooms]
 
     def taken_by(self, slot: int | None, name: str) -> None:
-        """Have the caller's array be what was allocated in a slot, and nothing where it is absent."""
+        """Replace the allocation in a slot by the caller's array, which may be absent."""
         self.rooms = [room for room in self.rooms if room.slot != slot]
         at = self.slot(name)
         self._operations = [_moved(operation, {slot: at}) for operation in self._operations]

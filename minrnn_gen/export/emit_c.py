@@ -1,4 +1,4 @@
-"""Programs of calls as C: functions that lay memory out and ask for launches, and rows of the numbers in which they differ."""
+"""Programs of calls as C: functions that lay out memory and launch, and rows of the numbers in which programs differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minrnn_gen.program.number import Decisions, Expr, bounds
 
 _WIDTH, _INDENT = 120, "    "
 _STRIDES = ("batch", "time", "direction", "gate", "channel")
-# Symbols of a program, and what C reads them from.
+# Symbols of a program, and their expressions in C.
 _SYMBOLS = {
     "batch": "run->call->batch",
     "rows": "rows_of(run->call)",
@@ -38,7 +38,7 @@ _SYMBOL = re.compile(rf"(?<![.>\w])({'|'.join(_SYMBOLS)})\b")
 
 @dataclass
 class Functions:
-    """The functions of an export, each once, and the calls that they serve: a function, and its row of numbers."""
+    """The functions of an export, each once, and its calls: a function and a row of numbers for each."""
 
     source: ExportSource
     texts: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Functions:
     rooms_most: int = 0
 
     def serving(self, programs: Sequence[Paths]) -> list[tuple[int, tuple[int, ...]]]:
-        """Print programs that differ in numbers by the same function, and return by program its function and numbers."""
+        """Print one function for programs that differ only in numbers; return each program's function and numbers."""
         forms: list[list[int]] = []
         for number, program in enumerate(programs):
             for form in forms:
@@ -77,7 +77,7 @@ class _Unlike(Exception):
 
 
 def _in_common(programs: Sequence[Paths]) -> tuple[Paths, list[tuple[int, ...]]] | None:
-    """Return the common form of programs, with symbols k[..] for numbers that differ, and these by program, or None."""
+    """Return the common form of programs, with symbols k[..] for numbers that differ, and each program's numbers; or None."""
     columns: list[tuple[int, ...]] = []
     try:
         common = _merged(tuple(programs), columns)
@@ -110,7 +110,7 @@ def _merged(parts: tuple[Any, ...], columns: list[tuple[int, ...]]) -> Any:
 
 
 class Printer:
-    """One function; a room that paths have in common is the same one in all."""
+    """One function; a room that paths have in common is the same room in all of them."""
 
     head: Sequence[str] = ("uint64_t *const at = run->at;",)
     takes_numbers = True
@@ -232,7 +232,7 @@ def called_in(texts: Sequence[str]) -> frozenset[str]:
 
 
 def joined(program: Sequence[tuple[Decisions, list[str]]], depth: int = 0) -> list[str]:
-    """Return the lines of all paths, with those that only some have after the conditions that lead to them."""
+    """Return the lines of all paths; lines of only some paths come under the conditions that lead to them."""
     if len(program) == 1:
         return program[0][1]
     condition = program[0][0][depth][0]
@@ -268,7 +268,7 @@ def _is_zero(condition: Expr) -> bool:
 
 
 def number_in_c(number: Any, is_operand: bool = False) -> str:
-    """Print a number in C, in brackets where that needs them; division cuts off, which of what is not negative rounds down."""
+    """Print a number in C, in brackets where needed; C's division truncates, which rounds nonnegative numbers down."""
     if isinstance(number, float):
         return repr(number)
     if not isinstance(number, Expr):

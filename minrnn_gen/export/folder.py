@@ -57,9 +57,9 @@ def export(
 ) -> Exported:
     """Write rnn_NAME.h, .c and .json, CMakeLists.txt and check.c; raises BadInput for what cannot be exported.
 
-    With `partial` what can be is, and the rest is said. `gpus` are profiles by name or path, `sizes` pairs (batch, time) whose
-    kernels alone are compiled, and `without` what no call has; all three of the target cuda, as is `watch(done, of)`, which is
-    called as kernels are ready.
+    With `partial`, export what is possible and report the rest. `gpus` are profiles by name or path, `sizes` the pairs (batch,
+    time) whose kernels are compiled, and `without` the members that no call has. All three are for the target cuda, as is
+    `watch(done, of)`, which is called as kernels are ready.
     """
     if target not in TARGETS:
         raise BadInput(f"target is {shown(target)}; allowed: {', '.join(TARGETS)}")
@@ -96,7 +96,7 @@ def export(
 
 
 def prefixed_name(name: str | None, model: str) -> str:
-    """Return rnn_NAME, with which files, targets and names in C begin; NAME is `name`, or made of the model's.
+    """Return rnn_NAME, the prefix of files, targets and names in C; NAME is `name`, or derived from the model's.
 
     Raises BadInput for a `name` of other characters.
     """

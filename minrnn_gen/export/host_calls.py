@@ -1,4 +1,4 @@
-"""Calls of a kernel exported for the CPU as programs: what native code is launched with, and the products around it."""
+"""Calls of a kernel exported for the CPU as programs: the launches of native code, and the products around it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostRecorder(RoomRecorder):
     """A call on the CPU."""
 
     def run_kernel(self, plan: NativePlan, values: Mapping[str, Any]) -> None:
-        """Note a launch with arguments by name; absent ones are 0."""
+        """Record a launch with arguments by name; absent ones are 0."""
         arguments = tuple(self._source(values.get(field.name, 0)) for field in plan.fields)
         self.note(data.Launch(KernelRef(plan.kernel_pass), 1, values["threads"], arguments))
 
@@ -42,14 +42,14 @@ class HostCalls:
     clip: float | None
 
     def schedule(self, kernel_pass: CpuPass) -> tuple[tuple[Decisions, Schedule], ...]:
-        """Return how threads share a call, by what its sizes decide."""
+        """Return how threads share a call, decided by its sizes."""
         sizes = symbol("batch"), symbol("steps"), symbol("has_initial", 0, 1), symbol("most_threads", 1)
         return tuple(paths(lambda: schedule(self.source.interface, kernel_pass, *sizes, self._has_rounds)))
 
     def saved(self) -> tuple[Room, ...]:
-        """Return the rooms of what a forward keeps for a backward."""
+        """Return the rooms of the arrays that a forward keeps for a backward."""
         rows, time, arrays = symbol("rows"), symbol("time"), self._arrays
-        # States lie as y does, gaps included.
+        # States are laid out like y, gaps included.
         states = [arrays.array(f"states_{name}", (symbol("span"),), arrays.real) for name in self.source.kept_states]
         recorder = HostRecorder(self.source, arrays.array("y", (), arrays.storage))
         for array in (self._products(rows, time), *states, self._projected(rows, time)):
@@ -114,7 +114,7 @@ class HostCalls:
         return Steps(firsts, counts, symbol("steps"), symbol("has_lengths", 0, 1))
 
     def _begin(self) -> tuple[HostRecorder, Call, Call, Outputs]:
-        """Return what records a call, the call, itself with x projected, and what it writes but for final states."""
+        """Return the call's recorder, the call, the call with x projected, and its outputs except final states."""
         call = projected = self._arrays.call(packed=False, resets=True)
         y, *kept = self._arrays.outputs(call, "arithmetic")
         x, products = self._projected(call.rows, call.time), self._products(call.rows, call.time)
@@ -128,13 +128,13 @@ class HostCalls:
         return self._arrays.array("saved_products", shape, self._arrays.real) if shape else None
 
     def _projected(self, rows: Number, time: Number) -> Array | None:
-        """Return x projected, where it is: rows first, whatever the layout."""
+        """Return the projected x, if the call projects it: rows first, whatever the layout."""
         interface, arrays = self.source.interface, self._arrays
         shape = interface.shape(f"bt{interface.gate_axes}", rows, time)
         return arrays.array("projected", shape, arrays.real) if interface.input_size else None
 
     def _of_run(self, name: str, run: int, shape: tuple[int, ...], dtype: str) -> Address:
-        """Return where the part of one direction begins in a gradient."""
+        """Return the begin of one direction's part of a gradient."""
         runs = len(self.source.interface.runs_reversed)
         return self._arrays.array(name, (runs, *shape), dtype).selected(0, run).address
 
@@ -177,7 +177,7 @@ class HostCalls:
             recorder.call("store_sums", vector.pointer, self._of_run(f"dparameter_{name}", run, shape, real), math.prod(shape))
 
     def _recurrent_gradient(self, recorder: HostRecorder, run: int, extra: ProductGradients, room: Array) -> None:
-        """Multiply the gradients of a direction's products by what these multiplied, gate by gate, each in the same room."""
+        """Multiply the gradients of a direction's products by the products' operands, gate by gate in one room."""
         interface, dproducts = self.source.interface, extra.dproducts
         assert dproducts is not None
         shape = (len(interface.runs_reversed), *interface.R_shape[-4:])

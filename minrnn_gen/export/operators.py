@@ -20,15 +20,15 @@ SCALAR_TYPES = {"float64": "Double", "float32": "Float", "float16": "Half", "bfl
 """The dtypes of kernels by their names in torch's headers."""
 
 
-# The same by the numbers that ONNX has for them.
+# ONNX's numbers of the same dtypes.
 _ONNX_TYPES = {"Float": 1, "Long": 7, "Bool": 9, "Half": 10, "Double": 11, "BFloat16": 16}
 
 
 class OperatorInput(NamedTuple):
-    """A tensor that an operator takes: its name, its array in a call of NAME.h, and what it is checked for.
+    """A tensor that an operator takes: its name, its array in a call of NAME.h, and its checks.
 
-    `dtype` is a scalar type of torch's headers, `elements` the number of them as an expression in C++; `layer` is None of what
-    all layers read.
+    `dtype` is a scalar type of torch's headers, `elements` the number of elements as an expression in C++; `layer` is None for
+    arrays that all layers read.
     """
 
     name: str
@@ -50,8 +50,8 @@ class OperatorLayer(NamedTuple):
 class ExportedOperator:
     """Layers on top of each other as an operator that takes and returns tensors alone.
 
-    `sequences` are those of resets, lengths and cu_seqlens that a call has. States have an axis of all layers where `is_stack`;
-    `all_states` returns those after every step too. Results: y, the final states, and these.
+    `sequences` names the call's arrays among resets, lengths and cu_seqlens. States have an axis of all layers where
+    `is_stack`; with `all_states` the states after every step are results too, after y and the final states.
     """
 
     name: str
@@ -110,7 +110,7 @@ class ExportedOperator:
 
     @property
     def states_axis(self) -> int:
-        """How many states of one kind a sequence has."""
+        """The number of states of one kind in a sequence."""
         return len(self.layers) * self.runs
 
     @property
@@ -154,7 +154,7 @@ class ExportedOperator:
 
     @property
     def boundaries(self) -> int | None:
-        """The place of cu_seqlens among the inputs, None where a call has none."""
+        """The index of cu_seqlens among the inputs, None without it."""
         return [tensor.name for tensor in self.inputs].index("cu_seqlens") if "cu_seqlens" in self.sequences else None
 
     @property
@@ -205,7 +205,7 @@ def schema_of(name: str, inputs: Sequence[str], results: int) -> str:
 
 
 def write_operators(folder: str | os.PathLike[str], name: str, operators: Sequence[ExportedOperator]) -> tuple[Path, ...]:
-    """Write NAME.cpp, NAME_onnx.c and what builds a library of each; the operators' kernels lie in folders next to them."""
+    """Write NAME.cpp, NAME_onnx.c and a build file for their libraries; the operators' kernels lie in folders next to them."""
     kernels = {layer.kernel: layer.interface for operator in operators for layer in operator.layers}
     header = (f"Layers of minrnn_gen as operators of torch, exported by minrnn-gen {__version__}.",)
     files = {

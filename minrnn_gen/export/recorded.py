@@ -1,4 +1,4 @@
-"""Recorded calls of a kernel: inputs that a formula gives in any language, and elements of what came out."""
+"""Recorded calls of a kernel: inputs by a formula that any language can compute, and elements of the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CU_SEQLENS = (0, 4, 4, 6)
 
 @dataclass(frozen=True)
 class InputArray:
-    """An array that the formula gives: each of a call has its `number`, `scale` is a power of 2, and `least` is added."""
+    """An array by the formula: `number` distinguishes a call's arrays, `scale` is a power of 2, and `least` is added."""
 
     name: str
     kind: str
@@ -42,7 +42,7 @@ class InputArray:
 
 @dataclass(frozen=True)
 class ResultArray:
-    """Elements of a result as numbers in C, and how far another machine's may be from them."""
+    """Elements of a result as numbers in C, and the allowed deviation on another machine."""
 
     name: str
     kind: str
@@ -65,12 +65,12 @@ class Case:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many steps the sequences have, where they differ."""
+        """The steps of each sequence, where they differ."""
         return self.boundaries if self.name == "lengths" else ()
 
     @property
     def cu_seqlens(self) -> tuple[int, ...]:
-        """Where sequences begin that lie one after the other."""
+        """The begins of packed sequences."""
         return self.boundaries if self.name == "packed" else ()
 
     @property
@@ -227,7 +227,7 @@ class _Recorder:
 
 
 def _scale(summed: int) -> float:
-    """The power of 2 with which a sum of so many products keeps the size of one."""
+    """The power of 2 that scales a sum of this many products to the size of one."""
     return float(2.0 ** -round(math.log2(summed) / 2))
 
 
@@ -236,7 +236,7 @@ def _named(prefix: str, names: tuple[str, ...], arrays: tuple[Any, ...]) -> dict
 
 
 def _gradients(source: ExportSource, gradients: dict[str, Any]) -> dict[str, Any]:
-    """Return gradients by the names that they have in C."""
+    """Return gradients by their names in C."""
     interface = source.interface
     named = {f"d{name}": gradients[name] for name in ("x", "weight", "bias") if name in gradients}
     for name, arrays in (("R", source.matrices), ("recurrent_bias", source.recurrent_biases)):

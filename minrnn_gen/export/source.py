@@ -32,7 +32,7 @@ _STORAGE = {
     "float16": ("uint16_t", "the bits of fp16"),
     "bfloat16": ("uint16_t", "the bits of bf16"),
 }
-# Memory in which one launch or product after the other works.
+# Memory that launches and products use in turn.
 SHARED = ("workspace", "products")
 # Kernels that copy elements of either type.
 MOVES = ("move_storage", "move_real")
@@ -41,7 +41,7 @@ MOVES = ("move_storage", "move_real")
 class ExportArray(NamedTuple):
     """One array of a call in C: the kind of its elements, "storage", "real" or a type of C, and its shape in words.
 
-    Its strides are a second array; an array that is no input is written.
+    Its strides are a second array; an array that is not an input is written.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ExportArray(NamedTuple):
 
 
 class Widening(NamedTuple):
-    """The calls with projected units, of `outer`, that an export with H units serves; `embedding` leads to its arrays."""
+    """The calls of `outer`, with projected units, that an export with H units serves; `embedding` maps to its arrays."""
 
     outer: ExportSource
     embedding: Embedding
@@ -69,10 +69,10 @@ class Widening(NamedTuple):
 class ExportSource:
     """Context of an export's templates: the interface, the prefix of all names in C, and the kernels' text.
 
-    `left_out` is what the spec has and the export lacks, in a sentence each; `absent` are members that no call has.
-    `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: of states, so that
-    none is negative. `kept_states` are those that a forward keeps for a backward. `projected_at` are the fewest steps at which
-    a scan multiplies x itself. `widening`: calls are those that serve a cell with projected units.
+    `left_out`: features of the spec that the export lacks, a sentence each; `absent`: members that no call has.
+    `multiplies_steps`: some kernels for GPUs take steps one by one, between products. `takes_logarithms`: the cell takes
+    logarithms of states, so none is negative. `kept_states` are the states that a forward keeps for a backward. `projected_at`:
+    the fewest steps at which a scan multiplies x itself. `widening`: the calls serve a cell with projected units.
     """
 
     name: str
@@ -89,12 +89,12 @@ class ExportSource:
 
     @property
     def macro(self) -> str:
-        """The name as macros have it."""
+        """The name in macros."""
         return self.name.upper()
 
     @property
     def served(self) -> ExportSource:
-        """The export as its header has it, whose calls may be served by a kernel with another interface."""
+        """The export as its header declares it; a kernel with another interface may serve its calls."""
         return self.widening.outer if self.widening else self
 
     @property
@@ -129,17 +129,17 @@ class ExportSource:
 
     @property
     def has_step(self) -> bool:
-        """Whether single steps are: of one direction."""
+        """Whether single steps are exported: in one direction."""
         return self.runs == 1
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether a call chooses among compiled kernels, of which there is none for what the interface leaves out."""
+        """Whether a call chooses among compiled kernels, none of them for features that the interface leaves out."""
         return self.target == "cuda"
 
     @property
     def rounds(self) -> bool:
-        """Whether arrays have fewer bits than what kernels compute."""
+        """Whether arrays have fewer bits than the kernels' arithmetic."""
         return self.storage_type != self.real_type
 
     @property
@@ -179,7 +179,7 @@ class ExportSource:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """The arrays of R: one, but where products have several shapes one of each gate."""
+        """The arrays of R: one, or one for each gate where products have several shapes."""
         gates = self.interface.recurrent_gates
         return tuple(f"R_{gate}" for gate in gates) if self.interface.has_unequal_products else ("R",)[: len(gates)]
 
@@ -193,7 +193,7 @@ class ExportSource:
 
     @property
     def sums(self) -> tuple[tuple[str, str, int, int], ...]:
-        """The gradients that are sums over batch and time: the array, its kind, its first vector, and how many it has."""
+        """The gradients that are sums over batch and time: the array, its kind, its first vector, and its number of vectors."""
         interface = self.interface
         gates, products = len(interface.gates), len(interface.recurrent_gates)
         sums = [("dbias", "real", 0, gates)]
@@ -224,7 +224,7 @@ class ExportSource:
 
     @property
     def cleared(self) -> tuple[tuple[str, str, str], ...]:
-        """The gradients that are sums over sequences: the array, how many elements it has, and their kind."""
+        """The gradients that are sums over sequences: the array, its number of elements, and their kind."""
         interface = self.interface
         cleared = [(name, f"DIRECTIONS * {count} * HIDDEN", kind) for name, kind, _, count in self.sums]
         values = f"DIRECTIONS * HIDDEN * {interface.state_size}"
@@ -238,7 +238,7 @@ class ExportSource:
         return ("time", "steps", "time") if self.interface.layout == "BDT" else ("channel", "channels", "channels")
 
     def kept_count(self, state: str) -> str:
-        """Return how many elements a state has after every step in C: without the axis n as y, gaps included."""
+        """Return in C the elements of a state over all steps; without the axis n as many as y, gaps included."""
         if state not in self.interface.vector_states:
             return "span_of(call)"
         return f"rows_of(call) * call->time * OUTPUTS * {self.interface.state_size}"
@@ -264,7 +264,7 @@ class ExportSource:
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The arrays of a call, what a backward reads besides, and others that launches share, in the order of slots."""
+        """The arrays of a call, further ones of a backward, and others that launches share, in the order of slots."""
         states = (f"states_{state}" for state in self.interface.states)
         named = (array.name for array in self.arrays if not array.is_strides)
         shared = SHARED if self.is_dispatched else ("saved_products", "counts")
@@ -374,14 +374,14 @@ class ExportSource:
 
 
 def left_out_of(interface: Interface) -> tuple[str, ...]:
-    """Return what no export of an interface has, in a sentence each."""
+    """Return the features that an interface's export lacks, a sentence each."""
     if len(interface.runs_reversed) == 1:
         return ()
     return ("a single step of a bidirectional spec cannot be exported, since it runs one way",)
 
 
 def demand_whole(left_out: Sequence[str], partial: bool) -> None:
-    """Raise BadInput where something is left out, unless that was asked for."""
+    """Raise BadInput where something is left out, unless a partial export was requested."""
     if left_out and not partial:
         raise BadInput(f"export: {left_out[0]}; export the rest with --partial, in Python partial=True")
 

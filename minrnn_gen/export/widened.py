@@ -20,7 +20,7 @@ MOVE_SLOTS = 2 + 3 * AXES
 Axis = tuple[int | str, int | str, int | str]
 
 
-# What statements read of the calls.
+# Expressions that statements read from the calls.
 _VALUES = {
     "batch": "const int64_t batch = wide->call.batch;",
     "rows": "const int64_t rows = rows_of(&wide->call);",
@@ -34,7 +34,7 @@ _VALUES = {
 class Block(NamedTuple):
     """A copy between an array of the call and a wide one, from its element `first` on; without a `name` it is ones.
 
-    The axes are as C, that whose neighbours are the nearest last.
+    The axes are in C, the innermost last.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Block(NamedTuple):
 
 
 class WideArray(NamedTuple):
-    """An array of the kernel that serves, `size` elements as C, and the arrays of the call in it; 0 beyond them.
+    """An array of the serving kernel, with `size` elements in C, and the call's arrays in it; 0 beyond them.
 
-    It is there where one of these is, or always.
+    It is present where one of these is, or always.
     """
 
     name: str
@@ -63,12 +63,12 @@ class WideArray(NamedTuple):
 
     @property
     def present(self) -> str:
-        """The condition in C that it is there; nothing where it always is."""
+        """The condition in C that it is present; empty where it always is."""
         return " || ".join(f"wide->narrow->{block.name}" for block in self.blocks) if self.is_optional else ""
 
 
 def widened(source: ExportSource, name: str, embedding: Embedding | None) -> ExportSource:
-    """Return the export of a kernel by what serves it, `source`; itself where nothing is embedded."""
+    """Return the export of a kernel served by `source`; `source` itself where nothing is embedded."""
     if embedding is None:
         return source
     outer = replace(source, name=name, interface=embedding.outer)
@@ -76,15 +76,15 @@ def widened(source: ExportSource, name: str, embedding: Embedding | None) -> Exp
 
 
 def wide_code(source: ExportSource) -> WideCode | None:
-    """Return what serves calls by wider arrays; None where these have none."""
+    """Return the code that serves calls by wider arrays; None where no array is wider."""
     return None if source.widening is None else WideCode(*source.widening)
 
 
 @dataclass(frozen=True)
 class WideCode:
-    """How calls of `outer`, with P units, are served: by arrays with H units in a workspace, as `embedding` has them.
+    """How calls of `outer`, with P units, are served: by arrays with H units in a workspace, laid out by `embedding`.
 
-    What has no P units is passed on as it is.
+    Arrays without P units are passed unchanged.
     """
 
     outer: ExportSource
@@ -108,11 +108,11 @@ class WideCode:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether anything with P units is written after every step."""
+        """Whether any array with P units is written after every step."""
         return bool(self._outputs)
 
     def passed_on(self, inner: ExportSource) -> list[str]:
-        """Return the members of a call that both kernels take as they are."""
+        """Return the members of a call that both kernels take unchanged."""
         arrays = (*self._inputs, *self._incoming, *self._outputs, *self._final, *self._gradients)
         own = {*(array.name for array in arrays), *(["y_strides"] if self.embedding.outer.output_size else []), "saved"}
         known = {array.name for array in self.outer.arrays}
@@ -120,7 +120,7 @@ class WideCode:
 
     @cached_property
     def functions(self) -> dict[str, str]:
-        """The functions of a wide call by their names: what gives its arrays rooms, and what copies into and out of them."""
+        """The functions of a wide call by name: they lay out its arrays' rooms, and copy into and out of them."""
         bodies = {
             "lay_out_call": (*self._rooms(self._outputs, "wide->outputs"), *self._rooms(self._inputs)),
             "lay_out_final": self._rooms(self._final),

@@ -1,4 +1,4 @@
-"""Reset states and holds: the kernel that takes them, and the arguments of its call."""
+"""Reset states and holds: their kernel, and the arguments of its call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minrnn_gen.layers.kernels import kernel_by
 
 
 def altered_call(kernel: Kernel, arguments: CallArguments, reset_states: Any, holds: Any) -> tuple[Kernel, CallArguments]:
-    """Return the kernel of a call with reset states, holds or both, and what it is given.
+    """Return the kernel of a call with reset states, holds or both, and its arguments.
 
     Raises BadInput for arguments that do not fit.
     """
@@ -47,7 +47,7 @@ def altered_call(kernel: Kernel, arguments: CallArguments, reset_states: Any, ho
 
 
 def _checked(kernel: Kernel, arguments: CallArguments, reset_states: Any, x: Any) -> tuple[dict[str, Any], Any]:
-    """Return the reset states, and for each step of packed sequences the one that it is in."""
+    """Return the reset states, and the sequence of each step where sequences are packed."""
     interface, marks = kernel.interface, arguments.resets
     named = named_reset_states(interface, reset_states, marks)
     check_marks(marks, "resets", interface.x_axes, x)

@@ -27,7 +27,7 @@ def is_traced(value: Any) -> bool:
 
 
 def as_array(value: Any, name: str) -> Any:
-    """Return an array of JAX; refused is what would be cast, such as float64 without x64, and what is no array."""
+    """Return an array of JAX; refuses anything else, and arrays that JAX would cast, such as float64 without x64."""
     if isinstance(value, jax.Array):
         if not all(isinstance(size, int) for size in value.shape):
             raise BadInput(
@@ -75,7 +75,7 @@ def carried_dtype() -> Any:
 
 
 def described(value: Any, name: str) -> Array:
-    """Describe an array of JAX: without gaps, and nowhere."""
+    """Describe an array of JAX: without gaps, and without an address."""
     shape = tuple(value.shape)
     return Array(name, "numpy", value, 0, shape, contiguous_strides(shape), value.dtype.name, _NO_DEVICE)
 
@@ -86,7 +86,7 @@ def values_of(array: Array) -> Any:
 
 
 def check_key(key: Any, name: str) -> None:
-    """Refuse what is no key of JAX's random numbers."""
+    """Refuse anything but a key of JAX's random numbers."""
     if not isinstance(key, jax.Array | numpy.ndarray):
         raise BadInput(f"{name} is {kind_of(key)}; a key is expected, such as jax.random.key(0)")
     is_key = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.ndim
@@ -98,13 +98,13 @@ def check_key(key: Any, name: str) -> None:
 
 
 def check_static(value: Any, name: str) -> None:
-    """Refuse a tracer where a value decides what is computed."""
+    """Refuse a tracer for a value that the computation depends on."""
     if is_traced(value):
         raise BadInput(f"{name} is a tracer, but decides what is computed; make it static, for jax.jit by static_argnames")
 
 
 def check_numbers(num_layers: Any, dropout: Any, forget_bias: Any) -> None:
-    """Refuse what is no count of layers, no probability, or no bias."""
+    """Refuse invalid numbers of layers, probabilities and biases."""
     if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
         raise BadInput(f"num_layers is {shown(num_layers)}; an integer from 1 on is expected")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:

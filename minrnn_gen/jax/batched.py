@@ -1,8 +1,8 @@
-"""Requests under vmap: more rows of the batch, or more heads, or one after another.
+"""Requests under vmap: more rows of the batch, more heads, or run in sequence.
 
-Without a mapped weight, the mapped axis joins the batch. With one, and in a backward, whose gradients of weights are those of
-each element, elements are heads of one wider call, or groups of a cell with n values per channel. Elements with boundaries and
-weights of their own are run one by one.
+Without a mapped weight, the mapped axis joins the batch. With one, and in a backward, which has a weight's gradient for each
+element, elements are heads of one wider call, or groups of a cell with n values per channel. Elements with their own boundaries
+and weights run in sequence.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _folded(
 ) -> list[Any]:
     """Run a `wider` request on arrays whose mapped axis, their first, is folded into an axis, one of the letters `into`.
 
-    `shared`: the places of those arrays that have no mapped axis.
+    `shared`: the indices of arrays without a mapped axis.
     """
     operand_axes, result_axes = _axes_of(request)
     pairs = enumerate(zip(arrays, operand_axes, strict=True))
@@ -96,7 +96,7 @@ def _folded(
 
 
 def _axes_of(request: Request) -> tuple[list[str], list[str]]:
-    """Return a letter for each axis of the operands and of the results; those of channels of both directions have two."""
+    """Return a letter for each axis of the operands and of the results, two where channels of both directions share one."""
     if request.kind in FILTER_PASSES:
         operands = [_OF_FILTER.get(name, "nct") for name in PASSED[request.kind]]
         state = _OF_FILTER["zi"]
@@ -138,7 +138,7 @@ def _of_channels(interface: Interface, axes: str) -> str:
 
 
 def _fold(array: Any, axes: str, into: str) -> Any:
-    """Merge the first axis with the one of the letter, in front of it; both directions' channels are merged again."""
+    """Merge the first axis into the axis of the letter, as its outer part; both directions' channels are merged again."""
     at = _place(axes, into)
     if array.ndim == len(axes):  # one axis of channels for two directions
         channels = axes.index("d") + 1

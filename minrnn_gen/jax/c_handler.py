@@ -1,7 +1,7 @@
 """The handler of XLA's custom calls in C, where there is a compiler: it runs calls that were published, without Python.
 
-It is compiled against the header that jaxlib ships, when a program is first compiled, and kept in the store. Calls that were
-not published, and whatever it cannot do, it hands to the handler in Python.
+It is compiled against the header that jaxlib ships, when a program is first compiled, and kept in the store. It passes
+unpublished calls, and everything else it cannot do, to the handler in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOG = logging.getLogger("minrnn_gen")
 
 
 class Layout(NamedTuple):
-    """Where the buffers of a call go: so many `slots`, those of operands and results, and those in a workspace, with offsets.
+    """Layout of a call's buffers: how many `slots`, those of operands and results, and those in a workspace, with offsets.
 
     Addresses of buffers are multiples of `alignment` bytes.
     """
@@ -64,19 +64,19 @@ class _Call(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CHandler:
-    """The loaded library, and what its calls point to."""
+    """The loaded library, and the memory that its calls point to."""
 
     library: Any
     _held: list[Any] = field(default_factory=list)
 
     def address(self, platform: str, python: int | None) -> int | None:
-        """Return where the handler of a platform is, which hands to one in Python what it does not do."""
+        """Return the address of a platform's handler, which passes the calls that it cannot run to a handler in Python."""
         self.library.set_python(_WHERE[platform], python)
         handle = self.library.handle_on_host if platform == "cpu" else self.library.handle_on_device
         return ctypes.cast(handle, ctypes.c_void_p).value
 
     def publish(self, digest: int, device: int, layout: Layout, program: object, handle: int = 0) -> None:
-        """Have a call run here from now on: a `program` of trip.c, with a handle of cuBLAS where it multiplies."""
+        """Run a call here from now on: a `program` of trip.c, with a handle of cuBLAS where it multiplies."""
         layout.check()
         scratch_slots, offsets = zip(*layout.scratch, strict=True) if layout.scratch else ((), ())
         arrays = [_integers(values) for values in (layout.operand_slots, layout.result_slots, scratch_slots, offsets)]
@@ -96,12 +96,12 @@ class CHandler:
         self.library.publish(ctypes.byref(call))
 
     def withdraw_all(self) -> None:
-        """Have all calls run by Python again."""
+        """Let Python run all calls again."""
         self.library.withdraw_all()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Have Python run all calls meanwhile."""
+        """Let Python run all calls within."""
         self.library.set_paused(1)
         try:
             yield
@@ -110,7 +110,7 @@ class CHandler:
 
     @property
     def served(self) -> int:
-        """How many calls ran here."""
+        """The number of calls that ran here."""
         return int(self.library.served_count())
 
 

@@ -36,7 +36,7 @@ from minrnn_gen.run.recording.replay import Trace
 
 
 class OperandCast(NamedTuple):
-    """One more operand: another one, by its place, in another dtype."""
+    """A further operand: the operand at an index, in another dtype."""
 
     operand: int
     dtype: str
@@ -44,10 +44,9 @@ class OperandCast(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCall:
-    """A call on one GPU. Operands, after them their `casts`, and results have the slots of a trace of so many `addresses`.
+    """A call on one GPU. Operands, followed by their `casts`, and results have slots of a trace with this many `addresses`.
 
-    `results` are those of the trace, which `backward` names where they are of a backward; `scratch`: slots and where they start
-    in the workspace.
+    `results` are the trace's, named by `backward` in a backward; `scratch`: slots and their offsets in the workspace.
     """
 
     device: int
@@ -63,12 +62,12 @@ class DeviceCall:
 
     @property
     def layout(self) -> Layout:
-        """Where its buffers go."""
+        """The layout of its buffers."""
         slots = self.operand_slots, self.result_slots
         return Layout(self.addresses, *slots, self.scratch, self.workspace_bytes, ALIGNMENT_BYTES)
 
     def publish(self, digest: int) -> None:
-        """Have C run the call from now on, where all of it can be."""
+        """Let C run the call from now on, where C can run all of it."""
         handler = c_handler()
         if handler is None or self.program.in_c is None:
             return
@@ -119,7 +118,7 @@ def device_call(site: CallSite, device: int) -> DeviceCall:
 
 
 class Recording(NamedTuple):
-    """A recorded call: its trace, how many slots are before what it allocated, the slots of operands and of results.
+    """A recorded call: its trace, the number of slots before those that it allocated, the slots of operands and of results.
 
     `backward` has the indices of its results among `result_slots`. `aliased`: operands that are results, by slot.
     """
@@ -205,7 +204,7 @@ def _recorded_filter(kernel_pass: FilterPass, request: Request, operands: Sequen
 
 
 def _laid_out(device: int, recording: Recording) -> DeviceCall:
-    """Give what the trace allocates a place: results by themselves, all others in a workspace."""
+    """Lay out the trace's allocations: results as separate buffers, all others in a workspace."""
     trace, inputs = recording.trace, recording.inputs
     held = dict(trace.layout.held)
     assert isinstance(trace.program, Program)

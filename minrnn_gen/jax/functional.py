@@ -52,12 +52,11 @@ def recurrence(
     """Return (y, final state) of a spec's recurrence over time, with gradients for every floating-point array.
 
     `spec` is what `minrnn_gen.compile` takes, or a kernel. With `all_states` a third value follows: the states after every
-    step, each shaped like y; gradients do not go through them. Shapes and dtypes are those of a kernel's call
-    (docs/python.md). The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are
-    known, and those of tracers are clipped to what x has. With `axis_name` x and resets are this device's pieces of time in a
-    `jax.shard_map` over that axis; states, lengths and cu_seqlens are of the whole. A call has derivatives in forward
-    mode, and gradients have gradients, but over an axis (docs/how-to/derivatives.md). Raises BadInput for arguments that do
-    not fit.
+    step, each shaped like y; gradients do not go through them. Shapes and dtypes are those of a kernel's call (docs/python.md).
+    The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are known; tracers' are
+    clipped to the steps of x. With `axis_name` x and resets are this device's pieces of time in a `jax.shard_map` over that
+    axis; states, lengths and cu_seqlens are of the whole. A call has derivatives in forward mode, and gradients have gradients,
+    but over an axis (docs/how-to/derivatives.md). Raises BadInput for arguments that do not fit.
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
@@ -168,7 +167,7 @@ def _embedded(
 
 
 def _folded(inner: Kernel, folding: Folding, arguments: CallArguments) -> tuple[Any, ...]:
-    """Return the results of a kernel whose output's own product is folded into the others."""
+    """Return the results of a kernel whose output product is folded into its other products."""
     folding = replace(folding, library=jnp)
     matrices = folding.parts(arguments.R)
     x, R, *others = folding.arguments(arguments, matrices)
@@ -179,7 +178,7 @@ def _folded(inner: Kernel, folding: Folding, arguments: CallArguments) -> tuple[
 
 
 def _of_embedded(kernel: Kernel, arguments: CallArguments) -> tuple[Embedding, CallArguments]:
-    """Return the map to the kernel that serves one with projected units, and the arguments of a call as that takes them."""
+    """Return the map to the kernel that serves one with projected units, and a call's arguments in that kernel's form."""
     assert isinstance(kernel.executor, EmbeddedExecutor)
     embedding = replace(kernel.executor.embedding, library=jnp)
     return embedding, embedding.arguments(arguments)
@@ -194,7 +193,7 @@ def _operands(
 ) -> tuple[str, Interface, list[Any], tuple[int, int, int]]:
     """Return the recipe of the kernel, its interface, the arrays by slot, and rows, steps and sequences of the call.
 
-    x is projected there, and all have the shapes and dtypes that kernels take.
+    The x among them is projected, and all have the shapes and dtypes that kernels take.
     """
     kernel = kernel_by(_recipe(spec))
     arrays = arguments._replace(
@@ -238,7 +237,7 @@ def _operands(
 
 
 def _of_piece(spec: SpecLike, arguments: CallArguments, axis_name: str, all_states: bool) -> CallArguments:
-    """Return a call whose boundaries, those of whole sequences, are those of this device's piece of time."""
+    """Return a call with the boundaries of whole sequences replaced by those of this device's piece of time."""
     kernel = kernel_by(_recipe(spec))
     check_cell(kernel, all_states)
     x = as_array(arguments.x, "x")
@@ -255,7 +254,7 @@ def _of_piece(spec: SpecLike, arguments: CallArguments, axis_name: str, all_stat
 
 
 def _recipe(spec: SpecLike) -> str:
-    """Return the recipe of a spec, which where it does not say how fp32 is multiplied has what JAX is set to."""
+    """Return the recipe of a spec; if the spec does not choose products in fp32, JAX's setting does."""
     if isinstance(spec, Kernel):
         return known(spec)
     check_static(spec, "spec")
@@ -269,7 +268,7 @@ def _recipe(spec: SpecLike) -> str:
 
 @lru_cache(maxsize=256)
 def _in_tf32(recipe: str) -> str:
-    """Return the recipe of the same kernel with products in tf32; itself where the cell has none."""
+    """Return the recipe of the same kernel with products in tf32; the same recipe where the cell has no products."""
     spec = spec_from(recipe)
     source = cell_source_of(spec)
     return recipe_of(load_spec(spec, fp32_product="tf32"), source) if has_recurrent_product(source) else recipe
@@ -303,7 +302,7 @@ def _within(lengths: Any, time: int) -> Any:
 
 
 def _rising(ends: Any, total: int) -> Any:
-    """Return boundaries that a kernel may follow whatever values they have; unchanged where they are right."""
+    """Return boundaries that are safe for a kernel whatever their values; valid ones are unchanged."""
     if not is_traced(ends):
         return ends
     return jax.lax.cummax(jnp.clip(ends, 0, total).at[0].set(0).at[-1].set(total))

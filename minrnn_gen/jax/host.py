@@ -1,4 +1,4 @@
-"""Requests executed on host memory, by what executes calls with NumPy arrays."""
+"""Requests executed on host memory, by the executor of calls with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_on_host(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def recorded_on_host(request: Request, operands: Sequence[Any]) -> tuple[Layout, object] | None:
-    """Return a request on NumPy arrays as operations of C, and where its buffers go; None where it is not native code alone."""
+    """Return a request on NumPy arrays as operations of C, and its buffers' layout; None unless it is native code alone."""
     if request.kind not in ("forward", "step") or request.present[LENGTHS] or request.present[CU_SEQLENS]:
         return None  # values of lengths are checked, call by call
     kernel = kernel_by(request.recipe)
@@ -73,14 +73,14 @@ def recorded_on_host(request: Request, operands: Sequence[Any]) -> tuple[Layout,
 
 
 def _saved(executor: Executor, arguments: CallArguments, y: Any, states: Sequence[Any], keeps: bool) -> Saved:
-    """Return what a forward saved; one whose products with R were not results of a program runs once more for them."""
+    """Return a forward's saved arrays; run the forward again if a program's results lack the products with R."""
     if len(executor.saved_layouts(1, 1, on_cpu=True, all_states=keeps)) == len(states):
         return executor.restore(arguments, y, states, keeps)
     return Saved(executor, *executor.forward(arguments, keeps, saves=True))
 
 
 def by_slot(request: Request, operands: Sequence[Any]) -> list[Any]:
-    """Return the first operands in their slots, None where there is none."""
+    """Return the first operands by slot, None for empty slots."""
     in_order = iter(operands)
     return [next(in_order) if is_there else None for is_there in request.present]
 
@@ -106,5 +106,5 @@ def _run_filter(request: Request, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _carried(array: Any) -> Any:
-    """Return an array in float64, which it lacks without JAX's x64 mode."""
+    """Return an array in float64, a dtype that JAX lacks without its x64 mode."""
     return array.astype(CARRIED, copy=False)

@@ -41,7 +41,7 @@ OPTIONS = (
     "batch",
     "time",
 )
-# What a constructor takes and no call reads again; a subclass may well have attributes called `batch` and `time`.
+# Arguments of a constructor that no call reads; a subclass may well have attributes called `batch` and `time`.
 _FIXED = frozenset({"model", "input_size", "hidden_size", "num_layers", *KEYWORDS, *OPTIONS}) - {"batch", "time"}
 _PRECISIONS = {precision_of(name).storage_dtype: name for name in PRECISION_NAMES}
 
@@ -50,11 +50,11 @@ class RNN:
     """`num_layers` recurrent layers of one cell, in one direction or both, batch first.
 
     model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters have the names and shapes of
-    `minrnn_gen.torch.RNN`, and so those of torch for lstm, gru and elman. precision: fp64, fp32, fp16 or bf16, by default that
-    of the input; given, weights of another dtype are cast in every call. recurrent_bias: by default as `bias` where there is a
+    `minrnn_gen.torch.RNN`, and so those of torch for lstm, gru and elman. precision: fp64, fp32, fp16 or bf16, by default the
+    input's; if set, weights of another dtype are cast in every call. recurrent_bias: by default as `bias` where there is a
     recurrent product. forget_bias: what the input-side biases of gate f start with. dropout is between layers, where `apply` is
-    called with a key. options: further keys of the spec, such as the `state_size` of cells with n values per channel. Setting
-    any of these later is refused: compiled calls would go on with the old one. Raises BadInput where the spec is wrong.
+    called with a key. options: further keys of the spec, such as the `state_size` of cells with n values per channel. None of
+    these can be set later: compiled calls would keep the old value. Raises BadInput where the spec is wrong.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class RNN:
         return drawn
 
     def _started(self, start: Start, key: Any, shape: tuple[int, ...]) -> Any:
-        """Return what `start` makes of uniform numbers, computed in float32 or wider."""
+        """Return `start` of uniform numbers, computed in float32 or wider."""
         return start(jnp, jax.random.uniform(key, shape, jnp.promote_types(self.dtype, jnp.float32))).astype(self.dtype)
 
     def apply(
@@ -187,10 +187,10 @@ class RNN:
 
         A state with n values per channel is [num_layers * directions, B, H, n]. `state` is like the second result, zeros where
         None. resets, holds, lengths and cu_seqlens are those of a kernel's call. `reset_states`, with which resets begin, are
-        like `state`, or each [num_layers * directions, H] for all sequences. `key` draws what dropout drops; without it nothing
-        is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each
-        [B, T, H] (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer.
-        Raises BadInput for arguments that do not fit.
+        like `state`, or each [num_layers * directions, H] for all sequences. `key` draws the dropout masks; without it nothing
+        is dropped. `axis_name` splits time, as in `recurrence`. `inputs` are the inputs X.* of the cell by name, each [B, T, H]
+        (in both directions [B, T, 2, H]), the same for all layers, or a list with a mapping for each layer. Raises BadInput for
+        arguments that do not fit.
         """
         if self._embedding is not None:
             refuse_projected(self._made.name, reset_states, holds)
@@ -273,7 +273,7 @@ class RNN:
         return self._made.tf32_recipes if in_tf32 and self._made.tf32_recipes else self._made.recipes[precision]
 
     def _checked(self, params: Parameters, x: Any, name_of_x: str) -> tuple[Any, Parameters, str]:
-        """Return x and the parameters as arrays, and the precision of a call; refused is what does not fit the layer."""
+        """Return x and the parameters as arrays, and the precision of a call; refuses arguments that do not fit the layer."""
         x = as_array(x, name_of_x)
         check_x64(self.precision)
         params = self._arrays(params)
@@ -384,7 +384,7 @@ def _together(arrays: Sequence[Any], is_vector: bool) -> Any:
 
 
 def _dtype_of(asked: Any) -> Any:
-    """Return the dtype of parameters; refused is what no precision stores."""
+    """Return the dtype of parameters; refuses a dtype that no precision stores."""
     try:
         dtype = jnp.dtype(jnp.float32 if asked is None else asked)
     except TypeError:

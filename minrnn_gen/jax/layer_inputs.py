@@ -13,9 +13,10 @@ from minrnn_gen.layers.architecture import Architecture
 
 
 def inputs_of_layer(made: Architecture, inputs: Any, layer: int, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Return the inputs X.* of a layer: in `dtype` unless it is None, those of one value per step in all channels of `shape`.
+    """Return the inputs X.* of a layer: in `dtype` unless it is None, one value per step broadcast to `shape`.
 
-    `shape`: that of the others, whose leading axes such an input has. Raises BadInput for what does not fit.
+    `shape`: the shape of the other inputs; an input with one value per step has its leading axes. Raises BadInput for inputs
+    that do not fit.
     """
     if isinstance(inputs, list | tuple):
         if len(inputs) != len(made.names):

@@ -1,8 +1,8 @@
 """Time over the devices of an axis of `jax.shard_map`: each piece from zero, gathered, folded in order, and run once more.
 
-The map of a piece, for scans the product of its coefficients, is the gradient of its initial states with respect to the final
-ones, by the kernels that there are. Of coupled states there is one for each stage, and pieces run once for each. An array that
-all devices have counts once: final states are those of the device where the recurrence ends, and gradients of them are summed.
+The map of a piece, in scans the product of its coefficients, is the gradient of its initial states with respect to the final
+ones, by the existing kernels. Coupled states have a map for each stage, and pieces run once for each. An array that all devices
+hold counts once: final states are those of the device where the recurrence ends, and their gradients are summed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Ranks(NamedTuple):
 
 
 def folded(products: Any, ends: Any) -> Any:
-    """Return the states after each piece, of the products and of the ends from zero; the first end is the state after it.
+    """Return the states after each piece from the products and the ends from zero; the first end is the state after its piece.
 
     Where a product is zero, nothing before it counts, even NaN.
     """
@@ -96,7 +96,7 @@ class Stage(NamedTuple):
         )
 
     def map_of(self, of_final: Callable[[Sequence[Any]], Sequence[Any]], initial: Sequence[Any]) -> list[Any]:
-        """Return the entries of a piece's map; `of_final` takes gradients of the final states to those of the `initial`."""
+        """Return the entries of a piece's map; `of_final` maps gradients of the final states to those of the `initial`."""
 
         def of_rows(rows: Sequence[int]) -> Sequence[Any]:
             ones = (jnp.ones_like(state) if place in rows else jnp.zeros_like(state) for place, state in enumerate(initial))
@@ -109,7 +109,7 @@ class Stage(NamedTuple):
         return [by_row[row][column] for row, column in self.entries]
 
     def folded(self, maps: Sequence[Any], ends: Sequence[Any], *, adjoint: bool = False) -> list[Any]:
-        """Return the states of this stage after each piece, of the maps and of all states' ends, pieces being the first axis.
+        """Return the states of this stage after each piece, from the maps and all states' ends; the first axis is the pieces.
 
         `adjoint`: gradients, which go through the transposed maps. Maps of several states are composed in the widest dtype of
         JAX's mode.
@@ -206,12 +206,12 @@ run_over_time.defvjp(_forward, _backward)
 
 
 def _once(arrays: Sequence[Any]) -> Arrays:
-    """Return arrays of which no second derivative is asked for, since arrays that all devices have count once in the first."""
+    """Refuse second derivatives of arrays: arrays that all devices hold count once in the first derivative."""
     return tuple(differentiated_once(array) if jnp.issubdtype(array.dtype, jnp.inexact) else array for array in arrays)
 
 
 def _state_places(request: Request) -> slice:
-    """Return the places of the initial states, all of which are there, among the operands."""
+    """Return the indices of the initial states, which are all present, among the operands."""
     states = request.interface.slots.states
     first = request.slots.index(states.start)
     return slice(first, first + states.stop - states.start)
@@ -224,7 +224,7 @@ def _with_states(operands: Arrays, places: slice, states: Sequence[Any]) -> Arra
 def _of_states(
     request: Request, operands: Arrays, saved: Arrays, dy: Any, dfinal: Sequence[Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the gradients of a piece, and by themselves those of its initial states."""
+    """Return the gradients of a piece, and separately those of its initial states."""
     backward = replace(request, kind="backward", keeps=len(saved) > 1)
     gradients = bind(backward, (*operands, *saved, dy, *dfinal))
     by_slot = dict(zip(request.gradient_slots, gradients, strict=True))

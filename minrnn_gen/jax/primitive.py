@@ -29,7 +29,7 @@ _PRIMITIVE.multiple_results = True
 
 
 def bind(request: Request, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of a request, in a program of its own where no other one is being traced."""
+    """Return the results of a request, in a separate program unless one is being traced."""
     results: list[Any] = _PRIMITIVE.bind(*operands, request=request)
     return results
 
@@ -64,7 +64,7 @@ def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
 
 
 def _filter_on_device(request: Request, operands: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
-    """Return the results of a filter; within a program float64 is there without JAX's x64 mode too."""
+    """Return the results of a filter; a program has float64 without JAX's x64 mode too."""
     like = request.results([*map(Shaped.of, operands)])
     with jax.enable_x64(True):
         named = dict(zip(names, by_slot(request, operands), strict=True))
@@ -98,12 +98,12 @@ def _call(site: CallSite, results: Sequence[Shaped], operands: Sequence[Any]) ->
 
 
 def _as_int64(integers: Any) -> Any:
-    """Return non-negative int32 as the memory of int64, low words first: without x64 JAX has no other way to it."""
+    """Return non-negative int32 as the memory of int64, low words first: without x64 JAX has no other way to make it."""
     return jnp.stack([integers, jnp.zeros_like(integers)], axis=-1)
 
 
 def _gradients(request: Request, call: DeviceCall, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Return the gradients of a request's operands from the sums that a trace leaves."""
+    """Return the gradients of a request's operands from a trace's partial sums."""
     assert call.backward is not None
     raw, interface = call.backward.mapped(results.__getitem__), request.interface
     # Few values are left to add. R has its heads before its gates.

@@ -1,4 +1,4 @@
-"""Request of an XLA program: one operation on arrays of some shapes, as self-contained text."""
+"""Request of an XLA program: one operation on arrays of fixed shapes, as self-contained text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def aliases(self) -> dict[int, int]:
-        """Operands that are written, and the result that each is."""
+        """Operands that are written in place, each with its result."""
         if self.kind != "step_on_pool":
             return {}
         states = self.interface.slots.states
@@ -106,7 +106,7 @@ class Request:
         return (Shaped(interface.y_shape(rows, time), storage), *final, *kept)
 
     def sequences(self, operands: Sequence[Shaped]) -> int:
-        """Return how many sequences a call of a kernel is of."""
+        """Return the number of sequences of a kernel's call."""
         if self.present[CU_SEQLENS]:
             return operands[self.slots.index(CU_SEQLENS)].shape[0] - 1
         return operands[0].shape[0 if self.kind in ("step", "step_on_pool") else self.interface.x_axes.index("b")]
@@ -119,17 +119,17 @@ class CallSite(NamedTuple):
     operands: tuple[Shaped, ...]
 
     def text(self) -> str:
-        """Return the call as JSON, from which any process makes it again: programs are cached and exported."""
+        """Return the call as JSON, from which any process can rebuild it: programs are cached and exported."""
         return json.dumps([asdict(self.request), self.operands], separators=(",", ":"), ensure_ascii=True)
 
     @classmethod
     def of(cls, text: str) -> CallSite:
-        """Return the call of a text."""
+        """Parse a call's text."""
         fields, operands = json.loads(text)
         request = Request(**{**fields, "present": tuple(fields["present"])})
         return cls(request, tuple(Shaped(tuple(shape), dtype) for shape, dtype in operands))
 
 
 def digest_of(text: str) -> int:
-    """Return 63 bits that identify a call, for a look into a table."""
+    """Return 63 bits that identify a call, as the key of a table."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -56,7 +56,7 @@ _JAX = Library(
 
 
 def _steps(reward: Any, alike: Mapping[str, Any], *others: Any) -> tuple[Steps, list[Any], Any]:
-    """Return what `returns.steps_of` does, whose last argument is no tracer."""
+    """Call `returns.steps_of`, whose last argument must not be a tracer."""
     check_static(others[-1], "axis")
     return returns.steps_of(_JAX, reward, alike, *others)
 

@@ -1,4 +1,4 @@
-"""Second derivatives of requests: what is linear in tangents, as primitives that JAX transposes, by the tangent's kernel."""
+"""Second derivatives of requests: primitives linear in tangents, which JAX transposes, by the tangent's kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_THIRD = (
 
 @jax.custom_jvp  # type: ignore[untyped-decorator]
 def differentiated_once(array: Any) -> Any:
-    """Return an array as it is, in a rule for gradients that has none of its own."""
+    """Return an array as it is; its gradient rule has no derivative."""
     return array
 
 
@@ -48,9 +48,9 @@ def _refuse_second(*_: Any) -> Any:
 class SecondDerivatives:
     """The rules of a primitive, which `bind` binds, for its derivatives.
 
-    Operands of a forward are arrays of a call by slot; of a backward those, y and perhaps states after every step, dy, and the
-    gradients of the final states. The tangent of a forward takes what a backward reads in addition, so that its transpose is
-    that backward, and no forward runs again.
+    Operands of a forward are a call's arrays by slot; a backward adds y, perhaps states after every step, dy, and the gradients
+    of the final states. The tangent of a forward also takes the arrays that a backward reads, so that its transpose is that
+    backward and no forward runs again.
     """
 
     def __init__(self, bind: Bind) -> None:
@@ -75,11 +75,11 @@ class SecondDerivatives:
         saved = self._bind(saving, primals)
         along = self._tangent.bind(*primals, saved[0], *saved[count:], *present, request=request, moved=moved)
         results = saved if request.keeps else saved[:count]
-        # States after every step are for a backward, whose derivative asks for those of its arguments.
+        # States after every step are for a backward, whose derivative needs the derivatives of its arguments.
         return results, [*along, *map(jnp.zeros_like, results[count:])]
 
     def _of_step(self, request: Request, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return those of one step, by the same call over time."""
+        """Return the results of one step and their derivatives, by the same call over time."""
         axes = _time_axes(request)
         over_time = [
             [array if axis is None or type(array) is ad.Zero else jnp.expand_dims(array, axis) for array, axis in pairs]
@@ -129,7 +129,7 @@ class SecondDerivatives:
     def _moving(
         self, request: Request, arrays: Sequence[Any], y: Any, tangents: Sequence[Any], keeps: bool
     ) -> tuple[Request, TangentCall, list[Any], list[Any]]:
-        """Return the request of the tangent's forward, what makes its arrays, these by slot, and its results."""
+        """Return the request of the tangent's forward, its `TangentCall`, its arrays by slot, and its results."""
         recipe = tangent_recipe(request.recipe, tangents[R] is not None)
         as_called = TangentCall(request.interface, recipe, jnp, arrays, tangents, y)
         of_tangent = as_called.arguments()
@@ -179,7 +179,7 @@ class SecondDerivatives:
     def _transpose_second(
         self, request: Request, primals: Sequence[Any], _saved: Sequence[Any], arriving: Sequence[Any]
     ) -> list[Any]:
-        """Return the gradients of tangents: a Hessian is symmetric, and that of dy is the derivative of y."""
+        """Return the gradients of tangents: a Hessian is symmetric, and the gradient of dy is the derivative of y."""
         states = len(request.interface.states)
         by_slot = dict(zip(request.gradient_slots, arriving, strict=True))
         tangents = [by_slot.get(slot) for slot in range(len(request.present))]
@@ -233,7 +233,7 @@ def _time_axes(request: Request) -> list[int | None]:
 
 
 def _parts(moved: Present, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """Return the primals, what was saved beside them, and the tangents that are present, of a linear primitive."""
+    """Return the primals, the saved arrays and the present tangents of a linear primitive."""
     behind = len(operands) - sum(moved)
     return operands[: len(moved)], operands[len(moved) : behind], operands[behind:]
 

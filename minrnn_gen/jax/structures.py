@@ -27,7 +27,7 @@ class Version(ctypes.Structure):
 
 
 class Metadata(ctypes.Structure):
-    """XLA_FFI_Metadata up to its traits: what a handler says of itself."""
+    """XLA_FFI_Metadata up to its traits: a handler's description of itself."""
 
     _fields_ = (("struct_size", c_size_t), ("version", Version), ("traits", c_uint32))
 

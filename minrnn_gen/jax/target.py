@@ -1,7 +1,7 @@
 """The target of XLA's custom calls: one handler a platform, registered at import, that finds a call by its attributes.
 
-A program names what it calls by text, and by the digest of the text, under which the handler keeps what it made of it. So
-tracing again registers nothing, and a program that another process compiled finds its call all the same.
+A program names its call by text and by the text's digest, under which the handler keeps the prepared call. So tracing again
+registers nothing, and a program that another process compiled finds its call too.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def _register() -> None:
 
 
 def _finish() -> None:
-    """Wait for the calls whose results nobody has read: at exit JAX waits for XLA's threads, and these for Python, for ever.
+    """Wait for calls with unread results: at exit JAX waits for XLA's threads, and these for Python, forever.
 
-    JAX has registered its own cleaning up before, so it runs after this.
+    JAX registered its own cleanup before, so it runs after this.
     """
     for array in jax.live_arrays():
-        with contextlib.suppress(Exception):  # of a call that failed, or deleted: nobody reads it any more
+        with contextlib.suppress(Exception):  # of a failed call, or deleted: nobody reads it any more
             array.block_until_ready()
 
 
 @cache
 def serve_by_c(platform: str) -> CHandler | None:
-    """Have the handler in C handle the calls of a platform, compiled the first time; None where Python goes on to."""
+    """Let the handler in C, compiled the first time, handle a platform's calls; None where Python keeps handling them."""
     handler = c_handler()
     if handler is not None and trip.LIBRARY is not None:
         address = handler.address(platform, _address(_HANDLERS[platform]))
@@ -68,7 +68,7 @@ def serve_by_c(platform: str) -> CHandler | None:
 
 
 class HostCall(NamedTuple):
-    """A call on host memory: its site, and what its results look like."""
+    """A call on host memory: its site, and the shapes and dtypes of its results."""
 
     site: CallSite
     results: tuple[Shaped, ...]
@@ -79,11 +79,11 @@ class HostCall(NamedTuple):
         return cls(site, site.request.results(site.operands))
 
     def run(self, frame: CallFrame) -> None:
-        """Read the operands where they are, and copy the results to where they belong."""
+        """Read the operands in place, and copy the results to their buffers."""
         operands = [_view(frame.arguments, index, shaped) for index, shaped in enumerate(self.site.operands)]
         results = [_view(frame.results, index, shaped) for index, shaped in enumerate(self.results)]
         for operand, result in self.site.request.aliases.items():
-            # XLA gives both the same memory, but where it had to copy.
+            # XLA gives both the same memory, unless it had to copy.
             if operands[operand].ctypes.data != results[result].ctypes.data:
                 results[result][...] = operands[operand]
             operands[operand] = results[result]
@@ -92,7 +92,7 @@ class HostCall(NamedTuple):
                 result[...] = computed
 
     def publish(self, digest: int, frame: CallFrame) -> None:
-        """Have C run the call from now on, where all of it is native code."""
+        """Let C run the call from now on, where all of it is native code."""
         handler = serve_by_c("cpu")
         operands = [_view(frame.arguments, index, shaped) for index, shaped in enumerate(self.site.operands)]
         recorded = None if handler is None else recorded_on_host(self.site.request, operands)
@@ -139,7 +139,7 @@ def _handler_of(run: Callable[[CallFrame], None]) -> Any:
 
 
 def _describe(metadata: Any) -> None:
-    """Say what the handler is: a replay launches what the first run did, so XLA may capture it into a command buffer."""
+    """Describe the handler: a replay launches the same as the first run, so XLA may capture it into a command buffer."""
     metadata.version.major, metadata.version.minor = structures.API_MAJOR, structures.API_MINOR
     metadata.traits = structures.COMMAND_BUFFER_COMPATIBLE
 
@@ -190,7 +190,7 @@ def _address(handler: Any) -> int | None:
 
 
 def prepare(site: CallSite) -> DeviceCall:
-    """Return a call ready for the first GPU that JAX has here: while a program is compiled, not while it runs."""
+    """Prepare a call for JAX's first GPU here, while a program is compiled rather than while it runs."""
     try:
         device = jax.local_devices(backend="cuda")[0]
     except RuntimeError:
@@ -216,7 +216,7 @@ def _prepared(key: tuple[int, int], site: CallSite) -> DeviceCall:
         return _DEVICE_CALLS[key]
 
 
-# What XLA calls as long as the process lives, and what it made of its programs' texts.
+# The handlers that XLA calls as long as the process lives, and their calls by the programs' texts.
 _HANDLERS = {platform: _handler_of(_run_on_device if is_gpu else _run_on_host) for platform, is_gpu in PLATFORMS.items()}
 _HOST_CALLS: dict[int, HostCall] = {}
 _DEVICE_CALLS: dict[tuple[int, int], DeviceCall] = {}

@@ -1,4 +1,4 @@
-"""A layer before it has numbers: the recipes of its kernels, the names and the shapes of its parameters."""
+"""A layer without values: the recipes of its kernels, the names and the shapes of its parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ VECTORS_FROM = 4
 
 
 class Names(NamedTuple):
-    """The names of the parameters of one run over time, None where there is none of a kind. `vectors`: the cell's own.
+    """The names of the parameters of one run over time, None for an absent kind. `vectors`: the cell's own.
 
-    `weight_shared` and `bias_shared` make the inputs S.* of the layer's input. Where products have several shapes, `products`
-    and `product_biases` have their matrices and biases, each of one gate or of several next to each other. Methods, not
+    `weight_shared` and `bias_shared` project the layer's input to the inputs S.*. Where products have several shapes,
+    `products` and `product_biases` name their matrices and biases, each for one gate or for several adjacent ones. Methods, not
     properties: a compiler of torch 2.6 cannot trace a property of a tuple.
     """
 
@@ -49,15 +49,15 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Layers of one cell on top of each other. `recipes`: of each precision that there is, of each layer's kernel.
+    """Layers of one cell on top of each other. `recipes`: for each supported precision, the recipe of each layer's kernel.
 
-    `tf32_recipes`: those of fp32 with products in tf32, for where torch's settings ask for them; none where a spec says how.
-    `names`: of each layer, of each direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names
-    of the inputs S.*, and `shared_shape` [names, groups, n] that of all of them in one step of one sequence. `state_size`: n, 0
-    where nothing has this axis. `values`: for each state its units with the shape of what each has, (H,), (P,) or (H, n).
+    `tf32_recipes`: the fp32 recipes with products in tf32, for torch settings that request them; none where a spec chooses.
+    `names`: by layer and direction; `shapes`: of all parameters, in the order of torch's layers. `shared`: the names of the
+    inputs S.*, and `shared_shape` [names, groups, n] the shape of all of them in one step of one sequence. `state_size`: n, 0
+    where no array has this axis. `values`: for each state, its units and the shape of their values, (H,), (P,) or (H, n).
     `inputs`: the names of the inputs X.*, which a caller gives, the `step_inputs` among them with one value per step.
-    `projected`: what there is besides for a cell with projected units. `folded`: the layers that serve calls without initial
-    states where the output's own product is folded into others, by `folding`, which these have instead of `projected`.
+    `projected`: further facts for a cell with projected units. `folded`: the layers that serve calls without initial states
+    where the output's own product is folded into others, by `folding`, which these have instead of `projected`.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Architecture:
 
     @property
     def has_vectors(self) -> bool:
-        """Whether something has the axis n."""
+        """Whether any array has the axis n."""
         return self.state_size > 0
 
     @property
@@ -97,12 +97,12 @@ class Architecture:
 
     @property
     def vector_starts(self) -> dict[str, Start]:
-        """How those of the cell's own vectors start that are not drawn as all others, by their names as parameters."""
+        """Initial values of the cell's own vectors that are not drawn like all others, by parameter name."""
         pairs = (pair for names in self.directed for pair in zip(names.vectors, self.vectors, strict=True))
         return {name: VECTOR_STARTS[self.name, vector] for name, vector in pairs if (self.name, vector) in VECTOR_STARTS}
 
     def gate_starts(self, forget_bias: float | None) -> Iterator[tuple[str, int, Start | float]]:
-        """Yield which input-side biases start otherwise: the parameter, the index of the gate, and how, or the number."""
+        """Yield input-side biases with other initial values: the parameter, the gate's index, and the start or number."""
         for names in self.directed:
             for index, gate in enumerate(self.gates):
                 start = GATE_STARTS.get((self.name, gate))
@@ -113,7 +113,7 @@ class Architecture:
 
     @property
     def scaled_inputs(self) -> Iterator[tuple[str, slice, float]]:
-        """Yield which rows of weights and biases of S.* start smaller: the parameter, the rows, and the factor."""
+        """Yield the rows of weights and biases of S.* that start smaller: the parameter, the rows, and the factor."""
         for index, name in enumerate(self.shared):
             if (self.name, name) in SCALED_INPUTS:
                 rows = prod(self.shared_shape[1:])
@@ -133,10 +133,10 @@ def architecture_of(
     recurrent_bias: bool | None,
     precision: str | None,
 ) -> Architecture:
-    """Return the architecture of `num_layers` layers by a spec that is `asked` for, still without sizes of inputs.
+    """Return the architecture of `num_layers` layers for the `asked` spec, which lacks the sizes of inputs.
 
-    `caller`: the layer's name in errors. `recurrent_bias` None: where the recurrent product is and `bias` is. Raises BadInput
-    for what is wrong with the spec.
+    `caller`: the layer's name in errors. `recurrent_bias` None: if there are a recurrent product and `bias`. Raises BadInput
+    for an invalid spec.
     """
     sized = {"input_size": input_size, "precision": "fp32" if precision is None else precision}
     first = spec_of_arguments({**asked, **sized}, caller)

@@ -1,4 +1,4 @@
-"""The numbers that layers start with, whatever the library: where a parameter is not drawn uniformly over ±1/sqrt(H)."""
+"""Initial values of layers in every library, for parameters that are not drawn uniformly over ±1/sqrt(H)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _decays(module: Any, drawn: Any) -> Any:
 
 
 def _leaks(module: Any, drawn: Any) -> Any:
-    """Return what sigmoid makes the kept part of."""
+    """Return the numbers whose sigmoid is the kept part."""
     least, most = LIF_RANGE
     kept = least + (most - least) * drawn
     return module.log(kept / (1 - kept))
@@ -72,7 +72,7 @@ def _of_gamma(module: Any, drawn: Any) -> Any:
 
 
 def _within(bound: float) -> Start:
-    """Return what draws uniformly over ±bound."""
+    """Return a start that is uniform over ±bound."""
     return lambda _, drawn: bound * (2 * drawn - 1)
 
 
@@ -84,7 +84,7 @@ def _of_variance_one(_: Any, drawn: Any) -> Any:
     return math.sqrt(3) * (2 * drawn - 1)
 
 
-# Vectors of built-in cells that start otherwise: cell, vector.
+# Vectors of built-in cells with initial values of their own: cell, vector.
 VECTOR_STARTS: dict[tuple[str, str], Start] = {
     ("rg_lru", "decay"): _decays,
     ("lif", "decay"): _leaks,

@@ -1,4 +1,4 @@
-"""The kernels of this process by their recipes: what a graph, which holds text and numbers, calls a kernel by."""
+"""The kernels of this process by their recipes, the names of kernels in graphs, which hold only text and numbers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _KERNELS: dict[str, Kernel] = {}
 
 
 def kernel_by(recipe: str) -> Kernel:
-    """Return the kernel of a recipe, made where this process has none yet; raises what `compile` does.
+    """Return the kernel of a recipe, made where this process has none yet; raises the errors of `compile`.
 
-    Compiled ahead, where there is a GPU, is what the recipe has typical sizes for; anything else when a call needs it: of host
-    tensors alone, nothing.
+    With a GPU, kernels for the recipe's typical sizes are compiled ahead, all others when a call needs them; calls on host
+    tensors alone need none.
     """
     kernel = _KERNELS.get(recipe)
     return kernel or _KERNELS.setdefault(recipe, _made(recipe))
@@ -52,7 +52,7 @@ def has_recurrent_product(source: CellSource) -> bool:
 
 
 def known(kernel: Kernel) -> str:
-    """Return the recipe of a kernel, by which it is found from now on; kernels of one recipe stand for each other."""
+    """Register a kernel under its recipe and return the recipe; kernels of one recipe are interchangeable."""
     _KERNELS.setdefault(kernel.recipe, kernel)
     return kernel.recipe
 
@@ -64,7 +64,7 @@ def _in_direction(recipe: str, direction: str) -> str:
 
 
 def recipe_in_direction(kernel: Kernel, direction: str) -> str:
-    """Return the recipe of a kernel that computes one direction of another, which has both."""
+    """Return the recipe of a kernel that computes one direction of a bidirectional kernel."""
     return _in_direction(kernel.recipe, direction)
 
 
@@ -85,19 +85,19 @@ def _of_heads(recipe: str, ranks: int) -> str:
 
 
 def groups_of_share(hidden_size: int, groups: int, ranks: int) -> int:
-    """Return the number of equal groups in one of `ranks` equal shares of the channels, each within one of all `groups`."""
+    """Return the number of equal groups in one of `ranks` equal shares of the channels, each within one of the `groups`."""
     share = hidden_size // ranks
     return share // math.gcd(share, hidden_size // groups)
 
 
 def recipe_of_heads(kernel: Kernel, ranks: int) -> str:
-    """Return the recipe of a kernel that computes the share of another's heads that is each rank's."""
+    """Return the recipe of a kernel that computes one rank's share of another kernel's heads."""
     return _of_heads(kernel.recipe, ranks)
 
 
 @functools.lru_cache
 def stages_of(recipe: str) -> tuple[AffineStage, ...]:
-    """Return the stages in which pieces of the time of a recipe's cell compose; none where steps do not compose."""
+    """Return the stages in which pieces of time compose for a recipe's cell; none where steps do not compose."""
     return affine_stages(parse_cell(cell_source_of(spec_from(recipe))))
 
 
@@ -105,8 +105,8 @@ def stages_of(recipe: str) -> tuple[AffineStage, ...]:
 def recipe_with_products(recipe: str, place: int = 0) -> tuple[str, tuple[str, ...]]:
     """Return the recipe of a kernel that computes the forward of another and, as further states, products of one stage's maps.
 
-    After the recipe come these states' names, those of the `entries` of the stage at `place`. Where entries of the diagonal
-    begin at 1 and others at 0, they are at the end the map of the stage's states from begin to end.
+    The names of these states, the `entries` of the stage at `place`, come after the recipe. If diagonal entries begin at 1 and
+    others at 0, their end values are the map of the stage's states from begin to end.
     """
     spec, stage = spec_from(recipe), stages_of(recipe)[place]
     source = cell_source_of(spec)
@@ -126,7 +126,7 @@ def recipe_with_products(recipe: str, place: int = 0) -> tuple[str, tuple[str, .
         ]
         lines.append(f"{name}[t] = {' + '.join(terms) or 0}")
     wide = {state for state in cell.states if state in cell.vectors.states}
-    # What no output reads is refused, and y is not looked at.
+    # Values that no output reads are refused, and y is not used.
     reads = (f"sum({name}[t])" if row in wide else f"{name}[t]" for (row, _), name in names.items())
     values = ["n" if state in wide else 1 for state in (*cell.states, *(row for row, _ in names))]
     states = [*cell.states, *names.values()]
@@ -137,7 +137,7 @@ def recipe_with_products(recipe: str, place: int = 0) -> tuple[str, tuple[str, .
         "gates": [*cell.gates],
         "states": dict(zip(states, values, strict=True)) if wide else states,
     }
-    # Products have a sign in no logarithm, and nobody asks for their gradients.
+    # Products have a sign, which logarithms lack, and need no gradients.
     said = {**json.loads(recipe), "model": data, "training": False, "scan_arithmetic": "linear"}
     return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False), tuple(names.values())
 

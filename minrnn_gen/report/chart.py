@@ -1,6 +1,6 @@
-"""Charts and tables of a report that answer a reader: a point says what it is, a name hides its line, a heading sorts.
+"""Interactive charts and tables of a report: a point shows its text, a name hides its line, a heading sorts.
 
-Without scripts they show the same, except for this.
+Without scripts they show the same, but do not react.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ for (const table of document.querySelectorAll("table.sorted")) {
   });
 }
 """
-# What reads well on white and on black; black itself does not.
+# Colours that read well on white and on black, unlike black itself.
 _INK = {"#000000": "var(--text)"}
 _DASHES = {"-": "", "--": "6 4", ":": "1.5 4", "-.": "6 4 1.5 4"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y, what the point says) of one name; `dash` is a line's, and None leaves dots alone."""
+    """Points (x, y, text) of one name; `dash` is the line's pattern, None draws dots alone."""
 
     name: str
     points: Sequence[tuple[float, float, str]]
@@ -102,7 +102,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, what it is sorted by, and whether it is the best of its row."""
+    """A cell of a table: its text, its sort key, and whether it is the best of its row."""
 
     text: str
     value: float | None = None
@@ -144,7 +144,7 @@ def chart(lines: Sequence[Line], scales: Scales) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a table that its headings sort, and a field that leaves the rows with some words."""
+    """Return a table that sorts by its headings, and a field that filters rows by words."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     lines = []
     for cells in rows:
@@ -169,7 +169,7 @@ def _axis(values: Sequence[float], is_log: bool, start: float, end: float) -> Ax
 
 
 def _sizes(lines: Sequence[Line]) -> list[float]:
-    """Return the sizes that were measured, the ticks of an axis of sizes, no two closer than can be read."""
+    """Return the measured sizes, as ticks of an axis, no two too close to read."""
     chosen: list[float] = []
     for value in sorted({x for line in lines for x, _, _ in line.points}):
         if not chosen or value >= 1.4 * chosen[-1]:
@@ -178,7 +178,7 @@ def _sizes(lines: Sequence[Line]) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Return a size, powers of two by their units."""
+    """Return a size as text, powers of two with their units."""
     for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
         if value >= size and value % size == 0:
             return f"{value / size:g}{unit}"
@@ -196,7 +196,7 @@ def _dash(line: Line) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    """Return a button for each line, which hides it and shows it again."""
+    """Return a button for each line that hides and shows it."""
     buttons = []
     for number, line in enumerate(lines):
         mark = '<circle class="dot" cx="15" cy="5" r="4"/>'

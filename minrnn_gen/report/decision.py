@@ -1,4 +1,4 @@
-"""The decision for one kernel as a page: one HTML file that needs nothing else, neither scripts nor a network."""
+"""The decision for one kernel as a page: one self-contained HTML file without scripts or network access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME_TIME, SAME_BYTES = 0.01, 1024
 
 
 def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, note: str = "") -> str:
-    """Return the page of one built kernel; `solution` has the candidates that it was chosen among, `note` how the GPU was."""
+    """Return the page of one built kernel; `solution` has the candidates of the choice, `note` says how the GPU was chosen."""
     plan = built.plan
     title = f"{plan.title}, for {plan.problem.gpu}"
     most_bytes, timeline = profile.shared_bytes_per_block_max, timeline_of(plan)
@@ -152,7 +152,7 @@ def _rejected(built: BuiltKernel) -> str:
 
 
 def _numbers(plan: KernelPlan) -> list[tuple[str, str]]:
-    """Return the numbers of the plan that the text below is made of."""
+    """Return the numbers of the plan from which the text below is rendered."""
     rows = [(name, str(value)) for name, value in plan.variables.items()]
     rows += [
         ("template", plan.template),

@@ -34,7 +34,7 @@ class Axis:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Return where `value` lies."""
+        """Return the coordinate of `value`."""
         low, high, place = self.low, self.high, value
         if self.is_log:
             low, high, place = math.log10(low), math.log10(high), math.log10(value)
@@ -103,7 +103,7 @@ def values_of_variables(best: Mapping[str, Mapping[int, float]], chosen: Mapping
 
 
 def memory_map(parts_bytes: Mapping[str, int], limit_bytes: int) -> str:
-    """Return the shared memory of a block from its first byte on, its parts drawn to scale, in what a block may have."""
+    """Return the shared memory of a block from its first byte on, its parts to scale within a block's limit."""
     height, top = 54, 18
     across = Axis(0, max(limit_bytes, sum(parts_bytes.values())), 4, WIDTH - 4)
     drawn = [f'<svg class="wide" viewBox="0 0 {WIDTH} {height + 46}" role="img" aria-label="shared memory of a block">']
@@ -132,7 +132,7 @@ def memory_map(parts_bytes: Mapping[str, int], limit_bytes: int) -> str:
 
 
 def bar(value: float, limit: float, kind: str = "value") -> str:
-    """Return a bar as long as `value` is of `limit`; `kind` is its colour's class."""
+    """Return a bar with the length `value` / `limit`; `kind` is the class of its colour."""
     share = 0.0 if limit <= 0 else min(max(value / limit, 0.0), 1.0)
     return (
         '<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none"><rect class="free" width="100" height="10"/>'
@@ -143,7 +143,7 @@ def bar(value: float, limit: float, kind: str = "value") -> str:
 def bars(rows: Iterable[tuple[str, float, float, str]], *columns: str, warns: bool = False) -> str:
     """Return a table of labels with bars: each row is a label, a value, its limit, and both in words.
 
-    `warns`: a bar that is nearly full has another colour.
+    `warns`: nearly full bars get another colour.
     """
     lines = []
     for label, value, limit, text in rows:
@@ -154,7 +154,7 @@ def bars(rows: Iterable[tuple[str, float, float, str]], *columns: str, warns: bo
 
 
 def breakable(name: str) -> str:
-    """Return a name that may go on in the next line after an underscore."""
+    """Return a name that may break after an underscore."""
     return escape(name).replace("_", "_<wbr>")
 
 

@@ -9,7 +9,7 @@ from minrnn_gen.plan.kernel_plan import SEQUENTIAL_TERMS, KernelPlan, total_us
 from minrnn_gen.plan.summary import term_in_words
 from minrnn_gen.report.drawing import PARTS
 
-# What a step of a kernel that goes step by step does, in this order; the launch is once for all steps.
+# Terms of a step of a stepwise kernel, in this order; the launch occurs once for all steps.
 ORDER_OF_STEP = ("step", "shared_matrix", "products", "pointwise", "reduce_split_k", "cells", "exchange", "prefetch")
 LONG_STEP_US = 10.0  # from here on the times of a step are in us
 LEAST_WIDTH = 0.7  # of the widths of all lanes, in hundredths: what is short is seen too
@@ -26,7 +26,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans in a unit of time, and in words what they are a timeline of."""
+    """Spans in a unit of time, and the subject of the timeline in words."""
 
     title: str
     words: str
@@ -49,7 +49,7 @@ def timeline_of(plan: KernelPlan) -> Timeline:
 
 
 def _spans(terms: dict[str, float]) -> tuple[Span, ...]:
-    """Return terms where they begin and end: the sequential ones in their order, the overlapping ones at once."""
+    """Return the begin and end of each term: sequential terms in order, overlapping ones at the same time."""
     overlapping = {name: value for name, value in terms.items() if name not in SEQUENTIAL_TERMS}
     together = float(total_us(overlapping)) if overlapping else 0.0
     spans, at, begun = [], 0.0, None
@@ -65,7 +65,7 @@ def _spans(terms: dict[str, float]) -> tuple[Span, ...]:
 
 
 def _digits(value: float) -> str:
-    """Return a number with three digits at least, and without an exponent where it is large."""
+    """Return a number with at least three digits, without an exponent where it is large."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 

@@ -14,7 +14,7 @@ _MEASURED, _FIRST, _FASTEST = "#8c959f", "#CC3311", "#0072B2"
 
 
 def html_of(kernels: Sequence[Mapping[str, Any]]) -> str:
-    """Return the results of kernels as a page; each is `pool.summary_of` and the `spec` that it is of."""
+    """Return the results of kernels as a page; each is `pool.summary_of` with its `spec`."""
     titles = [f"{kernel['spec']}: {kernel['model']}, {kernel['pass']}" for kernel in kernels]
     sections = [
         section(title, "", facts(_summary(kernel)) + _chart(kernel["raced"], kernel) + _table(kernel["raced"], kernel))
@@ -47,7 +47,7 @@ def _chart(raced: Sequence[Mapping[str, Any]], kernel: Mapping[str, Any]) -> str
         says = f"{measured_us:,.4g} us, predicted {predicted_us:,.4g} us: {variables_in_words(candidate['variables'])}"
         groups[name].append((predicted_us, measured_us, says))
     colors = {"fastest": _FASTEST, "first pick": _FIRST, "measured": _MEASURED}
-    # The first lie below the others.
+    # The first lines are drawn below the others.
     lines = [
         Line(name, groups[name], colors[name], dash=None) for name in ("measured", "first pick", "fastest") if groups[name]
     ]

@@ -8,7 +8,7 @@ from minrnn_gen.precision import PRECISION_NAMES, precision_of
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype that torch calls so."""
+    """Return torch's dtype of this name."""
     return getattr(torch, name)
 
 

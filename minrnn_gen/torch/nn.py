@@ -35,7 +35,7 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 _CELLS: dict[str, Any] = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "elman", "RNN_RELU": ELMAN_RELU}
 _ARCHITECTURES_KEPT = 1024
-# What calls of the layers of `minrnn_gen.torch` take, and those of torch.nn do not.
+# Arguments of calls of the layers of `minrnn_gen.torch` that torch.nn's lack.
 _OF_CALLS = ("resets", "reset_states", "holds", "lengths", "cu_seqlens", "sequence_group", "head_group")
 
 
@@ -93,7 +93,7 @@ def _check_mode(value: Any, name: str) -> None:
 
 
 def _shown_with(*names: str) -> Callable[[Function], Function]:
-    """Give a method the signature that torch.nn's has: what it takes in addition to these names it refuses."""
+    """Give a method torch.nn's signature: these names alone. The method refuses its further arguments."""
 
     def shown_with(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -112,7 +112,7 @@ def _refuse_argument(layer: type, name: str) -> NoReturn:
 
 
 class ByKernels(Settled, LayerStack):
-    """A class of torch.nn whose call is one of kernels. `torch_class`: torch's own, to which `use_torch` goes back."""
+    """A class of torch.nn whose calls run kernels. `torch_class`: torch's own class, which `use_torch` restores."""
 
     torch_class: ClassVar[type]
     _checks: ClassVar[Checks] = {
@@ -128,16 +128,16 @@ class ByKernels(Settled, LayerStack):
     bias: bool
 
     def use_kernels(self) -> None:
-        """Settle which kernels run a module that has its attributes; raises BadInput where there are none."""
+        """Choose the kernels for the module's attributes; raises BadInput where there are none."""
         raise NotImplementedError
 
     def use_torch(self) -> None:
-        """Make the module one of torch's own class again."""
+        """Give the module torch's own class again."""
         self.__dict__.pop("_made", None)
         self.__class__ = self.torch_class
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the architecture: a file of a layer is independent of what this package keeps of it.
+        # Without the architecture: a saved layer is independent of this package's internals.
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_made"}
 
@@ -176,7 +176,7 @@ class _Layer(DecodingStack, ByKernels):
 
     @property
     def _flat_weights(self) -> list[Any]:
-        """The parameters as they are now: torch's list of them would keep those alive that have been replaced."""
+        """The current parameters; torch's own list would keep replaced ones alive."""
         return [getattr(self, name, None) for name in self._flat_weights_names]
 
     @_flat_weights.setter
@@ -184,7 +184,7 @@ class _Layer(DecodingStack, ByKernels):
         pass
 
     def flatten_parameters(self) -> None:
-        """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
+        """Do nothing: unlike cuDNN, the kernels need no flat copy of the parameters."""
 
     def step(self, x_t: Any, state: Any = None, **keywords: Any) -> tuple[Any, Any]:
         """Return (y_t, state) of one step more, all in the dtype of y_t, as torch.nn has them; otherwise as of `RNN`."""
@@ -222,7 +222,7 @@ class _OfLSTM(TypedDict, total=False):
 
 
 class LSTM(_Layer, torch.nn.LSTM):
-    """torch.nn.LSTM, its arguments and all, computed by the kernels of `lstm`, with proj_size by those of `lstm_projected`."""
+    """torch.nn.LSTM with all its arguments, computed by the kernels of `lstm`, or of `lstm_projected` with proj_size."""
 
     torch_class = torch.nn.LSTM
 
@@ -255,7 +255,7 @@ class LSTM(_Layer, torch.nn.LSTM):
 
 
 class GRU(_Layer, torch.nn.GRU):
-    """torch.nn.GRU, its arguments and all, computed by the kernels of `gru`."""
+    """torch.nn.GRU with all its arguments, computed by the kernels of `gru`."""
 
     torch_class = torch.nn.GRU
 
@@ -288,7 +288,7 @@ class GRU(_Layer, torch.nn.GRU):
 
 
 class RNN(_Layer, torch.nn.RNN):
-    """torch.nn.RNN, its arguments and all, computed by the kernels of `elman`, or of the same cell with relu."""
+    """torch.nn.RNN with all its arguments, computed by the kernels of `elman`, or of the same cell with relu."""
 
     torch_class = torch.nn.RNN
 

@@ -16,7 +16,7 @@ from minrnn_gen.gpu.memory import inspect
 from minrnn_gen.precision import why_unsupported
 from minrnn_gen.torch.dtypes import PRECISIONS
 
-# Of the dtypes that kernels compute with, in words.
+# The dtypes that kernels compute with, in words.
 _REAL = "float64, float32, float16 or bfloat16"
 # The device of an array without values, which is neither host memory nor one of CUDA.
 _NO_DEVICE = -1
@@ -46,7 +46,7 @@ def check_tensor(value: Any, name: str) -> None:
 
 
 def check_real(tensor: Any, name: str, axes: int | None = None) -> None:
-    """Refuse everything but a dense tensor of real numbers that kernels compute with, of so many axes where they are given."""
+    """Refuse everything but a dense tensor of real numbers that kernels compute with, with `axes` axes unless that is None."""
     check_tensor(tensor, name)
     if tensor.dtype not in PRECISIONS:
         raise BadInput(f"{name} has dtype {tensor.dtype}; {_REAL} is expected{why_unsupported(tensor.dtype)}")
@@ -55,7 +55,7 @@ def check_real(tensor: Any, name: str, axes: int | None = None) -> None:
 
 
 def check_shape(tensor: Any, name: str, *shapes: Sequence[int | str]) -> None:
-    """Refuse a tensor that is not real, or of none of these shapes; a size given as text is a name, and may be any."""
+    """Refuse a tensor that is not real, or of none of these shapes; a size that is text is a name and may be any."""
     check_real(tensor, name)
     if not any(_fits(tensor.shape, shape) for shape in shapes):
         *first, last = (f"[{', '.join(map(str, shape))}]" for shape in shapes)
@@ -64,7 +64,7 @@ def check_shape(tensor: Any, name: str, *shapes: Sequence[int | str]) -> None:
 
 
 def check_devices(tensors: Mapping[str, Any]) -> None:
-    """Refuse tensors, of which any may be None, on another device than the first."""
+    """Refuse tensors, any of them None, on another device than the first."""
     (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
         if tensor.device != like.device:
@@ -72,7 +72,7 @@ def check_devices(tensors: Mapping[str, Any]) -> None:
 
 
 def check_slots(slots: Any, name: str, count: int, are_written: bool = True) -> None:
-    """Refuse slots in host memory beyond a pool of so many, but for -1, and of those that are written one that stands twice."""
+    """Refuse host slots beyond a pool of `count` slots, except -1, and duplicates where slots are written."""
     if not slots.is_cuda:
         check_range(slots.numpy(), name, count, PAD_SLOT)
         if are_written:
@@ -108,7 +108,7 @@ def marks_in(resets: Any, name: str = "resets") -> Any:
 
 def autocasts(x: torch.Tensor) -> bool:
     """Say whether autocast is on where a tensor is; it knows nothing of tensors without values."""
-    # The first question takes a tenth of the others' time.
+    # The first check takes a tenth of the others' time.
     return torch._C._is_any_autocast_enabled() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 

@@ -1,4 +1,4 @@
-"""Text of libraries and drivers without what says where it was written: paths, the machine's name, its user's."""
+"""Text of libraries and drivers without private facts: paths, the machine's name, its user's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profile of the GPU at hand with what is measured of it, by a process that has two minutes for it."""
+"""The profile of the GPU at hand with measured numbers, from a process with a limit of two minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHILD = (sys.executable, "-m", "minrnn_gen.tune.microbenchmarks")
 def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
     """Measure the GPU at hand and return its profile with the numbers, and with device, driver, clock and versions as sources.
 
-    Raises ToolchainMissing where there is no GPU, no NVRTC, or what measures does not come to its end.
+    Raises ToolchainMissing where there is no GPU or no NVRTC, or where the measurement does not finish.
     """
     live = device.live_device()
     if live is None:
@@ -41,7 +41,7 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
 def measured_rates(command: Sequence[str] = CHILD) -> tuple[dict[str, float], float]:
     """Return the rates of the GPU at hand, by the names of `MEASURED`, and the clock of its SMs in Hz.
 
-    Raises ToolchainMissing where what measures does not come to its end.
+    Raises ToolchainMissing where the measurement does not finish.
     """
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS_MOST, check=True)

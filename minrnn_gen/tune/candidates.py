@@ -1,4 +1,4 @@
-"""The candidates of one kernel: compiled ahead, checked before any time counts, timed, and written down."""
+"""The candidates of one kernel: compiled ahead, checked before any time counts, timed, and logged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ResultLog(Protocol):
         """Return the results of exactly this setting."""
 
     def add(self, results: Sequence[Result]) -> None:
-        """Write results down."""
+        """Append results."""
 
 
 @dataclass

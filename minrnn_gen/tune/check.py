@@ -1,4 +1,4 @@
-"""A GPU held against its profile: what the driver says, rates, every kernel family next to the fp64 oracle, and picks."""
+"""A GPU held against its profile: the driver's facts, rates, each kernel family against the fp64 oracle, and picks."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from minrnn_gen.tune.results import CandidateKey, Result, Setting, key_of
 CANDIDATES = 8
 # Times of one measurement of a pick.
 REPEATS = 3
-# Of a race at most; decided ones end after a few seconds.
+# The most seconds of a race; decided races end after a few.
 RACE_SECONDS = 30.0
 # Candidates of a family that are compiled until one keeps its promise.
 ATTEMPTS = 16
 CUPY_NAMES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
-# What is being done, and which share of all is done.
+# The activity, and the share of all that is done.
 Watch = Callable[[str, float], None]
 Rates = Callable[[], Mapping[str, float]]
 
 
 @dataclass
 class ResultsInMemory:
-    """A log of results that begins empty and is written nowhere."""
+    """A log of results in memory alone, empty at first."""
 
     results: list[Result] = field(default_factory=list)
 
     def known(self, _setting: Setting) -> Sequence[Result]:
-        """Return nothing: what a check reports was measured by it."""
+        """Return nothing: a check reports only its own measurements."""
         return ()
 
     def add(self, results: Sequence[Result]) -> None:
@@ -78,7 +78,7 @@ class DeviceCheck:
     compilers: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     def run(self) -> GpuCheck:
-        """Return the findings; raises BadInput for cells or settings that cannot be planned, nothing for a faulty GPU."""
+        """Return the findings; raises BadInput for cells or settings that cannot be planned, and no error for a faulty GPU."""
         profile, live = self.profile, self.live
         self.watch("rates of the device", 0.0)
         rates, why_no_rates = self._rates()
@@ -112,7 +112,7 @@ class DeviceCheck:
 
     @property
     def loads_its_kernels(self) -> bool:
-        """Whether the driver loads what is compiled for the profile: kernels of another architecture it refuses."""
+        """Whether the driver loads kernels compiled for the profile: it refuses another architecture's."""
         return self.profile.compute_capability == self.live.compute_capability
 
     def _rates(self) -> tuple[tuple[RateCheck, ...], str]:
@@ -128,7 +128,7 @@ class DeviceCheck:
         return CandidatePool(builder, problem.key(builder), self.measurer, log, self.compilers)
 
     def _family_checks(self, problem: CheckedProblem) -> Iterator[KernelCheck]:
-        """Yield what came of the best predicted candidate of each family that serves the problem."""
+        """Yield the result of the best predicted candidate of each family that serves the problem."""
         log = ResultsInMemory()
         try:
             pool = self._pool(problem, log)
@@ -150,7 +150,7 @@ class DeviceCheck:
             )
 
     def _tried(self, pool: CandidatePool, solution: Solution) -> tuple[KernelOutcome, str]:
-        """Check the first candidate that keeps its promise; return outcome and reason where that is not in the pool's log."""
+        """Check the first candidate that keeps its promise; return the outcome, and a reason that the pool's log lacks."""
         note = ""
         for candidate in solution.candidates[:ATTEMPTS]:
             key = key_of(solution.family.name, candidate)
@@ -201,9 +201,9 @@ class DeviceCheck:
 
 
 def check_here(gpu: str | None = None, is_quick: bool = False, watch: Watch = lambda _doing, _share: None) -> GpuCheck:
-    """Check the GPU at hand by a profile, by name or path; by default by its own, without what was calibrated here.
+    """Check the GPU at hand by a profile, by name or path; by default by its own, ignoring calibrations made here.
 
-    Raises ToolchainMissing where there is no GPU or no NVRTC, BadInput for no profile, and in debug builds.
+    Raises ToolchainMissing where there is no GPU or no NVRTC, BadInput for an unknown profile, and in debug builds.
     """
     profile = load_profile(gpu) if gpu is not None else None
     live = device.live_device()

@@ -19,9 +19,9 @@ from minrnn_gen.run.interface import interface_of
 from minrnn_gen.run.layers.dropout import plain_dropout
 
 OVER_TIME: tuple[KernelPass, ...] = ("forward", "backward")
-# Without a kink, at which what was rounded otherwise has another gradient.
+# Without a kink, at which a rounding difference would change the gradient.
 DIAGONAL: Mapping[str, Any] = {"name": "tanh_rnn", "equations": "h[t] = tanh(W.h + u * h[t-1])", "parameters": ["u"]}
-# With a norm of a product, of what a later product multiplies, and of that one.
+# With a norm of a product, of a later product's operand, and of that product.
 NORMED: Mapping[str, Any] = {
     "name": "normed_gru",
     "equations": """
@@ -35,7 +35,7 @@ EVERY_PASS: tuple[KernelPass, ...] = (*OVER_TIME, "step")
 
 @dataclass(frozen=True)
 class CheckedProblem:
-    """A spec, in the precision of 16 bits that a GPU has or in fp32, and one pass of it."""
+    """One pass of a spec, in fp32 or in the GPU's 16-bit precision."""
 
     spec: Mapping[str, Any]
     kernel_pass: KernelPass
@@ -56,7 +56,7 @@ class CheckedProblem:
         return Builder(load_spec({**self.spec, "precision": self.precision}), target, store)
 
     def key(self, builder: Builder) -> KernelKey:
-        """Return the kernel of contiguous arrays of the spec's sizes; with `input_size` one that has its projection in it.
+        """Return the kernel of contiguous arrays of the spec's sizes; with `input_size`, a kernel that includes the projection.
 
         Raises Infeasible where a GPU has no kernels with projections.
         """
@@ -99,7 +99,7 @@ QUICK_PICKS = 2
 
 
 def family_problems(profile: GpuProfile, is_quick: bool) -> Iterator[CheckedProblem]:
-    """Yield the problems that every family of kernels serves: in 16 bits, then, unless it is to be quick, in fp32."""
+    """Yield the problems that every family of kernels serves: in 16 bits and then, unless quick, in fp32."""
     for precision in (_16_bits(profile),) if is_quick else (_16_bits(profile), "fp32"):
         for spec, passes in FAMILIES if precision == "fp32" else FAMILIES + IN_16_BITS:
             for kernel_pass in passes:

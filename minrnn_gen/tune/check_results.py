@@ -1,4 +1,4 @@
-"""Findings of a GPU check, and which of them are faults."""
+"""Findings of a GPU check, and the faults among them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minrnn_gen.tune.results import Outcome
 COPY_TOLERANCE = 0.15
 # Shares of the datasheet's bandwidth that a copy reaches: 0.88 to 0.94 were seen.
 SHARE_LEAST, SHARE_MOST = 0.75, 1.0
-# By this factor other rates may differ before the report remarks on it: the cost model scales by them.
+# Other rates may differ by this factor before the report remarks on it: the cost model scales by them.
 RATE_FACTOR = 1.5
-# A pick that takes so much longer than the best of its race is remarked on.
+# The report remarks on a pick that takes this much longer than the best of its race.
 REGRET_REMARKED = 1.1
 COPY = "copy_bandwidth_bytes_per_s"
 
@@ -28,7 +28,7 @@ SOUND = ("measured", "none")
 
 @dataclass(frozen=True)
 class RateCheck:
-    """A rate as the profile has it, None where it has none, and as it was measured here."""
+    """A rate of the profile, perhaps None, and the rate measured here."""
 
     name: str
     of_profile: float | None
@@ -42,7 +42,7 @@ class RateCheck:
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """A kernel of one family, run once: `error_share` is the largest error as a share of its tolerance, 1 is right."""
+    """A kernel of one family, run once: `error_share` is the largest error as a share of its tolerance; up to 1 is right."""
 
     family: str
     problem: str
@@ -75,7 +75,7 @@ class PickCheck:
 
 @dataclass(frozen=True)
 class GpuCheck:
-    """Findings about a device that a profile describes. `copy_assumed`: the bandwidth of a copy that plans reckon with."""
+    """Findings about a device that a profile describes. `copy_assumed`: the copy bandwidth that plans assume."""
 
     profile: str
     profile_arch: str
@@ -99,11 +99,11 @@ class GpuCheck:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Findings that cost speed at most, each as a sentence."""
+        """Findings that can only cost speed, each as a sentence."""
         return (*self._remarks_on_rates(), *self._remarks_on_picks())
 
     def summary(self) -> dict[str, Any]:
-        """Return all that was found as plain data, with the faults, the remarks, and what follows from times."""
+        """Return all findings as plain data, with faults, remarks, and the numbers derived from times."""
         data = asdict(self) | {"faults": list(self.faults), "remarks": list(self.remarks)}
         data["rates"] = [asdict(rate) | {"ratio": rate.ratio} for rate in self.rates]
         data["picks"] = [asdict(pick) | {"regret": pick.regret} for pick in self.picks]

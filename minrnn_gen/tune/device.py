@@ -9,7 +9,7 @@ from minrnn_gen.gpu import device
 from minrnn_gen.tune.measurer import Measurer
 from minrnn_gen.tune.subprocess import ChildMeasurer
 
-# Not imported here: what measures is another process.
+# Not imported here: another process measures.
 CHILD = (sys.executable, "-m", "minrnn_gen.tune.worker")
 
 

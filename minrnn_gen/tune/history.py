@@ -27,7 +27,7 @@ SHIPPED = "gpu_profiles/tuned"
 class Best:
     """The fastest candidate that is known to be right, and the setting in which it was measured.
 
-    `is_shipped`: it was found right before the package shipped, with the kernel that this toolchain makes of it to the byte.
+    `is_shipped`: it was found right before the package shipped, as the same kernel, to the byte, that this toolchain compiles.
     """
 
     setting: Setting
@@ -42,8 +42,8 @@ class Best:
 class History:
     """Results in a folder next to the store's kernels, one file for each GPU's profile, and those that ship with the package.
 
-    Any number of processes may add at once. A line that was cut off, or is none, costs that line; a disk that is full or
-    read-only costs the history, not the result.
+    Any number of processes may add at once. A truncated or invalid line costs that line alone; a full or read-only disk costs
+    the history, not the result.
     """
 
     store: Store
@@ -59,11 +59,11 @@ class History:
         return self.folder / f"{gpu}.jsonl"
 
     def gpus(self) -> tuple[str, ...]:
-        """Return the GPUs that something was measured or imported of."""
+        """Return the GPUs with measured or imported results."""
         return tuple(sorted(path.stem for path in self.folder.glob("*.jsonl")))
 
     def add(self, results: Sequence[Result]) -> None:
-        """Put results at the end of their files."""
+        """Append results to their files."""
         by_gpu: dict[str, list[Result]] = {}
         for result in results:
             by_gpu.setdefault(result.setting.gpu, []).append(result)
@@ -76,24 +76,24 @@ class History:
                     _notice_unwritable(self.folder, error.strerror or type(error).__name__)
 
     def results(self, gpu: str) -> tuple[Result, ...]:
-        """Return every result of a GPU that was measured or imported and can be read."""
+        """Return every readable result that was measured or imported for a GPU."""
         return tuple(read_results(self.path(gpu)))
 
     def known(self, setting: Setting) -> tuple[Result, ...]:
-        """Return the results of exactly this setting, what shipped first."""
+        """Return the results of exactly this setting, shipped ones first."""
         here = [result for result in _alike(self.path(setting.gpu), setting) if result.setting == setting]
         return (*self._shipped(setting).get(setting, ()), *here)
 
     def best(self, setting: Setting) -> Best | None:
         """Return the best known candidate of `setting`, else of the nearest sizes on the same GPU, else None.
 
-        A device or driver that is not known, as where no GPU is at hand, stands for any of them. What shipped is taken for its
-        own sizes and toolchain alone: anything else would have to be run first, where nobody asked for it.
+        A device or driver that is not known, as where no GPU is at hand, stands for any of them. A shipped result serves its
+        own sizes and toolchain alone: any other would need a run first, which nobody requested.
         """
         alike = _alike(self.path(setting.gpu), setting)
-        # On another GPU of the same profile, as on one with more memory, nothing is taken for granted.
+        # Results of another GPU of the same profile, such as one with more memory, do not count.
         alike = tuple(result for result in alike if not setting.device or result.setting.device == setting.device)
-        # Wrong once is wrong wherever the same text is compiled; what failed or hung here may run with other sizes.
+        # A wrong result is wrong wherever the same text is compiled; a candidate that failed or hung may run with other sizes.
         bad = [result for result in alike if result.outcome != "measured"]
         excluded = {result.candidate for result in bad if result.outcome == "wrong" or result.setting == setting}
         groups: dict[Setting, list[Result]] = {}
@@ -118,9 +118,9 @@ class History:
         return next((best for best in bests if best is not None), None)
 
     def sizes_measured(self, setting: Setting) -> tuple[tuple[int, int], ...]:
-        """Return the batches and times at which something was measured of a setting that differs in these alone, newest first.
+        """Return the measured batches and times of settings that differ in these alone, newest first.
 
-        Shipped results rank after those measured here; a driver, and a device that is not known, may be any.
+        Shipped results rank after those measured here; any driver matches, and any device where the device is unknown.
         """
         sizes: dict[tuple[int, int], None] = {}
         here = reversed(_alike(self.path(setting.gpu), setting))
@@ -148,7 +148,7 @@ def open_history(store: Store) -> History:
 
 
 def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]:
-    """Return all times of each candidate that nothing is wrong with, of results of one setting."""
+    """Return all times of each correct candidate, from results of one setting."""
     times: dict[CandidateKey, tuple[float, ...]] = {}
     spoilt: set[CandidateKey] = set()
     for result in results:
@@ -160,7 +160,7 @@ def times_of(results: Iterable[Result]) -> dict[CandidateKey, tuple[float, ...]]
 
 
 def fastest_of(results: Iterable[Result]) -> Result | None:
-    """Return the fastest candidate of results of one setting, all its times in one result; None where nothing was measured."""
+    """Return the fastest candidate among results of one setting, its times merged into one result; None without times."""
     results = list(results)
     times = times_of(results)
     if not times:
@@ -190,9 +190,9 @@ def _by_problem(path: Path, _stamp: tuple[int, ...], *digests: str) -> Mapping[S
 
 
 def read_results(path: Path, *words: str) -> Iterator[Result]:
-    """Yield the results in a file; what is none is skipped, and a file that is not there has none.
+    """Yield the results in a file; invalid lines are skipped, and a missing file has no results.
 
-    With `words`, lines without one of them are not looked into: of the many lines of other cells that is most of the time.
+    With `words`, lines that lack one of them are not parsed: parsing the many lines of other cells would take most of the time.
     """
     try:
         lines = path.read_bytes().split(b"\n") if path.is_file() else []
@@ -209,7 +209,7 @@ def read_results(path: Path, *words: str) -> Iterator[Result]:
 
 
 def append_results(path: Path, results: Sequence[Result]) -> None:
-    """Write results at the end of a file, each in a line of its own whatever was there; raises OSError where it cannot be."""
+    """Append results to a file, each on its own line even after a truncated one; raises OSError where that fails."""
     data = "".join(result.line() + "\n" for result in results).encode()
     # Without O_BINARY Windows would end lines with two characters.
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
@@ -227,7 +227,7 @@ def append_results(path: Path, results: Sequence[Result]) -> None:
 
 @functools.cache
 def _notice_unwritable(folder: Path, reason: str) -> None:
-    # Once per process, as with the store, which says it where there is none.
+    # Once per process, as in the store, which itself reports a missing folder.
     if folder.parent == NO_FOLDER:
         return
     LOG.warning("%s: results cannot be kept (%s); going on without, or set MINRNN_CACHE_DIR to another folder", folder, reason)

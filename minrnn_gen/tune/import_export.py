@@ -18,7 +18,7 @@ ExportFormat = Literal["lines", "t4", "fastest"]
 def export_results(history: History, path: str, *, form: ExportFormat = "lines", gpu: str | None = None) -> int:
     """Write every result, or those of one GPU, to a file, and return how many; raises BadInput where there are none.
 
-    Of "fastest" it is the fastest candidate of each setting alone, which is all that compiling asks for.
+    "fastest" writes only the fastest candidate of each setting, which is all that compiling needs.
     """
     results = [result for name in history.gpus() if gpu in (None, name) for result in history.results(name)]
     if not results:
@@ -38,7 +38,7 @@ def export_results(history: History, path: str, *, form: ExportFormat = "lines",
 def import_results(history: History, path: str) -> int:
     """Add the results in a file that are not there yet, and return how many; raises BadInput for a file without any.
 
-    What was compiled before is decided anew when it is next asked for.
+    Kernels compiled before are chosen anew at their next request.
     """
     if not _is_file(path):
         raise BadInput(f"--import: {shown(path)} is no file; give one that --export wrote, or a history's own")

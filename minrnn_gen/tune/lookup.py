@@ -1,4 +1,4 @@
-"""The choice of candidates by what was measured before."""
+"""The choice of candidates by earlier measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = logging.getLogger("minrnn_gen")
 
 
 class _Evidence(NamedTuple):
-    """Setting that a choice was made for, where it is known, and whether the choice is one of those that ship."""
+    """Setting that a choice was made for, where known, and whether the choice shipped with the package."""
 
     setting: Setting | None
     is_shipped: bool
@@ -35,8 +35,8 @@ class _Evidence(NamedTuple):
 class TunedLookup:
     """The fastest candidates of a history; may be used from several threads.
 
-    `device` and `driver` are those of the GPU `gpu` where it is at hand, else empty. `open_measurer` opens what checks a
-    choice on it, or gives None where nothing does; the promises of its plan are kept all the same.
+    `device` and `driver` are those of the GPU `gpu` where it is at hand, else empty. `open_measurer` opens the measurer that
+    checks a choice on it, or returns None without one; the promises of its plan are checked in any case.
     """
 
     history: History
@@ -53,7 +53,7 @@ class TunedLookup:
             return None
         where = best.setting.device
         if not best.is_exact:
-            # Said where it is, because it may not be as fast here.
+            # Named with its origin, because it may not be as fast here.
             sizes = best.setting
             where += f" with hidden_size {sizes.hidden_size}, batch {sizes.batch}, time {sizes.time}, driver {sizes.driver}"
         evidence = _Evidence(setting, best.is_shipped)
@@ -82,9 +82,9 @@ class TunedLookup:
         )
 
     def accepts(self, choice: Choice, trial: Trial) -> bool:
-        """Run the choice on the GPU, where there is one to run it on; a wrong one is remembered as wrong.
+        """Run the choice on the GPU, where there is one to run it on; a wrong choice is remembered as wrong.
 
-        One that shipped was run with this very kernel before.
+        A shipped choice was run as this very kernel before.
         """
         asked, is_shipped = choice.evidence or _Evidence(None, is_shipped=False)
         if is_shipped:
@@ -117,7 +117,7 @@ class TunedLookup:
 
 @dataclass(frozen=True)
 class JustTuned:
-    """The winners of a tuning that has just ended, before the history: they count even where the disk keeps neither."""
+    """The winners of a tuning that has just ended, before the history: they count even where the disk keeps nothing."""
 
     winners: tuple[BuiltKernel, ...]
     lookup: TunedLookup
@@ -128,7 +128,7 @@ class JustTuned:
         return won.get(problem.sizes) or self.lookup.choice(problem, cell_digest)
 
     def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
-        """Return the sizes that were tuned for, and those of the history."""
+        """Return the tuned sizes, and the history's."""
         won = self._won(problem)
         tuned_sizes = {sizes for sizes, _ in won}
         before = self.lookup.measured(problem, cell_digest)

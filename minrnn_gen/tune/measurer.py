@@ -1,4 +1,4 @@
-"""Needs of measuring on a GPU, and its failures."""
+"""The interface of measuring on a GPU, and its failures."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from minrnn_gen.errors import MinrnnError
 
 
 class MeasurementFailed(MinrnnError):
-    """A candidate, or the process that measured it, came to an error."""
+    """A candidate, or the process that measured it, failed."""
 
 
 class MeasurementHung(MeasurementFailed):
-    """A candidate had not ended after the time it was given."""
+    """A candidate did not finish within its time limit."""
 
 
 class CannotMeasure(MinrnnError):
-    """Nothing can be measured here, whatever the candidate: what a call needs besides cannot be made."""
+    """Nothing can be measured here, whatever the candidate: the rest of a call cannot be prepared."""
 
 
 class Measurer(Protocol):
     """A GPU that runs candidates. `prepare` raises CannotMeasure, and so may the others.
 
-    `error_share` and `times_us` raise MeasurementFailed, or MeasurementHung, for a candidate that cannot be run to its end,
-    after which the measurer is as good as before.
+    `error_share` and `times_us` raise MeasurementFailed, or MeasurementHung, for a candidate that does not run to its end; the
+    measurer stays usable.
     """
 
     @property
@@ -41,16 +41,16 @@ class Measurer(Protocol):
         """The driver's release."""
 
     def prepare(self, trial: Trial) -> None:
-        """Make what running the candidate needs, which is the same for all candidates of its kernel; runs nothing of it."""
+        """Prepare everything that running the candidate needs, shared by all candidates of its kernel; does not run it."""
 
     def error_share(self, trial: Trial) -> float:
         """Run a candidate and return its largest error against the fp64 reference, as a share of the tolerance; 1 is right."""
 
     def times_us(self, trial: Trial, repeats: int) -> Sequence[float]:
-        """Run a candidate so often, each time with a cold L2 cache, and return how long it took by the device's clock.
+        """Run a candidate this many times, each with a cold L2 cache, and return the times by the device's clock.
 
-        Of a slow one fewer times, one at least.
+        A slow candidate runs fewer times, at least once.
         """
 
     def close(self) -> None:
-        """Give back what was taken for measuring."""
+        """Release all resources of measuring."""

@@ -1,4 +1,4 @@
-"""The GPU at hand measured for the cost model, by rulers of some milliseconds each; run as a program it prints them as JSON."""
+"""The GPU at hand measured for the cost model, by kernels of some milliseconds each; as a program it prints JSON."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from minrnn_gen.plan.limits import WARP_LANES
 RUNS = 5
 # Turns of a short and of a long run: their difference has neither the launch nor the first misses in it.
 TURNS = 2000, 6000
-# As the templates in templates/rulers have them.
+# As in the templates in templates/rulers.
 EXCHANGE_THREADS, BUSY_THREADS, CHAINS, CLUSTER_BLOCKS = 128, 512, 4, 8
 LINE_BYTES = 128
 # Blocks that exchange over the grid, as kernels of large cells have.
 GRID_BLOCKS = 64
 # Multiply-adds of one tile, m16n8k16.
 PRODUCTS_PER_TILE = 16 * 8 * 16
-# What is copied, and what a chase wanders over, is so much, or a sixteenth of a smaller memory: more than any cache.
+# Bytes of a copy and of a pointer chase, or a sixteenth of a smaller memory: more than any cache.
 COPIED_BYTES, CHASED_BYTES, SHARE_OF_MEMORY = 2 << 30, 1 << 30, 16
 
 
@@ -162,7 +162,7 @@ class Microbenchmarks:
 
 
 def main() -> None:
-    """Print what was measured as one JSON object."""
+    """Print the measured numbers as one JSON object."""
     live = device.live_device()
     if live is None:
         raise SystemExit("no GPU, or no CuPy to use it")

@@ -81,11 +81,11 @@ def summary_of(tuned: TunedKernel) -> dict[str, Any]:
 
 
 def tune_specs(tasks: Sequence[Task], executor: Executor) -> Iterator[tuple[int, Tuned]]:
-    """Yield (number of the task, what came of it) as they are done, by the workers of any executor.
+    """Yield (number of the task, its result) as tasks finish on the workers of any executor.
 
-    Each worker needs a GPU and this package; results go to the history in its cache folder. After an interruption what had
-    begun is yielded if its worker still ends it. Raises what tuning raises, see `tune_here`, and CannotMeasure where a worker
-    is lost.
+    Each worker needs a GPU and this package; results go to the history in its cache folder. After an interruption, a task that
+    had begun is yielded if its worker still finishes it. Raises what tuning raises, see `tune_here`, and CannotMeasure where a
+    worker is lost.
     """
     numbers: dict[Future[Tuned], int] = {executor.submit(run_task, task): number for number, task in enumerate(tasks)}
     left = set(numbers)

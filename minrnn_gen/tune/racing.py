@@ -23,7 +23,7 @@ OF_A_DIFFERENCE = 0.9539
 NOISE_LEAST = 0.002
 # Contenders within one per cent of each other are alike.
 ALIKE = 0.01
-# Rounds after which nothing more is to be learnt: noise that does not add up to a normal distribution.
+# Rounds after which more times help no further: their noise is not normally distributed.
 ROUNDS_MOST = 40
 
 
@@ -44,7 +44,7 @@ def run_race(
 ) -> Race[Contender]:
     """Race contenders as they arrive; `measure` times one a few times, or returns None for one that is eliminated.
 
-    Each contender is measured once, except those whose times are `known`, which need not arrive. Then those that may still be
+    Each contender is measured once, except those with `known` times, which need not arrive. Then contenders that may still be
     the fastest are measured in rounds. Without seconds left nothing is measured, except the first contender. An interruption
     ends the race; the times measured by then count.
     """
@@ -58,12 +58,12 @@ def run_race(
 
 
 def leader_of(times_us: Mapping[Contender, Sequence[float]]) -> Contender | None:
-    """Return the contender with the least median, the first of equals."""
+    """Return the contender with the smallest median, the first of equals."""
     return min(times_us, key=lambda contender: statistics.median(times_us[contender]), default=None)
 
 
 def noise_of(times_us: Iterable[Sequence[float]]) -> float:
-    """Return the relative standard deviation of one time, as all contenders together show it; outliers count little."""
+    """Return the relative standard deviation of one time, estimated over all contenders; outliers count little."""
     apart = [abs(math.log(a / b)) for times in times_us for a, b in itertools.combinations(times[-8:], 2)]
     return max(NOISE_LEAST, statistics.median(apart) / OF_A_DIFFERENCE if apart else 0.0)
 

@@ -73,10 +73,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one visit to a candidate; those of several visits add up.
+    """Result of one visit to a candidate; results of several visits add up.
 
-    `error_share` is the largest share of its tolerance that an element of the results took. `note` says what went wrong.
-    `compile_seconds` and `when` (UTC, ISO 8601) are for readers.
+    `error_share` is the largest error of an element as a share of its tolerance. `note` says what went wrong. `compile_seconds`
+    and `when` (UTC, ISO 8601) are for readers.
     """
 
     setting: Setting
@@ -151,7 +151,7 @@ def distance(setting: Setting, other: Setting) -> float:
 
 
 def median_us(times_us: tuple[float, ...]) -> float:
-    """Return the time that stands for a candidate."""
+    """Return the median time of a candidate."""
     return statistics.median(times_us)
 
 

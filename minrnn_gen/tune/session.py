@@ -17,9 +17,9 @@ def tune_here(
     limits: Limits = DEFAULT_LIMITS,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Iterator[TunedKernel]:
-    """Tune the kernels of the builder's spec on the GPU here, and yield what came of each; see `tune`.
+    """Tune the kernels of the builder's spec on the GPU here, and yield each result; see `tune`.
 
-    Raises ToolchainMissing where there is no GPU to measure on, BadInput where it is another than the builder's.
+    Raises ToolchainMissing where there is no GPU to measure on, BadInput where it is not the builder's.
     """
     with closing(open_measurer()) as opened:
         if opened.gpu != builder.target.profile.name:

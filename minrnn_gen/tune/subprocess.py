@@ -28,9 +28,9 @@ END_SECONDS = 10.0
 
 @dataclass
 class ChildMeasurer:
-    """A measurer in a child process, which is started when it is needed, and anew after it was lost.
+    """A measurer in a child process, started on demand and restarted after it was lost.
 
-    `command` starts a process that runs `serve`. Its lines are JSON, a request and a reply at a time.
+    `command` starts a process that runs `serve`. Parent and child exchange lines of JSON: one request, one reply.
     """
 
     command: Sequence[str]

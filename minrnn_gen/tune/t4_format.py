@@ -1,4 +1,4 @@
-"""Results in the format that tools of the autotuning community read: T4 results, version 1.0.0 (Open Autotuning Results)."""
+"""Results in the exchange format of autotuning tools: T4 results, version 1.0.0 (Open Autotuning Results)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from minrnn_gen.tune.results import Outcome, Result, median_us
 
 SCHEMA_VERSION = "1.0.0"
-# The words of that format; "correct" is what its tools write and read where nothing is wrong.
+# The words of the format; its tools write and read "correct" where nothing is wrong.
 _INVALIDITY: dict[Outcome, str] = {
     "measured": "correct",
     "wrong": "correctness",

@@ -29,10 +29,10 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is measured: `top` candidates of each kernel (None: all), in a time for all kernels.
+    """Limits of measuring: `top` candidates of each kernel (None: all), in a time for all kernels.
 
-    The best predicted of each strategy is among them, then the others that are best predicted.
-    `compilers` threads compile ahead.
+    The best predicted candidate of each strategy comes first, then the best predicted of the others. `compilers` threads
+    compile ahead.
     """
 
     budget_s: float = DEFAULT_BUDGET_S
@@ -45,7 +45,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the race for one kernel is: contenders that have times, of how many at most, and the best time so far."""
+    """Progress of one kernel's race: contenders with times, their most, and the best time so far."""
 
     kernel_pass: KernelPass
     measured: int
@@ -67,10 +67,10 @@ class RacedCandidate:
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """Result for one kernel. `winner` is what calls use from now on, None where no candidate could be measured.
+    """Result for one kernel. `winner` serves calls from now on, None where no candidate could be measured.
 
-    `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates, and
-    `raced` are those of them that were tried, best predicted first.
+    `first_us` is the time of the candidate that the solver would pick, where it has one; `outcomes` counts the candidates;
+    `raced` are the tried ones, best predicted first.
     """
 
     setting: Setting
@@ -95,9 +95,9 @@ def tune(
     limits: Limits = DEFAULT_LIMITS,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Iterator[TunedKernel]:
-    """Yield what came of each kernel of the builder's spec, which then is what compile() finds.
+    """Yield the result for each kernel of the builder's spec; compile() finds the winners from then on.
 
-    An interruption ends the last of them that is yielded. What was measured before, in any process, is not measured again.
+    After an interruption, one last result is yielded. Candidates measured before, in any process, are not measured again.
     Raises ToolchainMissing without NVRTC, BadInput in debug builds, Infeasible where nothing fits.
     """
     if toolchain_version() is None:
@@ -107,7 +107,7 @@ def tune(
     wanted = kernels_of(builder)
     end = time.monotonic() + limits.budget_s
     for done, key in enumerate(wanted):
-        # What one kernel did not need is there for the next ones.
+        # Time that one kernel did not need goes to the next ones.
         share = max(0.0, end - time.monotonic()) / (len(wanted) - done)
         pool = CandidatePool(builder, key, measurer, history, limits.compilers)
         tuned = KernelTuning(pool, limits.top, share, watch).run()
@@ -126,7 +126,7 @@ class KernelTuning:
     watch: Callable[[Progress], None]
 
     def run(self) -> TunedKernel:
-        """Race, keep the winner, and say what came of it."""
+        """Race, keep the winner, and return the result."""
         pool, end = self.pool, time.monotonic() + self.seconds
         at_most = min(self.top or len(pool.ranked), len(pool.ranked))
 

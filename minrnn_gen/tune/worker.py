@@ -22,13 +22,13 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.tune.subprocess import serve
 from minrnn_gen.tune.workload import Workload, demand_specialization
 
-# All runs of one measurement together: what is slower has fewer of them, and one at least.
+# Time of all runs of one measurement: slower candidates run fewer times, at least once.
 MEASUREMENT_US = 20e3
 
 
 @dataclass
 class GpuMeasurer:
-    """Measures candidates here, in this process; what hangs or faults takes the process with it (`ChildMeasurer`)."""
+    """Measures candidates in this process; a candidate that hangs or faults takes the process with it (see `ChildMeasurer`)."""
 
     live: LiveDevice
     folder: Path
@@ -52,9 +52,9 @@ class GpuMeasurer:
         return driver_release() or ""
 
     def prepare(self, trial: Trial) -> None:
-        """Compile what else a call of the trial needs, and compute what it should give."""
+        """Compile the other kernels of a trial's call, and compute its expected results."""
         self._workload_of(trial).prepare()
-        # What is there for all candidates need not be looked through after each.
+        # The garbage collector need not scan the objects shared by all candidates after each.
         gc.collect()
         gc.freeze()
 
@@ -63,7 +63,7 @@ class GpuMeasurer:
         workload, kernel = self._workload_of(trial), self._kernel_of(trial)
         run = workload.checked_run(kernel)
         sizes_bytes = [array.nbytes for array in run().values()]
-        # In the memory that these results were in, too.
+        # Results must be right in the memory that held these, too.
         poison(sizes_bytes)
         results = run()
         gpu_device.synchronize()
@@ -81,21 +81,21 @@ class GpuMeasurer:
         times_us = [self.clock.time_us(run)]
         while len(times_us) < repeats and sum(times_us) < MEASUREMENT_US:
             times_us.append(self.clock.time_us(run))
-        # What remembers its arrays refers to itself.
+        # The object that remembers its arrays is in a reference cycle.
         del run, kernel
         self._last = None
         gc.collect()
         return times_us
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._workload, self._last = None, None
         gc.unfreeze()
         gc.collect()
         release_memory()
 
     def _kernel_of(self, trial: Trial) -> Kernel:
-        """Return a kernel that takes the candidate, loaded once to be checked and timed."""
+        """Return a kernel that runs the candidate, loaded once for the check and the timing."""
         if self._last is None or self._last[0] != trial:
             self._last = trial, self._workload_of(trial).kernel_of(trial)
         return self._last[1]
@@ -119,7 +119,7 @@ def gpu_measurer(folder: Path) -> GpuMeasurer:
 
 def main() -> None:
     """Serve the parent, and end with it."""
-    # What else is printed must not stand between the replies.
+    # Other output must not come between the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:

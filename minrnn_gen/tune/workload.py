@@ -51,19 +51,19 @@ RANDOM_VALUES = 1_000_003
 HALF_BYTES = 2
 
 Arrays = Mapping[str, Any]
-# Of the values given, over and over, an array of a shape and an alignment in bytes, where the calls are run.
+# An array of a shape and an alignment in bytes, filled with the values in turn, on the device of the calls.
 Place = Callable[[Any, tuple[int, ...], int], Any]
 
 
 def on_host(values: Any, shape: tuple[int, ...], alignment_bytes: int) -> Any:
-    """Return a NumPy array; how it is aligned does not matter there."""
+    """Return a NumPy array; alignment does not matter on the host."""
     del alignment_bytes
     return numpy.resize(values, shape)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a forward or a step, x and the rest, and of a backward after it."""
+    """The arguments of a forward or a step, x and the others, and of a backward after it."""
 
     x: Any
     forward: dict[str, Any]
@@ -78,11 +78,11 @@ class TrialBuilder(Builder):
 
     @cached_property
     def projection(self) -> ProjectionChoice:
-        """Have a trial that multiplies x itself run all calls that it can."""
+        """Let a trial that multiplies x itself run every call that it can."""
         return ProjectionChoice(is_everywhere=bool(self._key and self._key.specialization.input_size))
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
-        """Return the trial for calls of its pass and specialization; of a dense cell it also says how calls are run."""
+        """Return the trial for calls of its pass and specialization; for a dense cell it also decides how calls run."""
         trial = self._key
         if trial and trial.kernel_pass == kernel_pass:
             asks_how = self.cell_shape.has_matrix and specialization == self.hinted_specialization
@@ -101,11 +101,11 @@ class TrialBuilder(Builder):
 
 @dataclass(frozen=True)
 class Workload:
-    """The calls that run one kernel of a spec, in one direction, and nothing else that takes long.
+    """Calls that run one kernel of a spec, in one direction, and nothing else that takes long.
 
     They begin at pre-activations, or at x where the kernel itself multiplies it by the weight; dropout takes y and a mask that
     keeps half of it. `trial` is any of its candidates. Other kernels that a call needs, as the forward before a backward, are
-    built in `store`, apart from what `compile()` finds, and without asking what was measured.
+    built in `store`, separate from the kernels that `compile()` finds, and without measurements.
     """
 
     trial: Trial
@@ -115,7 +115,7 @@ class Workload:
 
     @property
     def plan(self) -> KernelPlan:
-        """Its plan, whose variables are one candidate's."""
+        """Its plan, with one candidate's variables."""
         return self.trial.plan
 
     @cached_property
@@ -124,26 +124,26 @@ class Workload:
         return TrialBuilder(self._spec(), self.target, self.store, trial=_built(self.trial))
 
     def prepare(self) -> None:
-        """Make what is the same for every candidate: what it should give, and what runs before it."""
+        """Make everything that candidates share: the expected results, and the kernels that run before."""
         _ = self.expected, self._timed, self._others
-        # Libraries compile what compares on its first use, of each dtype.
+        # Libraries compile comparisons on first use, for each dtype.
         for array in (self._checked.x, *self._checked.forward.get("state", {}).values()):
             _share(array, array.astype(numpy.float32).astype(numpy.float64), 1.0, 1.0)
 
     def kernel_of(self, trial: Trial) -> Kernel:
-        """Return a kernel that takes this candidate."""
+        """Return a kernel that runs this candidate."""
         return Kernel(self.builder, (*self._others, _built(trial)))
 
     def checked_run(self, kernel: Kernel) -> Callable[[], Arrays]:
-        """Return a call of small sizes with all that it may be given, biases and states included."""
+        """Return a call of small sizes with all optional arguments, biases and states included."""
         return self._run(kernel, self._checked)
 
     def timed_run(self, kernel: Kernel) -> Callable[[], Arrays]:
-        """Return a call of the planned sizes with what it has to be given."""
+        """Return a call of the planned sizes with its required arguments alone."""
         return self._run(kernel, self._timed)
 
     def error_share(self, results: Arrays) -> float:
-        """Return the largest error of the results of a checked run, as a share of what is allowed; NaN for one that is none."""
+        """Return the largest error of the results of a checked run, as a share of the allowed error; NaN for a NaN."""
         precision = self._interface.precision.with_functions(self.plan.problem.functions)
         slack = LARGEST_OF_NORM * error_allowed(precision) + remembered_error(precision, self.builder.spec.scan_arithmetic)
         shares = [_share(results[name], *expected, slack) for name, expected in self.expected.items()]
@@ -178,7 +178,7 @@ class Workload:
 
     @cached_property
     def _others(self) -> tuple[BuiltKernel, ...]:
-        """The kernels that a call runs before the one that is measured."""
+        """The kernels that a call runs before the measured kernel."""
         if self.plan.problem.kernel_pass not in OF_BACKWARD:
             return ()
         kernel = Kernel(self.builder, (_built(self.trial),))
@@ -218,17 +218,17 @@ class Workload:
         return lambda: _named(*kernel.forward(arguments.x, **arguments.forward)[:2])
 
     def _made(self, sizes: Sizes, place: Place, is_whole: bool) -> Arguments:
-        """Return the arguments of a call: the same values wherever they are placed; `is_whole`: all that it may be given.
+        """Return the arguments of a call: the same values on every device; `is_whole`: with all optional ones.
 
-        Between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish, and of matrices so that they keep the
-        size of what they multiply; of states between 1 and 2, since some cells take their logarithm, or divide by them.
+        Values are between -1 and 1, so that the coefficients of a raw scan neither grow nor vanish; matrices are scaled to keep
+        the size of their operand. States are between 1 and 2, since some cells take their logarithm, or divide by them.
         """
         interface, alignment_bytes = self._interface, self.plan.problem.specialization.alignment_bytes
         storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
         values = numpy.random.default_rng(0).uniform(-1, 1, RANDOM_VALUES)
 
         def uniform(shape: tuple[int, ...], number: int, scale: float = 1.0, dtype: Any = storage) -> Any:
-            """Each array, by its number, begins elsewhere among the values."""
+            """Return uniform values; each array starts at its own offset, by its number."""
             return place(numpy.roll(scale * values, number * RANDOM_VALUES // 8).astype(dtype), shape, alignment_bytes)
 
         # A step has no time axis, whatever the layout.
@@ -272,7 +272,7 @@ class Workload:
 
 
 def checked_sizes(plan: KernelPlan, has_matrix: bool, sm_count: int) -> Sizes:
-    """Return sizes like a plan's own, with as many idle SMs and as long, for which the fp64 reference takes about a second."""
+    """Return sizes like a plan's, in idle SMs and in length, for which the fp64 reference takes about a second."""
     is_few = plan.problem.batch * plan.problem.hidden_size < FILLING_CHANNELS_PER_SM * sm_count
     least_batch = 1 if is_few else -(-FILLING_CHANNELS_PER_SM * sm_count // plan.problem.hidden_size)
     least_time = min(plan.problem.time, SHORT_STEPS)
@@ -333,7 +333,7 @@ def _largest(array: Any) -> float:
 
 
 def _share(result: Any, expected: Any, largest: float, slack: float) -> float:
-    """Return the largest error as a share of what is allowed; what is equal, infinities too, has none."""
+    """Return the largest error as a share of the allowed error; equal values, infinities included, have none."""
     # By way of fp32, which holds every number of 16 bits: not every library converts bfloat16 to more.
     values = (result.astype(numpy.float32) if result.itemsize == HALF_BYTES else result).astype(numpy.float64)
     values = values.reshape(expected.shape)

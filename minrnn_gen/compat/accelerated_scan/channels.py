@@ -1,4 +1,4 @@
-"""A scan over the last axis, whose refusals name arrays as the caller does."""
+"""A scan over the last axis, whose errors name arrays as the caller does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minrnn_gen.torch.tensors import autocasts, check_devices, check_tensor
 
 
 def scan_channels(arrays: Mapping[str, Any], reverse: bool = False) -> Any:
-    """Return the scan of coefficients and values [B, C, T], the two of `arrays` by their names; raises BadInput."""
+    """Return the scan of coefficients and values [B, C, T], which are `arrays` by name; raises BadInput."""
     for name, tensor in arrays.items():
         check_tensor(tensor, name)
         if tensor.dim() != 3:

@@ -22,7 +22,7 @@ def scan(
     ones_like: Callable[..., Any] = torch.ones_like,
     reverse: bool = False,
 ) -> Any:
-    """Return what `accelerated_scan.warp.scan` does, in reverse h[t] = gates[t] h[t+1] + tokens[t].
+    """Return the same as `accelerated_scan.warp.scan`; in reverse h[t] = gates[t] h[t+1] + tokens[t].
 
     Operations other than torch's own are refused: they are another recurrence. Raises BadInput for tensors that do not fit.
     """

@@ -1,7 +1,7 @@
-"""Dtypes of torch.nn's recurrent layers under autocast: what they compute in, and what they return.
+"""Dtypes of torch.nn's recurrent layers under autocast: the dtypes that they compute in and return.
 
-On CUDA its layers are one call of cuDNN, which autocast gives float16 whatever its own dtype is. On the CPU they are
-composed of smaller functions, of which autocast casts the products alone: the states that a step adds to keep their dtype.
+On CUDA its layers are one call of cuDNN, which autocast gives float16 whatever its own dtype is. On the CPU they are composed
+of smaller functions, and autocast casts only the products: the states that a step adds to keep their dtype.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _by_cudnn(x: Any) -> bool:
 
 
 def result_dtype(mode: str, x: Any, state: Any, computed: torch.dtype, *, is_whole: bool) -> torch.dtype:
-    """Return the dtype of what torch.nn returns under autocast for an input x and the last initial state, or None.
+    """Return the dtype of torch.nn's results under autocast for an input x and the last initial state, which may be None.
 
     `computed`: the dtype of the products; `is_whole`: for a layer whose input is no PackedSequence.
     """

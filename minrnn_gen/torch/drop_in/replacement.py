@@ -2,8 +2,8 @@
 
 A layer gets the class of its name in `minrnn_gen.torch.nn`, which is a subclass of its own, and stays the same object; an
 instance of a subclass gets a class that has ours after the subclass's own methods, so that its `super().forward` is ours. So
-whatever refers to it or is part of it stays too: parameters and their ties, hooks, names, mode, device, and the same layer
-at several places of a model.
+everything that refers to it or belongs to it stays too: parameters and their ties, hooks, names, mode, device, and the same
+layer at several places of a model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 @dataclass(frozen=True)
 class ReplacedLayer:
-    """A recurrent layer of a model. `names`: those of the places where it is, of the model itself the empty one."""
+    """A recurrent layer of a model. `names`: its names in the model, the empty name for the model itself."""
 
     names: tuple[str, ...]
     before: str
@@ -37,7 +37,7 @@ class ReplacedLayer:
 
 @dataclass(frozen=True)
 class LeftLayer:
-    """A recurrent layer that stays what it is, and why."""
+    """A recurrent layer that is not replaced, and the reason."""
 
     names: tuple[str, ...]
     layer: str
@@ -67,12 +67,13 @@ def replace(model: Any, *, leave: Iterable[str] = (), subclasses: bool = False, 
 
     A layer keeps its identity: parameters, hooks, names, mode, requires_grad, device, dtype and ties are untouched, and
     optimizers that have its parameters go on with them. LSTMCell, GRUCell and RNNCell are left: torch launches a single step
-    faster; so is what the kernels do not compute. leave: names of layers, or patterns such as `decoder.*`, that stay as they
-    are. subclasses: replace instances of subclasses too, whose `super().forward` the kernels then compute; they are left
-    otherwise, and where their `forward` does not call it. back: give layers that have been replaced their classes again.
+    faster. Layers that the kernels do not compute are left too. leave: names of layers, or patterns such as `decoder.*`, that
+    stay as they are. subclasses: replace instances of subclasses too, whose `super().forward` the kernels then compute. Without
+    it they are left, as are subclasses whose `forward` does not call `super().forward`. back: give layers that have been
+    replaced their classes again.
 
-    Return the replaced layers, and those left, with the reason. Raises BadInput for a model that is no
-    module, and for a name to be left that no recurrent layer has; the model is untouched then.
+    Return the replaced layers, and those left, with the reason. Raises BadInput for a model that is no module, and for a name
+    to be left that no recurrent layer has; the model is untouched then.
     """
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"model is {kind_of(model)}; a torch.nn.Module is expected")
@@ -108,7 +109,7 @@ def _recurrent_layers(model: Any) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def _patterns(leave: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns of names to be left, each of which has to be of a layer."""
+    """Return the patterns of names to leave; each must match a recurrent layer."""
     if isinstance(leave, str) or not isinstance(leave, Iterable):
         raise BadInput(f"leave is {shown(leave)}; a list of names of layers is expected")
     patterns = tuple(leave)
@@ -122,7 +123,7 @@ def _patterns(leave: Any, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _reason_to_leave(module: Any, subclasses: bool, back: bool) -> str | None:
-    """Say why a layer stays what it is, whatever its sizes are; None where it need not."""
+    """Return why a layer is left whatever its sizes are, or None."""
     if _scripted(module):
         return "torch.jit has compiled it; replace the layers of the model before"
     if torch.nn.utils.parametrize.is_parametrized(module):
@@ -146,7 +147,7 @@ def _reason_to_leave(module: Any, subclasses: bool, back: bool) -> str | None:
 
 
 def _take_over(module: Any) -> str | None:
-    """Give a layer the class by which the kernels compute it, or return why there is none; it is unchanged then."""
+    """Give a layer the class that runs the kernels; where there is none, leave the layer unchanged and return the reason."""
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.device.type not in _DEVICES:
             return f"{name} is on {parameter.device}, and the kernels run on CUDA GPUs and in host memory"
@@ -163,12 +164,12 @@ def _take_over(module: Any) -> str | None:
 
 
 def _scripted(module: Any) -> bool:
-    """Say whether a module is what torch.jit made of a recurrent layer."""
+    """Say whether a module is a recurrent layer compiled by torch.jit."""
     return isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", None) in by_kernels.__all__
 
 
 def _written(module: Any) -> str:
-    """Return a layer as it is made."""
+    """Return the call that constructs a layer, as text."""
     name = module.original_name if _scripted(module) else name_of(type(module))
     return f"{name}({module.extra_repr()})"
 

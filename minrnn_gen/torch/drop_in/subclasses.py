@@ -1,4 +1,4 @@
-"""Subclasses of torch.nn's recurrent layers, computed by the kernels: `super().forward` of theirs is ours."""
+"""Subclasses of torch.nn's recurrent layers, computed by the kernels: their `super().forward` is ours."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def base_of(kind: type) -> Any:
 
 
 def is_by_kernels(kind: type) -> bool:
-    """Say whether a class is one of ours, or one that `combined` returns; not where it is a subclass of these."""
+    """Say whether a class is one of ours or made by `combined`; subclasses of these do not count."""
     return "torch_class" in vars(kind)
 
 
 @functools.lru_cache(_KEPT)
 def combined(subclass: Any) -> Any:
-    """Return a class with ours behind the methods of a subclass of torch's; raises TypeError where Python has none."""
+    """Return a class with our methods after those of a subclass of torch's; raises TypeError where Python allows none."""
     ours = OURS[base_of(subclass)]
     named = {name: getattr(subclass, name) for name in ("__module__", "__qualname__", "__doc__")}
 
@@ -50,7 +50,7 @@ def _unmade(subclass: type) -> Any:
 
 
 def name_of(kind: type) -> str:
-    """Return the name by which a class is imported, of a combined one those of both."""
+    """Return the import name of a class; a combined class has the names of both."""
     base = base_of(kind)
     if base is not None and is_by_kernels(kind) and kind is not OURS[base]:
         return f"{name_of(vars(kind)['torch_class'])} over {name_of(OURS[base])}"
@@ -60,7 +60,7 @@ def name_of(kind: type) -> str:
 
 
 def reason_against(module: Any) -> str | None:
-    """Say why an instance of a subclass cannot have ours behind its own methods; None where it can."""
+    """Say why an instance of a subclass cannot have our methods after its own; None where it can."""
     kind: Any = type(module)
     base = base_of(kind)
     if base is None:

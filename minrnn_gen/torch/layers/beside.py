@@ -1,4 +1,4 @@
-"""Layers that run concurrently on pieces of time, where that is expected to be faster than one after the other."""
+"""Layers that run concurrently on pieces of time, where that is predicted to be faster than in sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minrnn_gen.run.layers.cut_choice import CutChoice, choose_cut, is_asked_for
 from minrnn_gen.run.layers.dropout import plain_dropout
 from minrnn_gen.run.layers.stack import StackRun
 
-# Sizes of calls that are remembered, with what was chosen for them.
+# Sizes of calls whose choices are remembered.
 _CHOICES_HELD, _RUNS_HELD = 1024, 256
 
 
@@ -28,12 +28,12 @@ class Beside:
     kernel: Kernel
 
     def expect(self) -> None:
-        """Begin to build the kernels that it takes."""
+        """Begin to build the kernels of a concurrent run."""
         specialization = self.kernel.builder.hinted_specialization
         self.kernel.executor.backend.build_ahead(self.choice.kernel_pass, specialization, self.choice.piece)
 
     def prepare(self, drops: bool, watch: Watch) -> None:
-        """Compile the kernels that it takes, with that of dropout where it `drops`."""
+        """Compile the kernels of a concurrent run, with the dropout kernel where it `drops`."""
         kernel, piece = self.kernel, self.choice.piece
         kernel.prepare([piece], watch)
         if drops:
@@ -51,7 +51,7 @@ class Beside:
 
 
 def beside_each_other(recipes: Sequence[str], kernel_pass: BackwardOrForward, batch: int, time: int) -> Beside | None:
-    """Return how layers run concurrently in a pass of these sizes; None where one after the other is as fast."""
+    """Return how layers run concurrently in a pass of these sizes; None where running in sequence is as fast."""
     if not is_asked_for():
         return None
     return _chosen(tuple(recipes), kernel_pass, batch, time)
@@ -62,7 +62,7 @@ def _chosen(recipes: tuple[str, ...], kernel_pass: BackwardOrForward, batch: int
     builders = [kernel_by(recipe).builder for recipe in recipes]
 
     def share_of(shares: int) -> Kernel:
-        # All layers but the first have the same recipe; it differs in nothing that kernels of recurrences depend on.
+        # All layers but the first share a recipe; the first differs in nothing that recurrence kernels depend on.
         return kernel_of_share(recipes[-1], shares)
 
     choice = choose_cut(kernel_pass, builders, lambda shares: share_of(shares).builder, Sizes(batch, time))

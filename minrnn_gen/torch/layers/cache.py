@@ -15,11 +15,11 @@ class LayerCache:
     """The states of `slots` requests in all layers, zeros to begin with.
 
     `states` {name: [num_layers, slots, H]}, in the order of the layer's states; its tensors stay the same, so that CUDA graphs
-    may have them. With a `draft` of so many steps at most, slots keep the states before their last draft and after its steps.
+    may use them. With a `draft` (its most steps), slots keep the states before their last draft and after each of its steps.
     """
 
     def __init__(self, recipes: Sequence[str], slots: int, dtype: torch.dtype, device: torch.device, draft: int = 0) -> None:
-        """Make it for layers of these recipes, on a device; raises BadInput for sizes that are none."""
+        """Make the cache for layers of these recipes, on a device; raises BadInput for invalid sizes."""
         like, executors = torch.empty(0, dtype=dtype, device=device), [kernel_by(recipe).executor for recipe in recipes]
         whole, drafts = new_states(executors[0], (len(recipes),), slots, draft, dtype, like)
         self.states = {name: array[:, :, 0] for name, array in whole.items()}
@@ -31,12 +31,12 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         return self.layers[0].slots
 
     @property
     def draft(self) -> int:
-        """How many steps a draft has at most, 0 without drafts."""
+        """The most steps of a draft, 0 without drafts."""
         return self.layers[0].draft
 
     def copy(self, source: Any, target: Any) -> None:
@@ -50,6 +50,6 @@ class LayerCache:
             layer.clear(slots)
 
     def commit(self, slots: Any, accepted: Any = None) -> None:
-        """End the last draft of slots, of which `accepted` steps are kept, as `Cache.commit` does."""
+        """End the last draft of slots and keep its `accepted` steps, as `Cache.commit` does."""
         for layer in self.layers:
             layer.commit(slots, accepted)

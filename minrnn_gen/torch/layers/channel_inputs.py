@@ -18,8 +18,8 @@ def inputs_of_layers(
 ) -> tuple[tuple[Any, ...], ...]:
     """Return the inputs X.* of each layer in the cell's order, each [*lead, *channels].
 
-    Those of one value per step are given as [*lead]. `inputs`: those of every layer by name, or a list with those of each
-    layer. Raises BadInput for arguments that do not fit.
+    An input with one value per step comes as [*lead]. `inputs`: a mapping by name for all layers, or a list with a mapping for
+    each layer. Raises BadInput for arguments that do not fit.
     """
     layers, names = len(made.names), made.inputs
     if inputs is None and not names:
@@ -40,7 +40,7 @@ def inputs_of_layers(
 
 
 def _in_all(tensor: Any, lead: Sequence[int], channels: Sequence[int]) -> Any:
-    """Return a value per step in all channels; any other tensor as it is."""
+    """Broadcast one value per step to all channels; return any other tensor as it is."""
     if tensor.dim() > len(lead):
         return tensor
     return tensor[(..., *(None for _ in channels))].expand(*lead, *channels).contiguous()

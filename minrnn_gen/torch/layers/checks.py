@@ -15,7 +15,7 @@ from minrnn_gen.torch.dtypes import PRECISIONS
 from minrnn_gen.torch.layers.options import OPTIONS, keywords_of
 from minrnn_gen.torch.tensors import autocasts, check_tensor, is_exporting, marks_in
 
-# Far more than anybody trains; each has kernels and parameters to be named.
+# Far more than anybody trains; each layer needs kernels and named parameters.
 LAYERS_LIMIT = 4096
 
 
@@ -31,7 +31,7 @@ def check_layer_arguments(
     flags: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse what no spec says; `flags` are those of the arguments that are True or False, `options` further ones."""
+    """Refuse invalid arguments that are not part of a spec; `flags`: the boolean arguments, `options`: further keywords."""
     for name in options:
         if name not in OPTIONS:
             known = keywords_of(layer)
@@ -65,7 +65,7 @@ def refuse_positional(layer: type, more: Sequence[Any]) -> None:
 
 
 def check_made(device: Any, dtype: Any) -> None:
-    """Refuse a dtype that kernels do not have, and what names no device; whether there is one of a name, torch says."""
+    """Refuse a dtype without kernels, and anything that names no device; torch checks whether the device exists."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in PRECISIONS):
         why, allowed = why_unsupported(dtype), ", ".join(map(str, PRECISIONS))
         raise BadInput(f"dtype is {shown(dtype)}; one of {allowed} is expected, or None{why}")
@@ -83,7 +83,7 @@ def check_made(device: Any, dtype: Any) -> None:
 
 
 def check_forget_bias(made: Architecture, forget_bias: Any, bias: bool, dtype: Any) -> None:
-    """Refuse a start for what is not there, and one that is no number of the parameters' dtype."""
+    """Refuse a forget bias for a layer without one, and a value that the parameters' dtype cannot hold."""
     if forget_bias is None:
         return
     largest = torch.finfo(dtype or torch.get_default_dtype()).max
@@ -121,7 +121,7 @@ def check_packed(packed: Any, input_size: int, *sequences: Any) -> None:
 
 
 def states_in(hx: Any, names: tuple[str, ...]) -> Sequence[Any]:
-    """Return the initial states of `hx` in the order of `names`, none of them where there are only None."""
+    """Return the initial states of `hx` in the order of `names`, an empty sequence where all are None."""
     states = hx if isinstance(hx, (tuple, list)) else (hx,)
     if len(states) != len(names):
         wanted = f"a tuple of {len(names)}, {', '.join(names)}," if len(names) > 1 else "a tensor"
@@ -142,7 +142,7 @@ def check_states(states: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], b
 
 
 def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: Sequence[torch.dtype], what: str = "hx") -> None:
-    """Refuse initial states, or those of another argument, that would lose what they are when they are cast."""
+    """Refuse states, of `hx` or of another argument, in a dtype that is not `allowed`."""
     for name, state in zip(names, states, strict=True):
         if state.dtype not in allowed:
             expected = " or ".join(map(str, dict.fromkeys(allowed)))
@@ -150,7 +150,7 @@ def check_state_dtypes(states: Sequence[Any], names: tuple[str, ...], allowed: S
 
 
 def check_beside(parameter: Any, name: str, x: Any) -> None:
-    """Refuse an input that is elsewhere than the parameters, or of another dtype."""
+    """Refuse an input on another device than the parameters, or of another dtype."""
     if parameter.dtype is not x.dtype:
         advice = dtype_advice(parameter, x, "input", ", or make the layer with a precision")
         why = why_unsupported(x.dtype) or why_unsupported(parameter.dtype)
@@ -159,7 +159,7 @@ def check_beside(parameter: Any, name: str, x: Any) -> None:
 
 
 def dtype_advice(parameter: Any, x: Any, argument: str, other: str = "") -> str:
-    """Say what to do with an argument of another dtype than a parameter; `other` is what may be done besides."""
+    """Say what to do with an argument of another dtype than a parameter; `other` is a further remedy."""
     if autocasts(x):
         return f"autocast does not cast float64: cast {argument if x.dtype is torch.float64 else 'the parameters'} to float32"
     helps = torch.float64 not in (parameter.dtype, x.dtype)
@@ -167,7 +167,7 @@ def dtype_advice(parameter: Any, x: Any, argument: str, other: str = "") -> str:
 
 
 def check_weight(weight: Any, name: str, shape: tuple[int, ...], x: Any, casts: bool) -> None:
-    """Refuse a weight of another shape than the layer's, elsewhere than its input, or of another dtype unless it `casts`."""
+    """Refuse a weight of another shape, on another device than x, or of another dtype unless the layer `casts`."""
     if tuple(weight.shape) != shape:
         raise BadInput(f"parameter {name} has shape {list(weight.shape)}; {list(shape)} is expected")
     if casts:

@@ -1,4 +1,4 @@
-"""Layers step by step and in words: single steps by the kernels of decoding, and the decision behind each layer's kernels."""
+"""Layers step by step and in words: single steps by the kernels of decoding, and why each layer runs its kernels."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class DecodingStack(LayerStack):
     ) -> tuple[Any, LayerCache]:
         """Return (y, cache) of drafted steps, which may be taken back, from and into slots of a cache, without gradients.
 
-        x: [B, k, I] (without batch_first [k, B, I]), and y alike. accepted: int32 or int64 [B], how many steps of the last
-        draft of each slot are kept, none without. The next call or `cache.commit`, which comes before any other use of the
-        slot, says how many of these are. lengths: int64 [B], the steps of each sequence; y is 0 beyond. Other arguments, y and
+        x: [B, k, I] (without batch_first [k, B, I]), and y alike. accepted: int32 or int64 [B], how many steps of each slot's
+        last draft are kept, by default none. The next call or `cache.commit`, which must precede any other use of the slot,
+        accepts steps of this draft. lengths: int64 [B], the steps of each sequence; y is 0 beyond. Other arguments, y and
         states are as of single steps. Raises BadInput for a cache of another layer or with a shorter draft, and for arguments
         that do not fit.
         """
@@ -135,10 +135,10 @@ class DecodingStack(LayerStack):
     ) -> LayerCache:
         """Return the states of so many requests in slots, zeros to begin with, for `step`.
 
-        dtype: that of the inputs of steps, by default that of the weights. state_dtype: that of the states in slots, float32
+        dtype: dtype of the inputs of steps, by default the weights'. state_dtype: dtype of the states in slots, float32
         (float64 for float64) by default, or `dtype`. draft: the steps of the longest draft that `verify_draft` will run, whose
-        states the cache keeps. A state of projected units has zeros beyond its own. Raises BadInput for
-        anything else, and for layers in both directions.
+        states the cache keeps. A state of projected units has zeros beyond its own. Raises BadInput for other values, and for
+        layers in both directions.
         """
         self._check_cache()
         precision, first = self._precision_of(dtype), next(iter(self._parameters.values()))
@@ -153,12 +153,12 @@ class DecodingStack(LayerStack):
         dtype: torch.dtype | None = None,
         sequence_group: Any = None,
     ) -> str:
-        """Return the decision behind the kernels of a pass in words, per layer, duplicates omitted.
+        """Explain in words the choice of a pass's kernels, per layer, duplicates omitted.
 
-        which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: that of the
-        inputs, by default that of the weights. sequence_group: as of a call; a line says how states go over its ranks. Where
-        layers, or both directions of a layer, run concurrently, a line says how. Plans for the GPU here, or where there is
-        none for the default one. Raises BadInput for anything else.
+        which: "forward", "backward" or "step". batch and time: of a call, by default the typical sizes. dtype: the inputs', by
+        default the weights'. sequence_group: as of a call; a line says how states pass between its ranks. Where layers, or both
+        directions of a layer, run concurrently, a line says how. Plans for the GPU here, else for the default GPU. Raises
+        BadInput for other values.
         """
         if which not in PASSES:
             raise BadInput(f"which is {shown(which)}; one of {', '.join(PASSES)} is expected")
@@ -218,7 +218,7 @@ class DecodingStack(LayerStack):
             raise BadInput("step was asked for within torch.compile; call it outside, its kernels are compiled already")
 
     def _steps(self, x: Any, initial: Sequence[Any], inputs: Sequence[Sequence[Any]]) -> tuple[Any, list[Any]]:
-        """Run one step of all layers, each over the outputs of the one below."""
+        """Run one step of all layers, each on the output of the layer below."""
         dtype = x.dtype
         x, precision, casts = self._in_precision(x)
         if initial:

@@ -1,4 +1,4 @@
-"""Dropout between layers: masks drawn by torch before a call runs, so that how it runs changes no bit."""
+"""Dropout between layers: torch draws the masks before a call runs, so that every way of running it gives the same bits."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def draw_masks(x: Any, width: int, count: int, probability: float) -> tuple[Any,
 
 
 def dropped(values: Any, mask: Any, probability: float) -> Any:
-    """Return what `mask` keeps of `values`, or of a gradient of them, scaled and rounded once; zeros elsewhere."""
+    """Return `values`, or their gradient, scaled and rounded once where `mask` keeps them; zeros elsewhere."""
     return torch.where(mask, values * scale_of(probability), 0)

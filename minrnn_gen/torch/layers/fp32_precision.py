@@ -23,7 +23,7 @@ _precision_of: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precisio
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _when_traced(setting: Setting) -> bool:
-    """Say the same to a compiler: settings are no part of a graph, which keeps what held when it was traced."""
+    """Answer the same to a compiler: a graph does not contain the settings, it keeps the answer from when it was traced."""
     return _precision_of("cuda", setting) == "tf32"
 
 

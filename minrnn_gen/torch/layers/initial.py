@@ -17,5 +17,5 @@ def draw(parameter: Any, hidden_size: int) -> None:
 
 
 def begin(parameter: Any, start: Start) -> None:
-    """Set a parameter, or a part of one, to what `start` makes of uniform numbers."""
+    """Set a parameter, or a part of it, to `start` applied to uniform numbers."""
     parameter.copy_(start(torch, torch.empty_like(parameter, dtype=torch.float64).uniform_()))

@@ -26,21 +26,20 @@ _FREE = {"device", "dtype", "batch", "time"}
 class RNN(DecodingStack, Settled, torch.nn.Module):
     """`num_layers` recurrent layers of one cell, in one direction or both, called like torch.nn.LSTM.
 
-    model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}`
-    [G * H, I], `weight_hh_l{k}` [Gr * H, H / heads], `bias_ih_l{k}` [G * H], `bias_hh_l{k}` [Gr * H], those of the reverse
-    direction with the suffix `_reverse`, and the cell's own vectors `{name}_l{k}` [H]; gates are in the cell's order, which for
-    lstm, gru and elman is torch's, so that a state_dict of theirs fits. Cells without a recurrent product have no *_hh.
+    model: a built-in cell, the path of a cell file, or a cell file's mapping. Parameters are torch's: `weight_ih_l{k}` [G * H,
+    I], `weight_hh_l{k}` [Gr * H, H / heads], `bias_ih_l{k}` [G * H], `bias_hh_l{k}` [Gr * H], those of the reverse direction
+    with the suffix `_reverse`, and the cell's own vectors `{name}_l{k}` [H]; gates are in the cell's order, which for lstm, gru
+    and elman is torch's, so that a state_dict of theirs fits. Cells without a recurrent product have no *_hh.
 
     Cells with n values per channel take `state_size`, which is n, and `groups`. Vectors listed with n are [H, n]. The inputs
     S.* are projections of the layer's input by `weight_shared_l{k}` [S * groups * n, I] and `bias_shared_l{k}`.
 
-    precision: fp64, fp32, fp16 or bf16; by default that of the input, or what autocast says. Given, the parameters may have
-    another dtype and weights are cast. recurrent_bias: by default as `bias` where there is a recurrent product. forget_bias:
-    what the input-side biases of gate f start with; by default like all others. options: further keys of the spec
-    (`functions`, `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `state_size`, `groups`, `gpu`, and `batch` and
-    `time` as hints).
-    `batch_first`, `dropout` and `forget_bias` may be set later; setting any other of these is refused.
-    Raises BadInput where the spec is wrong. docs/torch.md has the differences to torch.nn.
+    precision: fp64, fp32, fp16 or bf16; by default the input's, or autocast's. If set, the parameters may have another dtype
+    and weights are cast. recurrent_bias: by default as `bias` where there is a recurrent product. forget_bias: what the
+    input-side biases of gate f start with; by default like all others. options: further keys of the spec (`functions`,
+    `fp32_product`, `scan_arithmetic`, `recurrent_gradient_clip`, `state_size`, `groups`, `gpu`, and `batch` and `time` as
+    hints). `batch_first`, `dropout` and `forget_bias` may be set later; setting any other of these is refused. Raises BadInput
+    where the spec is wrong. docs/torch.md has the differences to torch.nn.
     """
 
     _checks: ClassVar[Checks] = {
@@ -113,7 +112,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters as torch's recurrent layers do, and then set what starts otherwise (docs/torch.md)."""
+        """Draw all parameters as torch's recurrent layers do, then set the exceptions (docs/torch.md)."""
         with torch.no_grad():
             for parameter in self.parameters():
                 draw(parameter, self.hidden_size)
@@ -144,7 +143,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
             )
 
     def flatten_parameters(self) -> None:
-        """Do nothing: there is no copy of the parameters to be made, as there is for cuDNN."""
+        """Do nothing: unlike cuDNN, the kernels need no flat copy of the parameters."""
 
     def extra_repr(self) -> str:
         """Return the arguments that the layer was made with, where it differs from the defaults."""
@@ -179,7 +178,7 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         head_group: Any = None,
         inputs: Any = None,
     ) -> tuple[Any, Any]:
-        """Return (output, h_n), of a cell of several states (output, (h_n, c_n, …)).
+        """Return (output, h_n), or (output, (h_n, c_n, …)) for a cell of several states.
 
         input: [B, T, I] (without batch_first [T, B, I]), [T, I] without a batch, or a PackedSequence; output: the same with the
         channels of all directions, directions * H, last. hx and h_n: each state [num_layers * directions, B, H], with n values
@@ -189,10 +188,8 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         all sequences; holds: like resets, steps that leave all states as they are; lengths and cu_seqlens are those of a
         kernel's call. inputs: of a cell with inputs X.*, each by name in the shape of input with hidden_size instead of I (in
         both directions [B, T, 2, hidden_size]), the same for all layers, or a list with a mapping for each layer. Tensors on
-        the meta device give results there.
-        sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are
-        (docs/how-to/several-gpus.md).
-        Raises BadInput for arguments that do not fit.
+        the meta device give results there. sequence_group: a process group whose ranks split time; head_group: a process group
+        whose ranks split heads (docs/how-to/several-gpus.md). Raises BadInput for arguments that do not fit.
         """
         output, states = self._call(
             input, hx, resets, lengths, cu_seqlens, sequence_group, head_group, inputs, reset_states, holds

@@ -1,4 +1,4 @@
-"""Parameters and states of layers with projected units as the kernels that serve them take them."""
+"""Parameters and states of layers with projected units, in the form that their kernels take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minrnn_gen.run.projected_layers import NamedParameters, embedded_parameters
 
 
 def embedding_of(made: Architecture) -> Embedding | None:
-    """Return the map to arrays of the kernels; None where they take a layer's own."""
+    """Return the map from a layer's arrays to the kernels'; None where the kernels take the layer's own."""
     return None if made.projected is None else replace(made.projected.embedding, library=torch)
 
 
@@ -57,7 +57,7 @@ def _projections(made: Architecture, layer: int, named: Callable[[Sequence[str |
 def projected(
     made: Architecture, y: Any, final: Sequence[Any], named: Callable[[Sequence[str | None]], list[Any]]
 ) -> tuple[Any, list[Any]]:
-    """Return the output and the final states of layers whose own products have been folded into others."""
+    """Return the output and the final states of layers whose output product is folded into the other products."""
     of_layers = [_projections(made, layer, named) for layer in range(len(made.names))]
     h, *others = final
     with torch.autocast(y.device.type, enabled=False):

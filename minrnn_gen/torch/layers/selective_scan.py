@@ -1,4 +1,4 @@
-"""Mamba's selective scan as a module: what makes steps, inputs and outputs of a sequence, and the recurrence between them."""
+"""Mamba's selective scan as a module: the projections that make steps, inputs and outputs, and the recurrence."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from minrnn_gen.torch.operators.recurrence import run
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_devices, check_shape
 
-# Channels for each of the numbers that steps are made of.
+# Channels for each of the numbers that make the steps.
 CHANNELS_PER_RANK = 16
 
 
 class SelectiveScan(Settled, torch.nn.Module):
     """y, state = scan(x, z=None, state=None): h[t] = exp(-exp(a) Δ) h[t-1] + Δ x B, y = (Σ C h + d x) · silu(z).
 
-    x, z and y [batch, T, channels], state [batch, channels, state_size]. Δ, B and C are made of x by two linear maps without
-    bias, Δ by way of `rank` numbers, and biased. Parameters: in_weight [rank + 2 · groups · state_size, channels], step_weight
-    [channels, rank], step_bias [channels], a [channels, state_size] and d [channels]. Under autocast x is cast. Setting a size
-    of a scan that is made is refused.
+    x, z and y [batch, T, channels], state [batch, channels, state_size]. Two linear maps without bias make Δ, B and C from x; Δ
+    passes through `rank` numbers and has a bias. Parameters: in_weight [rank + 2 · groups · state_size, channels], step_weight
+    [channels, rank], step_bias [channels], a [channels, state_size] and d [channels]. Under autocast x is cast. Sizes cannot be
+    set after construction.
     """
 
     _fixed: ClassVar[frozenset[str]] = frozenset(("channels", "state_size", "rank", "groups"))
@@ -73,7 +73,7 @@ class SelectiveScan(Settled, torch.nn.Module):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def reset_parameters(self) -> None:
-        """Draw the weights and steps anew; a is that of rates 1 to state_size, d is 1."""
+        """Draw the weights and steps anew; a starts at the logarithms of 1 to state_size, d at 1."""
         torch.nn.init.kaiming_uniform_(self.in_weight, a=math.sqrt(5))
         torch.nn.init.uniform_(self.step_weight, -(self.rank**-0.5), self.rank**-0.5)
         begin(self.step_bias, GATE_STARTS["selective", "dt"])
@@ -130,7 +130,7 @@ class SelectiveScan(Settled, torch.nn.Module):
             self._check(x, z, state)
 
     def _check(self, x: Any, z: Any, state: Any) -> None:
-        """Refuse what does not fit, in the names of a call here."""
+        """Refuse arguments that do not fit, by their names in this call."""
         check_shape(x, "x", ("batch", "time", self.channels))
         weight = self.in_weight
         if x.dtype is not weight.dtype and (not autocasts(x) or torch.float64 in (x.dtype, weight.dtype)):
@@ -168,7 +168,7 @@ def _spec(channels: int, state_size: int, groups: int, precision: str, has_z: bo
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _recipe(channels: int, state_size: int, groups: int, precision: str, has_z: bool) -> str:
-    """Return the recipe of a scan's kernel: text, which compilers keep instead of looking into how it is made."""
+    """Return the recipe of a scan's kernel: text, a constant to compilers, which do not trace into its construction."""
     return _made_recipe(channels, state_size, groups, precision, has_z)
 
 

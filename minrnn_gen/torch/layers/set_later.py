@@ -53,9 +53,9 @@ def _check_integer(value: Any, name: str, least: int) -> None:
 
 
 class Settled:
-    """A module some of whose attributes settle what its calls run: they are checked, and `_settle` follows each of them.
+    """A module whose calls depend on some of its attributes: setting one checks the value, then calls `_settle`.
 
-    `_checks`: of each such attribute what refuses a value; `_fixed`: attributes that only a constructor sets.
+    `_checks`: for each such attribute, the function that refuses a value; `_fixed`: attributes that only a constructor sets.
     """
 
     _checks: ClassVar[Checks] = {}
@@ -79,5 +79,5 @@ class Settled:
             raise
 
     def _settle(self, name: str) -> None:
-        """Settle anew what follows from an attribute; raises BadInput where nothing does."""
+        """Update everything that follows from an attribute; raises BadInput for a value that does not fit the others."""
         raise NotImplementedError

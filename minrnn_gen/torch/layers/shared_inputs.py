@@ -1,4 +1,4 @@
-"""The inputs S.* of cells with n values per channel, as a layer makes them: projections of its own input."""
+"""The inputs S.* of cells with n values per channel, which a layer computes as projections of its own input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The call of layers on top of each other: what `minrnn_gen.torch.RNN` and the classes of `minrnn_gen.torch.nn` share."""
+"""Calls of stacked layers: the common part of `minrnn_gen.torch.RNN` and the classes of `minrnn_gen.torch.nn`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, toge
 from minrnn_gen.torch.sequence_group.ranks import Ranks
 from minrnn_gen.torch.tensors import autocasts, check_tensor, integers_in, is_exporting
 
-# What autocast casts, and what initial states may therefore be under it.
+# The dtypes that autocast casts, and so the dtypes of initial states under it.
 _CAST_BY_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
-# A tensor, or a PackedSequence: the output is what the input is.
+# A tensor, or a PackedSequence: the output has the input's type.
 Sequences = TypeVar("Sequences")
 
 
 class LayerStack:
-    """Layers of one architecture, called; a module besides, which has the parameters and the attributes below."""
+    """Calls of layers of one architecture; mixed into a module that has the parameters and the attributes below."""
 
     if TYPE_CHECKING:  # torch.nn.Module's call has no types
 
@@ -77,9 +77,9 @@ class LayerStack:
     ) -> None:
         """Compile ahead, in parallel, the kernels of calls with these sizes, pairs (batch, time), gradients included.
 
-        dtype: that of the inputs, or the one to which autocast casts them; by default that of the weights. `resets`,
-        `reset_states` and `holds`: of calls that have them; `slots`: steps on a cache too. `watch(done, of)` is called as the
-        kernels of a layer are ready. Raises BadInput for a dtype without kernels and for what are no sizes.
+        dtype: the inputs', or autocast's; by default the weights'. `resets`, `reset_states` and `holds`: whether calls have
+        them; `slots`: compile steps on a cache too. `watch(done, of)` is called as the kernels of a layer are ready. Raises
+        BadInput for a dtype without kernels and for invalid sizes.
         """
         recipes, wanted = self._recipes(self._precision_of(dtype)), sizes_from(sizes)
         is_altered = reset_states or holds
@@ -108,7 +108,7 @@ class LayerStack:
         refuse_scripting()
 
     def _slow_forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Refuse what traces, before it hands over arguments of its own; torch calls this in no other case."""
+        """Refuse torch.jit's tracer before it passes arguments of its own; torch calls this in no other case."""
         refuse_tracing()
         return super()._slow_forward(*arguments, **keywords)  # type: ignore[misc]
 
@@ -309,18 +309,18 @@ class LayerStack:
         return ("bt" if self.batch_first else "tb") + ("dh" if self.bidirectional else "h")
 
     def _recipes(self, precision: str, made: Architecture | None = None) -> tuple[str, ...]:
-        """Return the recipes of all layers; those of fp32 multiply as torch does by its settings now."""
+        """Return the recipes of all layers; in fp32 their products follow torch's current settings."""
         made = made or self._made
         in_tf32 = precision == "fp32" and made.tf32_recipes and multiplies_in_tf32(self._fp32_setting)
         return made.tf32_recipes if in_tf32 else made.recipes[precision]
 
     @property
     def _fp32_setting(self) -> Setting:
-        """Which of torch's settings says how fp32 is multiplied: that of recurrent layers, or that of all other products."""
+        """Torch's setting for fp32 products: "rnn" for recurrent layers, "matmul" for all others."""
         return "rnn" if self._made.recurrent_gates else "matmul"
 
     def _beside(self, x: Any, layer: int, casts: bool, made: Architecture | None = None) -> list[Any]:
-        """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take with x; refused where not."""
+        """Return the parameters of a layer, as `_parameters_of`, in dtypes that kernels take with x; refuses others."""
         parameters = self._parameters_of(layer, made or self._made)
         if not casts:
             checks.check_beside(parameters[1], self._made.names[layer][0].weight_ih, x)
@@ -350,7 +350,7 @@ class LayerStack:
         return x, precision, False
 
     def _autocast_dtype(self, x: Any) -> torch.dtype:
-        """Return the dtype to which autocast casts what is multiplied."""
+        """Return the dtype to which autocast casts the operands of products."""
         return torch.get_autocast_dtype(x.device.type)
 
     def _parameters_of(self, layer: int, made: Architecture) -> list[Any]:
@@ -365,7 +365,7 @@ class LayerStack:
         ]
 
     def _shared_of(self, x: Any, layer: int, casts: bool, ranks: Ranks | None = None) -> tuple[Any, ...]:
-        """Return the inputs S.* that a layer makes of x, none of cells without; refused is a weight that does not fit."""
+        """Return a layer's inputs S.*, projected from x, empty for cells without; refuses a weight that does not fit."""
         made = self._made
         if not made.shared:
             return ()
@@ -380,18 +380,18 @@ class LayerStack:
         return project_shared(x, weight, bias, made.shared_shape, self.bidirectional)
 
     def _named(self, names: Sequence[str | None]) -> list[Any]:
-        """Return the parameters of these names, from the module itself where something has been put in their place."""
+        """Return the parameters of these names; a replaced parameter is read as an attribute of the module."""
         registered = self._parameters
         return [None if name is None else registered[name] if name in registered else getattr(self, name) for name in names]
 
 
 def _reaches_down(first: Sequence[Any]) -> bool:
-    """Say whether a backward goes through all layers, those of `first` the tensors of the first one; or there is none."""
+    """Say whether a backward goes through all layers, or there is no backward; `first`: the tensors of the first layer."""
     return not torch.is_grad_enabled() or any(tensor is not None and tensor.requires_grad for tensor in first)
 
 
 def _of_directions(arrays: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
-    """Return the array of one direction, or those of both joined."""
+    """Return the array of one direction, or the arrays of both, joined."""
     return arrays[0] if len(arrays) == 1 else join(arrays)
 
 

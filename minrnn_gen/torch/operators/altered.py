@@ -32,17 +32,17 @@ def _altered(recipe: str, begins: bool, holds: bool) -> tuple[str, tuple[str, ..
 
 
 def altered(recipe: str, begins: bool, holds: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the recipe of the kernel of calls with reset states, holds or both, and which states' inputs it takes, in order.
+    """Return the kernel's recipe for calls with reset states, holds or both, and the states whose inputs it takes, in order.
 
-    After these inputs comes that of `holds`. Raises BadInput for a recipe that has none.
+    The input of `holds` comes after these inputs. Raises BadInput for a recipe that has none.
     """
     return _altered(recipe, begins, holds)  # type: ignore[no-any-return]
 
 
 def _of_ranks(states: Sequence[Any], width: Sequence[int], ends: Any, ranks: Any) -> list[Any]:
-    """Return reset states of a call over ranks, whose gradients are those of weights: a rank's own part, zero elsewhere.
+    """Return reset states of a call over ranks. Their gradients behave as a weight's: a rank's own part, zero elsewhere.
 
-    Refuses those of each packed sequence where time is split, of which no rank knows where its own begin.
+    Refuses reset states per packed sequence where time is split: no rank knows where its own sequences begin.
     """
     if ranks.time is not None and ends is not None and any(state.dim() > len(width) for state in states):
         raise BadInput(
@@ -55,7 +55,7 @@ def _of_ranks(states: Sequence[Any], width: Sequence[int], ends: Any, ranks: Any
 def added_inputs(
     interface: Interface, begins: Sequence[str], tensors: Sequence[Any], reset_states: Any, holds: Any, ranks: Any = None
 ) -> tuple[Any, ...]:
-    """Return the further inputs X.* of a call, whose `tensors` are by slot: of the states that it `begins` from, and of holds.
+    """Return the further inputs X.* of a call from its `tensors` by slot: for the states that it `begins` from, and for holds.
 
     `ranks`: the groups of a call over ranks. Raises BadInput for arguments that do not fit.
     """
@@ -79,7 +79,7 @@ def added_inputs(
 
 
 def checked_holds(holds: Any) -> Any:
-    """Return holds as bool; raises BadInput for what is no tensor of these."""
+    """Return holds as bool; raises BadInput for anything but a tensor of bool, or of numbers 0 and 1."""
     check_tensor(holds, "holds")
     holds = marks_in(holds, "holds")
     if holds.dtype is not torch.bool:

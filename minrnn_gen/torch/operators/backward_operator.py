@@ -1,4 +1,4 @@
-"""The operator of a backward: what it returns for tensors without values, and what gradients it has itself."""
+"""The operator of a backward: its results for tensors without values, and its own gradients."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def define_backward(
     have_gradients: Callable[[Tensors], list[bool]],
     twice: Callable[..., Tensors] | None = None,
 ) -> Any:
-    """Define the operator `name` of `settings`, a call and what arrives at its results, and return it.
+    """Define and return the operator `name` of `settings`, a call, and the gradients that arrive at its results.
 
-    `run` takes its arguments; `have_gradients` says of each tensor of a call whether a gradient of it is returned. `twice`, of
-    an operator with gradients, takes its settings, how many arrays were saved and how many gradients of states arrive, then as
-    `gradients_twice` has it.
+    `run` takes its arguments; `have_gradients` says for each tensor of a call whether its gradient is returned. `twice`, for an
+    operator with gradients, takes its settings, the number of saved arrays and of arriving gradients of states, then the
+    arguments of `Twice`.
     """
 
     def fake(*arguments: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 The order of a call is that of `CallArguments.flat`: x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, then the
 cell's parameters, then the initial states, all or none, then the inputs S.* and X.*; None where absent. Results: y, the final
-states, and what only a backward needs.
+states, and the arrays that only a backward needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.tensors import check_tensor, without_values
 
-# Of the state of a layer of torch.nn: layers and directions, sequences, channels.
+# Axes of the state of a layer of torch.nn: layers and directions, sequences, channels.
 _STATE_AXES = 3
 
 
@@ -38,7 +38,7 @@ def infer(kernel: Kernel, tensors: Tensors) -> list[Any]:
 
 
 def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = False) -> list[Any]:
-    """Run a call; with what a backward needs where it `saves`, beginning with the states after every step for `all_states`."""
+    """Run a call; where it `saves`, return a backward's arrays too, with `all_states` the states after every step first."""
     executor = kernel.executor
     if saves or not all_states:
         # Of a key met before, whose tensors are as a kernel takes them.
@@ -51,7 +51,7 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
         y, states = kernel(**named, all_states=all_states)
         return [y, *states.values()]
     y, _, saved = kernel.forward(**named, all_states=all_states)
-    # What a forward in NumPy keeps is NumPy's.
+    # A forward in NumPy keeps NumPy arrays.
     extra = (array if isinstance(array, torch.Tensor) else torch.from_numpy(array) for array in saved.arrays())
     return [y, *saved.final(), *extra]
 
@@ -66,7 +66,7 @@ def step_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, 
     """Run one step on slots of a pool, the states of the call, and return y."""
     pool = pool_arguments(slots, into_slots, pad_slot)
     states, arguments = tensors[kernel.interface.slots.states], _arguments(kernel, tensors)
-    named = dict(zip(kernel.states, states, strict=True))  # as they are: they are written
+    named = dict(zip(kernel.states, states, strict=True))  # unchanged: they are written
     return kernel.executor.step(arguments._replace(state=named), pool).y
 
 
@@ -81,8 +81,8 @@ def backward(
 ) -> list[Any]:
     """Return the gradients of `tensors`, no two in the same memory, and None for those without.
 
-    `results`: y, then what only a backward needs; `dstate`: of the final states, all or none. Where nobody `reads_x`, its
-    gradient may be None.
+    `results`: y, then the arrays that only a backward needs; `dstate`: gradients of the final states, all or none. Without
+    `reads_x`, the gradient of x may be None.
     """
     dy = without_gaps(dy)
     incoming = (dy, *(map(without_gaps, dstate) if dstate else (None,) * len(kernel.states)))
@@ -103,14 +103,14 @@ def backward(
     assert in_order is not None
     memory: set[int] = set()
     return [
-        # Of R it has more axes.
+        # R's gradient has more axes.
         None if tensor is None or gradient is None else _apart(gradient, memory).view(tensor.shape)
         for tensor, gradient in zip(tensors, in_order, strict=True)
     ]
 
 
 def forward_in_place(kernel: Kernel, tensors: Tensors, into: Tensors, all_states: bool, saves: bool) -> list[Any]:
-    """Run a call on a GPU `into` y and the states that it saves, but beyond lengths, and return the final states.
+    """Run a call on a GPU `into` y and the saved states, except beyond lengths, and return the final states.
 
     x is not projected, and has no gaps along its last axis. Values of lengths are not looked at.
     """
@@ -120,7 +120,7 @@ def forward_in_place(kernel: Kernel, tensors: Tensors, into: Tensors, all_states
 def backward_in_place(
     kernel: Kernel, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, dx: Any, all_states: bool
 ) -> list[Any]:
-    """Return the gradients of `tensors` as `backward` does, that of x written into `dx`, but beyond lengths.
+    """Return the gradients of `tensors` as `backward` does; x's is written into `dx`, except beyond lengths.
 
     y, saved states and `dy` have the same strides.
     """
@@ -132,9 +132,9 @@ def backward_in_place(
 def arriving(
     kernel: Kernel, states_shapes: Callable[[], Sequence[tuple[Any, ...]]], y: Any, gradients: Tensors
 ) -> tuple[Any, list[Any]]:
-    """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None.
+    """Return the gradients of y and of the final states, all or none; if only some are None, zeros replace them.
 
-    `states_shapes` gives the shapes of the final states, which are asked for where there is a gradient of one.
+    `states_shapes` returns the shapes of the final states; it is called only where one has a gradient.
     """
     dy, *dfinal = gradients
     dy = torch.zeros_like(y) if dy is None else dy
@@ -151,7 +151,7 @@ def states_shapes(kernel: Kernel, tensors: Tensors) -> list[tuple[Any, ...]]:
 
 
 def sequences_of(kernel: Kernel, tensors: Tensors) -> Any:
-    """Return how many sequences a call is of, a symbol where sizes are: those that `cu_seqlens` ends, or the rows of x."""
+    """Return the number of sequences of a call, from `cu_seqlens` or the rows of x; a symbol where sizes are symbols."""
     x, ends = tensors[0], tensors[CU_SEQLENS]
     return x.shape[kernel.interface.x_axes.index("b")] if ends is None else ends.shape[0] - 1
 
@@ -205,7 +205,7 @@ def without_gaps(tensor: Any) -> Any:
 
 
 def _apart(gradient: Any, memory: set[int]) -> Any:
-    """Return a gradient without gaps, copied where another one lies in its `memory`, to which its own is added."""
+    """Return a gradient without gaps, copied if its storage is in `memory`; add its storage to `memory`."""
     gradient = without_gaps(gradient)
     if gradient.untyped_storage().data_ptr() in memory:
         gradient = gradient.clone()

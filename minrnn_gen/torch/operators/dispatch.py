@@ -1,4 +1,4 @@
-"""The operators of this wing in torch's dispatcher, and which calls have to go through it."""
+"""The package's operators in torch's dispatcher, and the calls that have to go through it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.autograd import forward_ad
 
 from minrnn_gen.errors import BadInput
 
-# What helps where torch's own layers have what is asked for.
+# The remedy where torch's own layers support the request.
 OF_REPLACED = (
     "a layer that was replaced is torch's again after layer.use_torch(), all of a model are after replace(model, back=True), "
     "and replace(model, leave=[…]) leaves some"
 )
 LIBRARY = torch.library.Library("minrnn_gen", "DEF")
-# By the name of an operator, a function of its arguments that has the transforms of torch.func.
+# For the name of an operator, a function of its arguments with the transforms of torch.func.
 UNDER_TRANSFORMS: dict[str, Callable[..., Any]] = {}
 _NO_TRANSFORMS = (
     "torch.func.vmap or another transform of torch.func was asked for over a call of minrnn_gen that has none; recurrence, "
@@ -50,19 +50,19 @@ _NO_BATCHED_GRADIENTS = (
     "gradients of a recurrence of minrnn_gen were asked for as a batch (is_grads_batched or vectorize), which it has not; "
     "ask for them one after the other, with is_grads_batched=False or vectorize=False"
 )
-# What exports to ONNX has imported it; asking torch would import it.
+# An export to ONNX has imported it; asking torch would import it.
 _ONNX_EXPORTER = "torch.onnx._internal.exporter"
-# Whether what runs is an exported operator that is being written into an ONNX file.
+# Whether an exported operator runs that is being written into an ONNX file.
 _IS_TRANSLATED = ContextVar("is_translated", default=False)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], record: Callable[..., Any]) -> Any:
-    """Define an operator and return it: what it computes, what it returns for tensors without values, and how it is recorded.
+    """Define and return an operator that `run` computes, `fake` computes without values, and `record` records for autograd.
 
-    Within a transform of torch.func that torch.compile traces, `UNDER_TRANSFORMS` computes it, which is refused without.
-    By `Library.define` and `impl`: through `custom_op` and `register_autograd` a call with lists of tensors takes some 80 us
-    longer.
+    Within a transform of torch.func that torch.compile traces, its entry of `UNDER_TRANSFORMS` computes it; without an entry it
+    is refused. Uses `Library.define` and `impl`: with `custom_op` and `register_autograd` a call with lists of tensors takes
+    some 80 us longer.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -79,7 +79,7 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
     LIBRARY.impl(name, record_or_transform, "Autograd")
 
     def fake_outside_of_onnx(*arguments: Any) -> Any:
-        # An exporter of ONNX asks what a program of torch.export has in it before it translates it.
+        # An exporter of ONNX inspects a program of torch.export before it translates it.
         if _writes_onnx() and not _IS_TRANSLATED.get():
             raise BadInput(_NO_ONNX)
         return fake(*arguments)
@@ -90,10 +90,11 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any], recor
 
 
 def is_plain(tensors: Sequence[Any], takes_transforms: bool = False) -> bool:
-    """Say whether nobody but autograd looks on: no compiler, no mode, no tensor of another kind or without values.
+    """Say whether only autograd observes a call: no compiler, no dispatch mode, no tensor subclass, no tensor without values.
 
-    Any but the first may be None. Such calls save the way through the dispatcher. Raises BadInput within torch.jit.trace, and
-    unless the caller `takes_transforms` within one of torch.func, and for tensors with tangents, which a call would lose.
+    Any tensor but the first may be None. Such calls bypass the dispatcher. Raises BadInput within torch.jit.trace. Unless the
+    caller `takes_transforms`, also raises it within a transform of torch.func and for tensors with tangents, which a call would
+    lose.
     """
     if torch.compiler.is_compiling():
         return False
@@ -139,7 +140,7 @@ def refuse_others() -> None:
 
 
 def refuse_tracing() -> None:
-    """Refuse to be traced by torch.jit and by the exporters of ONNX, before sizes are asked for, which are tensors then."""
+    """Refuse tracing by torch.jit and by exporters of ONNX, before any size is read: sizes are tensors there."""
     if torch.compiler.is_compiling():
         if _writes_onnx():
             raise BadInput(_NO_ONNX)
@@ -149,13 +150,13 @@ def refuse_tracing() -> None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _writes_onnx() -> bool:
-    """Say whether an ONNX file is being written; a compiler that looked into torch's own answer would take it for False."""
+    """Say whether an ONNX file is being written; a compiler that traced torch's own function would get False."""
     return _ONNX_EXPORTER in sys.modules and torch.onnx.is_in_onnx_export()
 
 
 @contextlib.contextmanager
 def exported(has_translation: bool) -> Iterator[None]:
-    """Compute an exported operator by those here; where an ONNX file is being written, refused without a translation."""
+    """Compute an exported operator by the operators here; refuse one without a translation while an ONNX file is written."""
     if not _writes_onnx():
         yield
         return
@@ -169,14 +170,14 @@ def exported(has_translation: bool) -> Iterator[None]:
 
 
 def refuse_scripting() -> NoReturn:
-    """Refuse TorchScript, which else stops at the first line that is not of its language."""
+    """Refuse TorchScript, which would otherwise stop at the first line outside its language."""
     raise BadInput(_NO_SCRIPT)
 
 
 def dense_gradients(gradients: Sequence[Any]) -> list[Any]:
-    """Return gradients that arrive, of which any may be None, sparse ones as dense.
+    """Return arriving gradients, any of them None, with sparse ones made dense.
 
-    Raises BadInput for those that autograd has put together as one tensor without memory of its own.
+    Raises BadInput for gradients that autograd has batched as one tensor without memory of its own.
     """
     dense = [
         gradient.to_dense() if type(gradient) is torch.Tensor and gradient.layout is not torch.strided else gradient
@@ -188,12 +189,12 @@ def dense_gradients(gradients: Sequence[Any]) -> list[Any]:
 
 
 def unbatched(gradients: Sequence[Any]) -> Sequence[Any]:
-    """Return gradients or tangents that arrive outside of transforms of torch.func as `dense_gradients` does."""
+    """Return arriving gradients or tangents as `dense_gradients` does; within transforms of torch.func, unchanged."""
     return gradients if torch._C._are_functorch_transforms_active() else dense_gradients(gradients)
 
 
 def records(tensors: Sequence[Any]) -> bool:
-    """Say whether autograd records a call with these tensors, of which any may be None."""
+    """Say whether autograd records a call with these tensors, any of which may be None."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -202,7 +203,7 @@ def records(tensors: Sequence[Any]) -> bool:
 
 
 def below_autograd(operator: Any, *arguments: Any) -> Any:
-    """Call an operator, from what records it, for what it computes."""
+    """Call an operator below autograd; its own recording function calls this."""
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
 

@@ -1,4 +1,4 @@
-"""`recurrence` of kernels with projected units: that of the kernels that serve them, on tensors with zeros."""
+"""`recurrence` of kernels with projected units, by the kernels that serve them, on tensors padded with zeros."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minrnn_gen.torch.tensors import autocasts, check_tensor
 def embedded_recurrence(
     recurrence: Callable[..., Any], kernel: Kernel, arguments: CallArguments, *, folds: bool = False
 ) -> tuple[Any, ...]:
-    """Return what `recurrence` does of the kernel that serves another: y, the final state, and perhaps all states.
+    """Return the results of `recurrence` by the serving kernel: y, the final state, and perhaps all states.
 
     `folds`: a kernel with one product for two may serve. Raises BadInput as `recurrence` does.
     """
@@ -39,7 +39,7 @@ def embedded_recurrence(
 
 
 def _folded(recurrence: Callable[..., Any], kernel: Kernel, arguments: CallArguments) -> tuple[Any, ...] | None:
-    """Return the results by a kernel with the output's own product folded into the others; None where there is none."""
+    """Return the results of a kernel with the output's product folded into the others; None where there is no such kernel."""
     if arguments.state is not None or kernel.folded is None:
         return None
     output, (inner, folding) = kernel.states[0], kernel.folded

@@ -29,7 +29,7 @@ _OF_EVERY_CELL = ("R", "weight", "bias", "recurrent_bias")
 # The operators that this process has defined, or given results without values, by namespace and name.
 _LIBRARIES: dict[str, Any] = {}
 _DEFINED: set[tuple[str, str]] = set()
-# Those of which it was asked how an ONNX file has them.
+# The operators whose ONNX translations were requested.
 _TRANSLATED: set[Any] = set()
 
 
@@ -38,12 +38,11 @@ def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *
 
     In `folder`: rnn_NAME.cpp for the stable interface of torch 2.10 or later, rnn_NAME_onnx.c for ONNX Runtime, CMakeLists.txt,
     which builds a library of each, and a folder of each kernel, as `Kernel.export` writes it. `name`: small letters, digits and
-    underscores; rnn_NAME is the library and the namespace of its operators, or NAME where it begins with rnn_. `program` stays
-    as it is; the one returned computes the same, without gradients, here and wherever the library is loaded.
+    underscores; rnn_NAME is the library and the namespace of its operators, or NAME where it begins with rnn_. `program` is
+    unchanged; the returned program computes the same, without gradients, here and wherever the library is loaded.
     torch._inductor.aoti_compile_and_package takes it, and torch.onnx.export with `onnx_translations`. Only the forward is
-    exported.
-    Raises BadInput for a program without recurrences, with their gradients or on another device, and for a spec that cannot be
-    exported for the CPU.
+    exported. Raises BadInput for a program without recurrences, with their gradients or on another device, and for a spec that
+    cannot be exported for the CPU.
     """
     check_program(program)
     library = prefixed_name(name, name)
@@ -65,7 +64,7 @@ def export_operators(program: ExportedProgram, folder: str | os.PathLike[str], *
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy whose nodes have the names that a signature knows them by; as it is, `input` is renamed."""
+    """Return a copy whose nodes keep their names, to which signatures refer; a plain copy renames `input`."""
     copied = copy.deepcopy(graph)
     for node, original in zip(copied.nodes, graph.nodes, strict=True):
         node.name = original.name
@@ -108,7 +107,7 @@ def _is_ours(node: torch.fx.Node) -> bool:
 
 
 def _call_of(node: torch.fx.Node) -> _Call | None:
-    """Return the call that a node is, None where it is none of ours; raises BadInput for one that is not exported."""
+    """Return a node's call of our operators, None for other nodes; raises BadInput for a call that cannot be exported."""
     if not _is_ours(node):
         return None
     arguments = _named_arguments(node)
@@ -158,7 +157,7 @@ def _operator_of(library: str, call: _Call, kernels: dict[str, str]) -> Exported
         layers.append(OperatorLayer(kernel_name, kernel.interface, arrays))
     sequences = tuple(name for name, node in call.sequences.items() if node is not None)
     unnamed = ExportedOperator("", tuple(layers), sequences, bool(call.state), call.is_stack, call.all_states)
-    # A library serves a program only where it has the very layers of it.
+    # A library serves a program only if it has exactly its layers.
     of_what = "\n".join((unnamed.schema, str(call.is_stack), *map(recipe_for_inference, call.recipes)))
     model = plain_name(call.kernels[0].builder.cell_source.name)
     return replace(unnamed, name=f"{model}_{digest(of_what)[:8]}")
@@ -207,7 +206,7 @@ def _replace(graph: torch.fx.Graph, call: _Call, operator: ExportedOperator, tar
 
 
 def _defined(namespace: str, operator: ExportedOperator, recipes: tuple[str, ...]) -> Any:
-    """Return the operator in torch, defined where no library that is loaded has it; computed by the house until one is."""
+    """Return torch's operator, defined here unless a loaded library has it; until then the operators here compute it."""
     key = (namespace, operator.name)
     if key not in _DEFINED:
         library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
@@ -221,7 +220,7 @@ def _defined(namespace: str, operator: ExportedOperator, recipes: tuple[str, ...
 
 
 def check_program(program: Any) -> None:
-    """Refuse what is no program of torch.export, by BadInput."""
+    """Raise BadInput for anything but a program of torch.export."""
     from torch.export import ExportedProgram  # which takes 0.2 s
 
     if not isinstance(program, ExportedProgram):
@@ -234,13 +233,13 @@ def is_exported(node: torch.fx.Node) -> bool:
 
 
 def expect_onnx(targets: Iterable[Any]) -> None:
-    """Have ONNX files written with these operators, whose translations the exporter gets; others are refused."""
+    """Allow these operators in ONNX files, now that the exporter gets their translations; others are refused."""
     _TRANSLATED.update(target.name() for target in targets)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Computation of an exported operator, with and without values, by the operators here."""
+    """Computes an exported operator, with and without values, by the operators here."""
 
     name: str
     operator: ExportedOperator

@@ -21,12 +21,12 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
     """Return y, or (y, zf) where `zi` is given, of a linear filter along the last axis of x, with gradients of all tensors.
 
     a[0] y[t] = b[0] x[t] + b[1] x[t-1] + ... - a[1] y[t-1] - a[2] y[t-2] - ..., computed in float64 as it is written, without
-    truncation. x: [..., T]. a, b: [n + 1] of any order n, a shorter one counts as padded with zeros; or [C, n + 1] for
-    x [..., C, T], of each channel its own. zi, zf: [..., n], the states before and after of scipy.signal.lfilter's transposed
-    direct form II. Floating-point dtypes may differ: y has that of x, zf that of zi, gradients that of their tensors.
+    truncation. x: [..., T]. a, b: [n + 1] of any order n, the shorter padded with zeros; or [C, n + 1] for x [..., C, T], a row
+    for each channel. zi, zf: [..., n], the states before and after of scipy.signal.lfilter's transposed direct form II.
+    Floating-point dtypes may differ: y has that of x, zf that of zi, gradients that of their tensors.
 
-    There are no gradients of gradients and there is no vmap. Raises BadInput for wrong arguments, and where a[0] is 0.
-    Source: Oppenheim & Schafer, Discrete-Time Signal Processing, section 6.3.
+    There are no gradients of gradients and there is no vmap. Raises BadInput for wrong arguments, and where a[0] is 0. Source:
+    Oppenheim & Schafer, Discrete-Time Signal Processing, section 6.3.
     """
     for name, tensor in {"x": x, "a": a, "b": b, **({} if zi is None else {"zi": zi})}.items():
         check_real(tensor, name)
@@ -48,9 +48,9 @@ def lfilter(x: Any, a: Any, b: Any, zi: Any = None) -> Any:
 def sosfilt(sos: Any, x: Any, zi: Any = None) -> Any:
     """Return y, or (y, zf) where `zi` is given, of second-order sections in sequence, with gradients of all tensors.
 
-    x: [..., T]. sos: [sections, 6], each b0, b1, b2, a0, a1, a2; or [C, sections, 6] for x [..., C, T], of each channel
-    its own. zi, zf: [sections, ..., 2], as scipy.signal.sosfilt has them. Each section is `lfilter`, and passes a signal of
-    x's dtype to the next. Raises BadInput for wrong arguments, and where an a0 is 0.
+    x: [..., T]. sos: [sections, 6], each b0, b1, b2, a0, a1, a2; or [C, sections, 6] for x [..., C, T], sections for each
+    channel. zi, zf: [sections, ..., 2], as scipy.signal.sosfilt has them. Each section is `lfilter`, and passes a signal of x's
+    dtype to the next. Raises BadInput for wrong arguments, and where an a0 is 0.
     """
     check_real(x, "x")
     check_real(sos, "sos")

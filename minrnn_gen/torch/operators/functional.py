@@ -40,10 +40,9 @@ def recurrence(
 
     Shapes and dtypes are those of the kernel's call (docs/python.md), but no tensor has to be contiguous. Under autocast x, R
     and weight are cast to the kernel's storage dtype. Gradients have gradients, and transforms of torch.func are supported
-    (docs/how-to/derivatives.md).
-    sequence_group: a process group over whose ranks time is split; head_group: one over whose ranks heads are, or the
-    channels of a cell without R (docs/how-to/several-gpus.md).
-    Raises BadInput for tensors that do not fit.
+    (docs/how-to/derivatives.md). sequence_group: a process group whose ranks split time; head_group: a process group whose
+    ranks split heads, or the channels of a cell without R (docs/how-to/several-gpus.md). Raises BadInput for tensors that do
+    not fit.
     """
     reset_states, holds = arrays.pop("reset_states", None), arrays.pop("holds", None)
     arguments = call_arguments(x, R, arrays)
@@ -91,7 +90,7 @@ def _over_ranks(
 
 
 def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:
-    """Return the tensors of a call in the order of slots, cast as autocast says; refuses what is none."""
+    """Return the tensors of a call in the order of slots, cast as autocast says; refuses anything else."""
     x, R, weight, bias, recurrent_bias, resets, lengths, cu_seqlens, parameters, state, shared, inputs = arguments
     if not isinstance(kernel, Kernel):
         raise BadInput(f"kernel is {kind_of(kernel)}; the result of minrnn_gen.compile is expected")
@@ -130,7 +129,7 @@ def _named(results: Sequence[Any], names: tuple[str, ...], all_states: bool) -> 
 
 
 def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: str) -> tuple[Any, ...]:
-    """Return the tensors of a mapping in the order of `names`, all of which it has to have, and no others."""
+    """Return the tensors of a mapping in the order of `names`; the mapping must have exactly these names."""
     mapping = known_names(mapping, names, what)
     for name in names:
         if name not in mapping:

@@ -27,7 +27,7 @@ class HeadAxis:
     directions: int | None = None
 
     def fold(self, tensor: Any) -> Any:
-        """Merge the first axis, of calls, with the axis, in front of it."""
+        """Merge the first axis, the calls, into the head axis, as its outer part."""
         if self.directions is not None:
             tensor = tensor.unflatten(1 + self.directions, (2, -1))
         tensor = tensor.movedim(0, self.axis).flatten(self.axis, self.axis + 1)
@@ -62,7 +62,7 @@ def axes_of_call(interface: Interface) -> list[HeadAxis | None]:
 def axes_of_results(recipe: str, on_cpu: bool, all_states: bool) -> tuple[HeadAxis, ...] | None:
     """Return the axis of y, of each final state, and of each array that a forward saves for its backward.
 
-    None for a kernel that has none with more heads, or saves other arrays then.
+    None where no kernel has more heads, or where that kernel saves other arrays.
     """
     own, wide = kernel_by(recipe), wider_recipe(recipe, 2)
     if wide is None:
@@ -101,9 +101,10 @@ def wider_recipe(recipe: str, count: int) -> str | None:
 def in_pieces(
     run: Callable[[int, list[Any]], Tensors], tensors: Tensors, dims: Sequence[int | None], shared: Sequence[bool], count: int
 ) -> tuple[Any, ...]:
-    """Return the results of as many calls, stacked, of which powers of two run together, so that few kernels are compiled.
+    """Return the stacked results of `count` calls, run together in powers of two so that few kernels are compiled.
 
-    `run` takes how many there are, and their tensors, calls first; those `shared` by all are as they are.
+    `run` takes the number of calls that run together and their tensors, with the axis of calls first; `shared` tensors have no
+    such axis.
     """
     first = [
         tensor if tensor is None or is_shared else _stacked(tensor, dim, count)

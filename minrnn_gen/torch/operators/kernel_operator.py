@@ -26,14 +26,14 @@ _CALL = (
 
 
 def infer(recipe: str, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
-    """Return y, the final states and for `all_states` those of all steps by the operator, which saves nothing else."""
+    """Return y, the final states and, with `all_states`, the states of all steps; the operator saves nothing else."""
     kernel = kernel_by(recipe)
     results = OPERATOR(recipe, all_states, all_states, *kernel.interface.slots.by_schema(tensors))
     return results[: returned_count(len(kernel.states), all_states)]  # type: ignore[no-any-return]
 
 
 def returned_count(states: int, all_states: bool) -> int:
-    """Return how many results a call has: y, the final states, and for `all_states` those of all steps."""
+    """Return the number of a call's results: y, the final states and, with `all_states`, the states of all steps."""
     return 1 + (2 if all_states else 1) * states
 
 
@@ -74,7 +74,7 @@ class _Given(Straight):
 
 
 def recorded(kernel: Kernel, tensors: Tensors, results: Tensors) -> Tensors:
-    """Return y and the final states of a call that was run, recorded; `results` are all of the forward that saved."""
+    """Record a call that has run, and return y and the final states; `results`: all results of the forward, which saved."""
     return RecurrenceFunction.of(_Given(kernel, results), tensors)  # type: ignore[no-any-return]
 
 
@@ -107,7 +107,7 @@ class _Dispatched:
 def gradients_of(
     kernel: Kernel, tensors: Tensors, y: Any, extra: Tensors, dy: Any, dstate: Tensors, all_states: bool = False
 ) -> list[Any]:
-    """Return the gradients of the tensors of a call by the operator, None for what has none."""
+    """Return the gradients of a call's tensors by the operator, None for tensors without one."""
     call = kernel.interface.slots.by_schema(tensors)
     in_order = iter(_BACKWARD(kernel.recipe, all_states, *call, y, [*extra], dy, [*dstate]))
     return [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
@@ -116,9 +116,9 @@ def gradients_of(
 def _second_gradients(
     settings: tuple[str, bool], saved_count: int, states_count: int, arguments: Tensors, along: Tensors
 ) -> list[Any]:
-    """Return the gradients of what a backward takes, `arguments`, of those of its results, `along`; as `Twice` says.
+    """Return the gradients of a backward's `arguments`, from those of its results, `along`; see `Twice`.
 
-    y is a function of the tensors of the call, whose gradients are all there is of its.
+    y has no gradient of its own: it is a function of the call's tensors, whose gradients include it.
     """
     kernel = kernel_by(settings[0])
     slots = kernel.interface.slots
@@ -160,7 +160,7 @@ def _second_gradients_of(
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
-    """Say of each tensor of a call whether a backward returns its gradient."""
+    """Say for each tensor of a call whether a backward returns its gradient."""
     return [tensor is not None and has_gradient(slot) for slot, tensor in enumerate(tensors)]
 
 

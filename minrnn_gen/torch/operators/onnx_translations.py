@@ -1,4 +1,4 @@
-"""`onnx_translations`: what torch.onnx.export takes to write exported operators into an ONNX file."""
+"""`onnx_translations`: the table by which torch.onnx.export writes exported operators into an ONNX file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TYPES = {
 def onnx_translations(program: Any) -> dict[Any, Callable[..., Any]]:
     """Return how torch.onnx.export translates the operators of a program that `export_operators` returned.
 
-    It is the argument custom_translation_table. Each operator becomes one of its name, in the domain that is the name of the
-    library, which NAME_onnx.c computes in ONNX Runtime. Needs onnx and onnxscript, as torch.onnx.export does.
-    Raises BadInput for a program without such operators, ToolchainMissing where these packages are not installed.
+    Pass it as custom_translation_table. Each operator becomes an ONNX operator of the same name, in the library's name as
+    domain; NAME_onnx.c computes it in ONNX Runtime. Needs onnx and onnxscript, as torch.onnx.export does. Raises BadInput for a
+    program without such operators, ToolchainMissing where these packages are not installed.
     """
     check_program(program)
     nodes = [node for node in program.graph.nodes if is_exported(node)]

@@ -21,7 +21,7 @@ from minrnn_gen.torch.sequence_group.scans import scan_pieces
 from minrnn_gen.torch.tensors import autocasts, check_tensor, without_values
 
 _OPTIONS = "bool log_a, bool reverse, int axis, bool is_full=False"
-# Of maps of the other forms, which are scans of numbers.
+# For maps of the other forms, which are scans of numbers.
 _LIBRARY = Library(torch.stack, torch.cat, torch.zeros_like, lambda pairs: torch.complex(pairs[..., 0], pairs[..., 1]))
 
 
@@ -36,7 +36,7 @@ def scan(
     axis: int = 1,
     sequence_group: Any = None,
 ) -> tuple[Any, Any]:
-    """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients for those of a, b and h0 that require them.
+    """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients of a, b and h0 where they require them.
 
     Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
     on the meta device give results there. Gradients have gradients, and transforms of torch.func work, but for form "full".

@@ -1,4 +1,4 @@
-"""Gradients: what records them and their own, and what refuses those of a third order."""
+"""Autograd functions that record gradients and second gradients, and refuse third ones."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ class Way(Protocol):
 
     @property
     def results_count(self) -> int:
-        """How many results have gradients; those after them are for the backward."""
+        """The number of results that have gradients; the results after them are for the backward."""
 
     @property
     def returned_count(self) -> int | None:
-        """How many results, with and without gradients, the call returns; None for all, as an operator does."""
+        """The number of results that the call returns, with and without gradients; None for all, as an operator does."""
 
     def forward(self, tensors: Tensors, /) -> Tensors:
-        """Return the results of a call, with those for the backward."""
+        """Return the results of a call, the backward's included."""
 
     def read_again(self, tensors: Tensors, /) -> Tensors:
-        """Return `tensors` with None in place of those that the backward does not read."""
+        """Return `tensors` with None for each that the backward does not read."""
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors, /) -> Tensors:
-        """Return the gradients of `tensors`, as `read_again` left them, None for what has none.
+        """Return the gradients of `tensors`, as `read_again` left them, None for tensors without one.
 
-        `results`: the first one of the forward, and those for the backward; `gradients`: those of the results that have them.
+        `results`: the forward's first result, and its results for the backward; `gradients`: of the results that have them.
         """
 
 
 class RecurrenceFunction(torch.autograd.Function):
-    """A call whose gradients autograd may ask for once."""
+    """A call that autograd records as one node."""
 
     @classmethod
     def of(cls, way: Way, tensors: Tensors) -> Any:
-        """Return the results of a call, recorded. It is `apply` without a look for torch.func, which has been refused."""
+        """Return the results of a call, recorded: `apply` without its check for torch.func, which was refused before."""
         return super(torch.autograd.Function, cls).apply(way, *tensors)
 
     @staticmethod
@@ -72,7 +72,7 @@ class RecurrenceFunction(torch.autograd.Function):
 
 
 Twice = Callable[[Tensors, Tensors], Tensors]
-"""Returns the gradients of what a gradient was computed from, of those tensors and of the gradients of its results."""
+"""Returns second gradients: from a gradient's input tensors and the gradients of its results, the inputs' gradients."""
 
 _NO_SECOND = (
     "a gradient of a gradient was asked for, which this call of minrnn_gen does not have; differentiate it once, or take the "
@@ -85,19 +85,19 @@ _NO_THIRD = (
 
 
 def gradients_once(run: Callable[[], Tensors], tensors: Tensors) -> Tensors:
-    """Return the gradients that `run` computes from `tensors`; where autograd records them, asking for theirs is refused."""
+    """Return the gradients that `run` computes from `tensors`; where autograd records, gradients of them are refused."""
     return gradients_twice(run, None, tensors)
 
 
 def gradients_twice(run: Callable[[], Tensors], twice: Twice | None, tensors: Tensors, why: str = _NO_SECOND) -> Tensors:
-    """Return the gradients that `run` computes from `tensors`, recorded, theirs by `twice`; refused without, saying `why`."""
+    """Return and record `run`'s gradients from `tensors`; `twice` computes theirs, or None refuses them with `why`."""
     if records(tensors):
         return GradientFunction.apply(run, twice, why, *tensors)  # type: ignore[no-any-return]
     return run()
 
 
 class GradientFunction(torch.autograd.Function):
-    """A gradient, and its own gradients, of which there are none."""
+    """Gradients as a node of autograd, whose own gradients `twice` computes; None refuses them."""
 
     @staticmethod
     def forward(ctx: Any, run: Callable[[], Tensors], twice: Twice | None, why: str, *tensors: Any) -> Any:

@@ -25,9 +25,9 @@ def run(
     kernel: Kernel | None = None,
     all_states: bool = False,
 ) -> Sequence[Any]:
-    """Return y and the final states of a call, recorded where a tensor requires grad, and for `all_states` those of all steps.
+    """Return y, the final states and, with `all_states`, those of all steps; recorded where a tensor requires grad.
 
-    `states` and `parameters` say how many the cell has; `kernel`, whose recipe it is, saves looking for it.
+    `states` and `parameters` say how many the cell has; `kernel`: the recipe's kernel, if at hand, saves a lookup.
     """
     if is_plain(tensors, takes_transforms=True):
         kernel = kernel or kernel_by(recipe)
@@ -46,8 +46,8 @@ def run(
 
 
 def run_unrecorded(recipe: str, tensors: tuple[Any, ...]) -> list[Any] | None:
-    """Return y and the final states as the only layer of torch.nn has them: in the dtype of y, [layers or directions, B, H].
+    """Return y and the final states as one layer of torch.nn does: in the dtype of y, [layers or directions, B, H].
 
-    None where autograd records the call, or anybody else looks on.
+    None where autograd records the call, or a compiler, mode or transform observes it.
     """
     return None if records(tensors) or not is_plain(tensors, takes_transforms=True) else calls.infer(kernel_by(recipe), tensors)

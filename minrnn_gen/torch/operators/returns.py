@@ -60,15 +60,15 @@ def gae(
 ) -> tuple[Any, Any]:
     """Return (advantage, value target) of generalized advantage estimation, with gradients of all tensors.
 
-    advantage[t] = delta[t] + gamma lmbda (1 - done[t]) advantage[t+1], with
-    delta[t] = reward[t] + gamma (1 - terminated[t]) next_value[t] - value[t]; the value target is advantage + value.
+    advantage[t] = delta[t] + gamma lmbda (1 - done[t]) advantage[t+1], with delta[t] = reward[t] + gamma (1 - terminated[t])
+    next_value[t] - value[t]; the value target is advantage + value.
 
     All tensors have the shape of `reward`, with time along `axis`: [B, T], or [T, B] with axis=0, or any other. next_value: the
-    value of the state after each step, or only that after the last step, without `axis`, where value[t+1] is that of all
-    others. done: bool, or numbers 0 and 1, True where step t ends its episode; nowhere where None. terminated: True where it
-    ends in a terminal state, whose value counts as 0; as `done` where None. gamma, lmbda: numbers, or tensors without axes or
-    of the shape of `reward`. Floating-point dtypes may differ; results have the widest. 16 bits are computed in float32 and
-    rounded once. Raises BadInput for arguments that do not fit. Source: Schulman et al., arXiv 1506.02438.
+    value of the state after each step, or, without `axis`, only after the last step: the other steps take value[t+1]. done:
+    bool, or numbers 0 and 1, True where step t ends its episode; nowhere where None. terminated: True where it ends in a
+    terminal state, whose value counts as 0; as `done` where None. gamma, lmbda: numbers, or tensors without axes or of the
+    shape of `reward`. Floating-point dtypes may differ; results have the widest. 16 bits are computed in float32 and rounded
+    once. Raises BadInput for arguments that do not fit. Source: Schulman et al., arXiv 1506.02438.
     """
     steps, (value,), dtype = returns.steps_of(
         _TORCH, reward, {"value": value}, next_value, done, terminated, gamma, lmbda, axis

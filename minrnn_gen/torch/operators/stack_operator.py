@@ -2,8 +2,8 @@
 
 The order of a call: x, resets, lengths, cu_seqlens, then for each layer R, weight, bias, recurrent_bias and the cell's own
 vectors, then the initial states of all layers, all or none, then with dropout the masks of all layers but the last; None where
-absent. Results: y, the final states of all layers, and what only a backward needs: of each layer what its kernel saves, then
-the outputs of all layers but the last, as they are before dropout.
+absent. Results: y, the final states of all layers, and the arrays that only a backward needs: those that each layer's kernel
+saves, then the outputs of all layers but the last, before dropout.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Layers:
 
     @property
     def masks_count(self) -> int:
-        """How many masks a call has: of all layers but the last, none without dropout."""
+        """The number of masks of a call: one for each layer but the last, none without dropout."""
         return len(self.recipes) - 1 if self.dropout else 0
 
     def slots(self, tensors: Tensors, states: int) -> StackSlots:
@@ -102,7 +102,7 @@ class _Layers:
         return OPERATOR([*self.recipes], saves, self.dropout, *self.by_schema(tensors, states))  # type: ignore[no-any-return]
 
     def dropped_below(self, tensors: Tensors, layer: int, values: Any) -> Any:
-        """Return what dropout makes of the output that a layer reads, or of its gradient: x and that of x as they are."""
+        """Apply dropout to the output that a layer reads, or to its gradient; x and its gradient stay as they are."""
         if not (layer and self.dropout):
             return values
         return dropped(values, tensors[layer - 1 - self.masks_count], self.dropout)
@@ -113,7 +113,7 @@ class _Layers:
         return bool(self.kernels[0].interface.directions)
 
     def beside_each_other(self, tensors: Tensors, kernel_pass: BackwardOrForward) -> Beside | None:
-        """Return how the layers run concurrently, where that is faster than one after the other."""
+        """Return how the layers run concurrently, where that is faster than in sequence."""
         x, _, lengths, cu_seqlens = tensors[X], *tensors[_SEQUENCES]
         if not x.is_cuda or lengths is not None or cu_seqlens is not None:
             return None
@@ -121,11 +121,11 @@ class _Layers:
         return beside_each_other(self.recipes, kernel_pass, x.shape[axes.index("b")], x.shape[axes.index("t")])
 
     def check(self, tensors: Tensors) -> None:
-        """Refuse what the first layer refuses; the shapes of what others take follow from their parameters."""
+        """Check the first layer's call; the shapes of the others follow from their parameters."""
         calls.check_tensors(self.kernels[0], self.call(tensors, 0, tensors[0]))
 
     def run(self, tensors: Tensors, saves: bool) -> list[Any]:
-        """Run all layers; with what a backward needs where it `saves`."""
+        """Run all layers; where the call `saves`, return the arrays that a backward needs too."""
         if beside := self.beside_each_other(tensors, "forward"):
             if saves and (back := self.beside_each_other(tensors, "backward")):
                 back.expect()
@@ -144,9 +144,9 @@ class _Layers:
         return [x, *of_all, *extra, *inner[:-1]] if saves else [x, *of_all]
 
     def run_back(self, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors, reads_x: bool = True) -> list[Any]:
-        """Return the gradients of `tensors`; `results`: y, and what only a backward needs; `dstate`: all or none.
+        """Return the gradients of `tensors`; `results`: y, and the arrays that only a backward needs; `dstate`: all or none.
 
-        Where nobody `reads_x`, its gradient may be None.
+        Without `reads_x`, the gradient of x may be None.
         """
         if beside := self.beside_each_other(tensors, "backward"):
             incoming = _without_gaps((dy, *(dstate or (None,) * (self.results_count - 1))))
@@ -173,7 +173,7 @@ class _Layers:
         return [dy, *(None,) * _SEQUENCES_COUNT, *parameters, *of_all, *(None,) * self.masks_count]
 
     def arriving(self, tensors: Tensors, y: Any, gradients: Tensors) -> tuple[Any, list[Any]]:
-        """Return the gradients of y and of the final states, all or none, with zeros for those of some that are None."""
+        """Return the gradients of y and of the final states, all or none; if only some are None, zeros replace them."""
         return calls.arriving(self.kernels[0], lambda: self.states_shapes(tensors), y, gradients)
 
     def states_shapes(self, tensors: Tensors) -> list[tuple[Any, ...]]:
@@ -183,7 +183,7 @@ class _Layers:
         behind = len(kernel.interface.directions)
         return [(len(self.recipes) * len(kernel.interface.runs_reversed), *shape[behind:]) for shape in shapes]
 
-    # What records a call asks for.
+    # The interface of a recorded call.
 
     def forward(self, tensors: Tensors) -> Tensors:
         return self.run(tensors, True)
@@ -200,12 +200,12 @@ class _Layers:
         return _Dispatched(self.recipes, self.dropout).backward(tensors, results, gradients)
 
     def recorded_back(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
-        """Return the gradients of `tensors`, recorded: by nodes of one layer each, of results that are there."""
+        """Return the gradients of `tensors`, recorded as a node for each layer from the results at hand."""
         y, *saved = results
         count, (dy, dstate) = len(self.recipes), self.arriving(tensors, y, gradients)
         per_layer = (len(saved) - count + 1) // count
         outputs = [*saved[count * per_layer :], y]
-        # Gradients are of these tensors alone, whatever one of them is made of.
+        # Gradients stop at these tensors, even where one is computed from another.
         apart = [tensor if tensor is None or not tensor.requires_grad else torch.ops.aten.alias(tensor) for tensor in tensors]
         x, arriving = apart[0], list[tuple[Any, Any]]()
         for layer, kernel in enumerate(self.kernels):
@@ -244,7 +244,7 @@ class _Dispatched(_Layers):
 
 
 def _whole(tensors: Tensors) -> list[Any]:
-    """Return the tensors of a call without lengths as a run of all layers takes them: in its order, without gaps."""
+    """Return the tensors of a call without lengths in the order of a run of all layers, without gaps."""
     x, resets, _, _, *others = tensors
     return _without_gaps((x, resets, *others))
 
@@ -259,12 +259,12 @@ def of_layer(states: Any, layer: int, has_directions: bool) -> Any:
 
 
 def together(states: Sequence[Any], has_directions: bool) -> Any:
-    """Return a state of each layer as one tensor of all."""
+    """Return one state of all layers as one tensor."""
     return (torch.cat if has_directions else torch.stack)(tuple(states))
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
-    """Say of each tensor of a call whether a backward returns its gradient: not of sequences and masks."""
+    """Say for each tensor of a call whether a backward returns its gradient; sequences and masks have none."""
     return [
         tensor is not None and not _SEQUENCES.start <= place < _SEQUENCES.stop and tensor.dtype is not torch.bool
         for place, tensor in enumerate(tensors)

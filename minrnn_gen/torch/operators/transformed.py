@@ -1,7 +1,7 @@
 """A call under transforms of torch.func and with dual numbers: its rules in reverse, in forward mode and for a batch of calls.
 
-Two functions have all rules, each by means of both: a call, and its gradients. Their derivatives are those of the call of the
-tangent's kernel, whose own are third ones and refused.
+Two functions, a call and its gradients, have all rules, each in terms of both. The tangent's kernel computes their derivatives;
+its own would be of third order and are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from minrnn_gen.torch.operators.backward_operator import in_order
 from minrnn_gen.torch.operators.dispatch import UNDER_TRANSFORMS, unbatched
 from minrnn_gen.torch.operators.recorded import Tensors
 
-# Two sizes of the batch, and a time: the axis whose size differs is that of the batch.
+# Two sizes of the batch, and a time: the batch axis is the one whose size differs.
 _BATCHES, _TIME = (3, 5), 2
 
 
@@ -46,7 +46,7 @@ class _Call:
         return len(self.kernel.states)
 
     def sequence_axes(self) -> list[int | None]:
-        """Return for each slot which axis of its array is that of the batch, None where it has none."""
+        """Return the batch axis of each slot's array, None where it has none."""
         interface, slots = self.kernel.interface, self.kernel.interface.slots
         axes: list[int | None] = [None] * slots.total
         axes[X], axes[RESETS], axes[LENGTHS] = interface.x_axes.index("b"), 0, 0
@@ -56,7 +56,7 @@ class _Call:
         return axes
 
     def result_axes(self, on_cpu: bool) -> list[int]:
-        """Return for y, each final state and what only a backward needs which axis is that of the batch."""
+        """Return the batch axis of y, of each final state and of each array that only a backward needs."""
         interface = self.kernel.interface
         executor = self.kernel.executor
         layouts = [executor.saved_layouts(batch, _TIME, on_cpu=on_cpu, all_states=self.all_states) for batch in _BATCHES]
@@ -79,14 +79,14 @@ class _Call:
         return heads.axes_of_results(self.recipe, tensors[X].device.type == "cpu", self.all_states)
 
     def folds(self, tensors: Tensors, is_batched: Sequence[bool]) -> bool:
-        """Say whether a batch of calls is one call of as many times the sequences: one of arrays of sequences alone."""
+        """Say whether calls fold into one call of more sequences, which needs an axis of sequences in each batched array."""
         of_sequences = (axis is not None for axis in self.sequence_axes())
         pairs = zip(of_sequences, is_batched, strict=True)
         return tensors[CU_SEQLENS] is None and all(axis or not batched for axis, batched in pairs)
 
 
 def call(recipe: str, tensors: Tensors, all_states: bool = False) -> tuple[Any, ...]:
-    """Return y, the final states and what a backward on pre-activations needs, under whatever transforms there are."""
+    """Return y, the final states and a backward's arrays on pre-activations, under any transforms."""
     interface = kernel_by(recipe).interface
     x, matrix, weight, bias, recurrent_bias, *others = tensors
     if weight is not None:
@@ -109,7 +109,7 @@ UNDER_TRANSFORMS["recurrence"] = _operator
 
 
 def _preactivations(interface: Interface, x: Any, weight: Any) -> Any:
-    """Return x times the weight, whose batches torch multiplies."""
+    """Return x times the weight; torch multiplies, batches included."""
     own = interface.x_axes.replace("i", "") + interface.gate_axes
     product = torch.matmul(x.movedim(interface.x_axes.index("i"), -1), weight.transpose(0, 1))
     product = product.unflatten(-1, interface.shape(interface.gate_axes, 0, 0))
@@ -117,13 +117,13 @@ def _preactivations(interface: Interface, x: Any, weight: Any) -> Any:
 
 
 def _shaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in the shape that kernels have; one of another size is refused with all others."""
+    """Return a tensor in the shape that kernels take; a wrong size stays, for the checks of all tensors to refuse."""
     is_other = tensor is not None and tuple(tensor.shape) != shape and tensor.numel() == math.prod(shape)
     return tensor.reshape(shape) if is_other else tensor
 
 
 class _CallFunction(torch.autograd.Function):
-    """The call of a kernel; its results behind y and the final states have no gradients."""
+    """The call of a kernel; its results after y and the final states have no gradients."""
 
     @staticmethod
     def forward(of: _Call, *tensors: Any) -> Any:
@@ -178,7 +178,7 @@ class _CallFunction(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradients of a call of those `wanted` of its tensors by slot; so many results, and gradients of states, are given."""
+    """The gradients of a call for its `wanted` tensors by slot, from so many `results` and gradients of `states`."""
 
     of: _Call
     wanted: tuple[bool, ...]
@@ -202,7 +202,7 @@ def _gradients(of: _Call, wanted: tuple[bool, ...], tensors: Tensors, results: T
 
 
 class _GradientsFunction(torch.autograd.Function):
-    """The gradients of a call; the results of the call are functions of its tensors, and have no gradients here."""
+    """The gradients of a call; the call's results count as functions of its tensors, without gradients here."""
 
     @staticmethod
     def forward(how: _Gradients, *arguments: Any) -> Any:
@@ -253,7 +253,7 @@ class _GradientsFunction(torch.autograd.Function):
         batched = [dim is not None for dim in dims[: len(tensors)]]
         is_of_sequences = all(axis is not None for axis, wanted in zip(of_call, how.wanted, strict=True) if wanted)
         if not (is_of_sequences and how.of.folds(tensors, batched)):
-            # Of weights each call has gradients of its own.
+            # Each call has its own gradients of weights.
             if (behind := how.of.head_axes(tensors, batched, info.batch_size)) is None:
                 return _one_by_one(lambda own: _GradientsFunction.apply(how, *own), arguments, dims, info.batch_size)
             slots = heads.axes_of_call(how.of.kernel.interface)
@@ -272,7 +272,7 @@ class _GradientsFunction(torch.autograd.Function):
 
 
 def _tangent(of: _Call, tensors: Tensors, tangents: Tensors, y: Any) -> tuple[_Call, TangentCall]:
-    """Return the call of the tangent of a call with this y, and what makes its arrays."""
+    """Return the call of the tangent's kernel for a call with this y, and the maker of its arrays."""
     recipe = tangent_recipe(of.recipe, tangents[R] is not None)
     return _Call(recipe.recipe), TangentCall(of.kernel.interface, recipe, torch, tensors, tangents, y)
 
@@ -303,7 +303,7 @@ def _second(
 
 
 def _wanted(tensors: Tensors, needed: Sequence[bool]) -> tuple[bool, ...]:
-    """Say of each tensor of a call whether its gradient is needed, and there is one."""
+    """Say for each tensor of a call whether its gradient exists and is needed."""
     return tuple(
         tensor is not None and need and has_gradient(slot)
         for slot, (tensor, need) in enumerate(zip(tensors, needed, strict=True))
@@ -338,7 +338,7 @@ def _by_heads(
     axes_of_results: Sequence[heads.HeadAxis | None],
     count: int,
 ) -> Any:
-    """Return the stacked results of as many calls, run as heads of tensor, and that they are stacked."""
+    """Return the stacked results of `count` calls, run as heads of one call, and their stacked axes."""
 
     def run_together(size: int, own: list[Any]) -> list[Any]:
         pairs = zip(own, axes, strict=True)
@@ -353,7 +353,7 @@ def _by_heads(
 
 
 def _one_by_one(run: Callable[[list[Any]], Tensors], tensors: Tensors, dims: Sequence[int | None], count: int) -> Any:
-    """Return the stacked results of as many calls, and that they are stacked."""
+    """Return the stacked results of `count` calls, and their stacked axes."""
     rows = []
     for number in range(count):
         pairs = zip(tensors, dims, strict=True)

@@ -1,7 +1,7 @@
-"""The agreement of all ranks on a call: one exchange of what each was called with, and one error on all where they differ.
+"""The agreement of all ranks on a call: one exchange of their arguments, and one error on all of them where these differ.
 
-Tensors in host memory are agreed on in every call. With CUDA tensors a look at the answer would wait for the stream: there
-only the first call of a form (its shapes, dtypes and settings) exchanges it.
+Tensors in host memory are agreed on in every call. With CUDA tensors a look at the answer would wait for the stream: there only
+the first call of a form (its shapes, dtypes and settings) exchanges it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.torch.sequence_group.exchange import all_gather
 from minrnn_gen.torch.sequence_group.group import Member
 
-# Of one rank's form and message as text; a spec or a message beyond it is cut or hashed before.
+# The most characters of one rank's form and message; a longer spec or message is hashed or cut before.
 MESSAGE_BYTES = 2048
 _ERROR_CHARACTERS = 400
 
@@ -34,8 +34,8 @@ class RefusedEverywhere(BadInput):
 class Agreement:
     """Facts about a call that all ranks know.
 
-    `times`: the steps of each rank's piece; `records`: whether any rank records gradients; `seconds`: {groups of a piece: what
-    the slowest rank expects a pass over one of them to take}.
+    `times`: the steps of each rank's piece; `records`: whether any rank records gradients; `seconds`: {groups of a piece: the
+    slowest rank's predicted time of a pass over one group}.
     """
 
     times: tuple[int, ...]
@@ -62,9 +62,9 @@ def agree(
     refusal: BadInput | None,
     seconds: Mapping[int, float] = MappingProxyType({}),
 ) -> Agreement:
-    """Return what all ranks agree on. `form`: what has to be equal on all of them; `refusal`: why this rank refuses its call.
+    """Return what all ranks agree on. `form`: values that must be equal on all; `refusal`: why this rank refuses its call.
 
-    `seconds`: what this rank expects of its piece, as `Agreement` has it of all.
+    `seconds`: this rank's predicted times, in the form of `Agreement`.
 
     Raises BadInput on every rank where a rank refuses, naming it, and where forms differ, naming rank and difference.
     """
@@ -82,7 +82,7 @@ def agree(
         if text in agreed:
             return agreed[text]
         if refusal is not None and agreed:
-            raise RefusedEverywhere(str(refusal))  # others may know their form, and then do not listen
+            raise RefusedEverywhere(str(refusal))  # other ranks may know their form, and then do not exchange it
     everyone = [json.loads(answer) for answer in _exchanged(text, device, member)]
     if refusal is not None:
         raise RefusedEverywhere(str(refusal)) from refusal
@@ -102,13 +102,13 @@ def agree(
 
 
 def refuse(member: Member | None, tensor: Any, refusal: BadInput) -> None:
-    """Raise on every rank of a group, if there is one, what this rank refuses before it has a form to agree on."""
+    """Raise this rank's refusal on every rank of its group, if any, where there is no form to agree on yet."""
     if member is not None:
         agree(member, device_of(tensor), {}, time=0, records=False, refusal=refusal)
 
 
 def device_of(tensor: Any) -> torch.device:
-    """Return where ranks exchange their arguments: on the tensor's device, or in host memory where it has none."""
+    """Return the device of the exchange: the tensor's, or the CPU without a tensor that has values."""
     return tensor.device if isinstance(tensor, torch.Tensor) and not tensor.is_meta else torch.device("cpu")
 
 

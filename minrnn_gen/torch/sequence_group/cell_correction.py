@@ -1,11 +1,11 @@
 """The head of a cell's piece run again with the states that enter, and its tail with the gradient of its end states.
 
-The same steps also run without what enters, as other sequences of one call: what enters counts after them where the two
-differ. Whether it does is one bool in the memory of the piece; on a GPU no host waits for it. The host is busy all the same:
-every operation here costs some 10 us of it while the GPU scans the piece.
+The same steps also run from zero, as further sequences of the same call: where the two differ, the entering values still count
+after these steps. The answer is one bool in the memory of the piece; on a GPU no host waits for it. The host is busy all the
+same: every operation here costs some 10 us of it while the GPU scans the piece.
 
-A tail runs back from the states before it. Where y or what a forward keeps does not have them, the forward runs the steps of
-the tail by themselves, and keeps the states between.
+A tail runs back from the states before it. Where neither y nor the saved states contain them, the forward runs the tail's steps
+separately and keeps the states in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minrnn_gen.torch.sequence_group.states import apart
 
 
 def run_in_two(piece: Piece, call: Sequence[Any], state: Any, steps: int) -> tuple[list[Any], Any]:
-    """Run a call as `Piece.forward` does, its last `steps` by themselves; return its results, and the states before these."""
+    """Run a call as `Piece.forward` does, its last `steps` separately; return its results, and the states before those."""
     if piece.runs_in_place(call):
         into = piece.outputs_of(call)
         final, between = run_again_in_two(piece, call, state, into, steps)
@@ -38,7 +38,7 @@ def run_in_two(piece: Piece, call: Sequence[Any], state: Any, steps: int) -> tup
 def run_again_in_two(
     piece: Piece, call: Sequence[Any], state: Any, into: Sequence[Any], steps: int, counts: Any = None
 ) -> tuple[Any, Any]:
-    """Run a call as `forward_again` does, the last `steps` by themselves; return its end states, and those before these."""
+    """Run a call as `forward_again` does, its last `steps` separately; return its end states, and the states before those."""
     ends = [state]
     for span in _in_two(piece, call, steps):
         written = [piece.steps_in(array, *span) for array in into]
@@ -48,7 +48,7 @@ def run_again_in_two(
 
 
 def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, steps: int) -> Any:
-    """Correct the first steps of results, which are those from zero; say whether what entered counts after them.
+    """Correct the first steps of results that were computed from zero; say whether the entering states count after them.
 
     `into`: y and, where they are kept, the states after every step.
     """
@@ -71,12 +71,12 @@ def correct_tail(
     between: Any,
     steps: int,
 ) -> Any:
-    """Correct the last steps of gradients, which are those without one of the end states; say whether it counts before.
+    """Correct the last steps of gradients that lack the end states' gradient; say whether it counts before these steps.
 
-    `outputs`: y and the states after every step, of which y may be one; `between`: the states before the last steps, None where
-    `outputs` have them; `gradients`: those of the call, whose list is changed, and that of y. Gradients are linear in what
-    arrives, and those of vectors are sums over sequences: those that run with it without `dstate` have a negative dy, so that
-    their part is taken off.
+    `outputs`: y and the states after every step, y perhaps among them; `between`: the states before the last steps, None where
+    `outputs` have them; `gradients`: the call's, a list that is changed, and y's. Gradients are linear in the arriving ones,
+    and a vector's gradient is a sum over sequences: the sequences that run without `dstate` get a negative dy, which subtracts
+    their part.
     """
     of_call, dy = gradients
     place, batch = piece.last_steps(call[0].shape[piece.time_axis], steps), dstate.shape[1]
@@ -89,7 +89,7 @@ def correct_tail(
     y_batch = piece.y_axes.index("b")
     both = [torch.cat((own, own), y_batch) for own in (piece.steps_in(array, place, steps) for array in outputs)]
     if not piece.writes_gradient_in_place(call):
-        # What else its backward reads of these steps, a forward of them has.
+        # A forward of these steps gives the other arrays that its backward reads.
         y, *others = piece.forward(part, entering, True)
         both = [y, *others[piece.states :]]
     arriving = torch.cat((dstate, torch.zeros_like(dstate)), 1)
@@ -110,18 +110,18 @@ def correct_tail(
 
 
 def has_states(piece: Piece, outputs: Sequence[Any]) -> bool:
-    """Whether y and what is kept have the states after every step, from which a part of a backward can begin."""
+    """Whether y and the saved arrays contain the states after every step, so that a backward can begin at any step."""
     return not piece.kernel.interface.has_vectors and max(1, len(outputs) - 1) == piece.states
 
 
 def _in_two(piece: Piece, call: Sequence[Any], steps: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return where all steps but the last ones begin, and how many they are; then of the last ones."""
+    """Return the begin and the count of the steps before the last ones, then of the last ones."""
     time = call[0].shape[piece.time_axis]
     return (steps if piece.reverse else 0, time - steps), (piece.last_steps(time, steps), steps)
 
 
 def _one_after_the_other(piece: Piece, first: Any, last: Any) -> Any:
-    """Return two parts of time, of different length, as one array."""
+    """Concatenate two parts of time, of different length."""
     sizes = zip(first.shape, last.shape, strict=True)
     time = next(axis for axis, (of_first, of_last) in enumerate(sizes) if of_first != of_last)
     return torch.cat((last, first) if piece.reverse else (first, last), time)

@@ -1,4 +1,4 @@
-"""The recurrence of a kernel over the pieces of a group: agreement, the choice of a way, and both directions."""
+"""The recurrence of a kernel over the pieces of a group: agreement, the choice of a way, forward and backward."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
 
-# A recipe longer than this stands in the message of a rank by its digest.
+# A rank's message has the digest of a recipe that is longer than this.
 _RECIPE_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """Consequences of a call's form alone: what all ranks agree on, the method, and the axis that a pipeline cuts."""
+    """Consequences of a call's form alone: the agreement of all ranks, the method, and the axis that a pipeline cuts."""
 
     agreement: Agreement
     choice: Choice
@@ -64,7 +64,7 @@ _SETTLED: weakref.WeakKeyDictionary[Any, ByKey[_Settled]] = weakref.WeakKeyDicti
 
 
 def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool = False) -> list[Any]:
-    """Return y of this rank's piece and the final states of whole sequences, and for `all_states` those of the piece's steps.
+    """Return y of this rank's piece, the final states of whole sequences and, with `all_states`, those of the piece's steps.
 
     Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
@@ -114,11 +114,11 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
 
 
 def seconds_of(kernel: Kernel, batch: int, time: float, cuts: tuple[Along, Sequence[int]], on_gpu: bool) -> dict[int, float]:
-    """Return {groups of a piece of `time` steps: what a pass over one of them is expected to take}; `cuts` as of `cuts_of`.
+    """Return {groups of a piece of `time` steps: predicted time of a pass over one group}; `cuts` is from `cuts_of`.
 
     A scan takes the time of its bytes. The steps of a dense cell, and of coupled states, wait for each other, so that on a GPU
-    half of the sequences take more than half of the time, and n values per channel take longer than their bytes: there it is
-    what the kernel's own plan is expected to take.
+    half of the sequences take more than half of the time, and n values per channel take longer than their bytes: there the
+    prediction is the kernel's own plan's.
     """
     interface, has_matrix = kernel.interface, kernel.builder.cell_shape.has_matrix
     along, counts = cuts
@@ -154,24 +154,24 @@ def ways_of(
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps of a piece, the cheapest first.
 
-    `seconds` as `choices` takes them; `has_sequences`: some begin or end within a row.
+    `seconds` as `choices` takes them; `has_sequences`: sequences begin or end within a row.
     """
     spec, interface = kernel.spec, kernel.interface
     has_matrix = kernel.builder.cell_shape.has_matrix
     words = len(interface.gates) + 1
-    # Otherwise y of all groups is put together: read and written, which is nothing against the steps of a dense cell.
+    # Otherwise y of all groups is joined: a read and a write, negligible next to the steps of a dense cell.
     is_in_place = not (interface.input_size or interface.has_vectors)
     allowed: dict[Way, float] = {"pipeline": 0.0 if has_matrix or is_in_place else 2 / words}
     if (stages := stages_of(kernel.recipe)) and spec.training:
         steps = 0 if has_sequences else first_steps(round(time))
         # Filters and oscillators forget by their parameters, which hold for all of time: less is not counted on.
         runs_again = not steps or _is_coupled(kernel)
-        # Of a constant map a power, and of a later stage its end states alone.
+        # A constant map is a power; a later stage needs its end states alone.
         columns = [
             (place > 0) if stage.is_constant else len(stage.entries) / len(stage.states) for place, stage in enumerate(stages)
         ]
         allowed |= gathering_passes(member.size, runs_again, sum(columns) * PRODUCT_PASSES_OF_CELL)
-        # With what enters and without.
+        # With the entering states and without.
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
@@ -196,13 +196,13 @@ def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _S
         way = Pipeline(piece, settled.along, choice.micro_batches)
     if not agreement.records:
         return list(way.forward((*local, None)))
-    # A rank without a gradient of its own takes part in the backward of others.
+    # A rank without its own gradient takes part in the other ranks' backward.
     anchor = None if records(tensors) else torch.zeros((), requires_grad=True)
     return list(RecurrenceFunction.of(way, (*local, anchor)))
 
 
 def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
-    """Return what ranks have alike in a call of a kernel, whatever is split over them."""
+    """Return the properties of a kernel's call that all ranks share, whatever is split over them."""
     recipe = kernel.recipe
     if len(recipe) > _RECIPE_CHARACTERS:
         recipe = hashlib.sha256(recipe.encode()).hexdigest()
@@ -231,7 +231,7 @@ def _check_way(kernel: Kernel, member: Member) -> None:
 
 
 def check_plain_call(kernel: Kernel, tensors: Tensors, is_global: bool) -> None:
-    """Refuse what the kernel refuses, but for lengths and boundaries beyond the piece where they are global."""
+    """Apply the kernel's own checks, except that global lengths and boundaries may exceed the piece."""
     interface = kernel.interface
     calls.check_tensors(kernel, tensors)
     if not is_plain(tensors):
@@ -244,6 +244,6 @@ def check_plain_call(kernel: Kernel, tensors: Tensors, is_global: bool) -> None:
 
 
 def _inspect(value: Any, name: str) -> Array:
-    """Describe a tensor as if without gaps: where it has some, a kernel takes a copy."""
+    """Describe a tensor as if without gaps: a kernel takes a copy of one with gaps."""
     array = memory.inspect(value, name)
     return replace(array, strides=contiguous_strides(array.shape))

@@ -1,7 +1,7 @@
-"""The cost formula of a group of ranks: which way states are passed on, and into how many groups of sequences a pipeline cuts.
+"""The cost formula of a group of ranks: the way of passing states, and the number of groups that a pipeline cuts.
 
-Times are in passes: what one rank takes for its whole piece, forward. A way costs its passes and its hops, which are messages
-that wait for each other.
+The unit of time is a pass: one rank's forward over its whole piece. A way costs its passes and its hops, messages that wait for
+each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minrnn_gen.torch.sequence_group.group import Way
 SUMMARY_PASSES = 2.0
 # From zero; what is corrected where gates forget are a few steps, whose time is that of `CORRECTION_SECONDS`.
 CORRECT_PASSES = 1.0
-# Where one does not: from zero, and again.
+# Where a gate does not forget: from zero, and again.
 CORRECT_PASSES_WORST = 2.0
 # The products of coefficients, of pieces that are neither first nor last, where end states are folded: of a cell a forward with
 # as many states again, of the raw scan one of the three words that a pass moves.
@@ -44,11 +44,11 @@ NVLINK_BYTES_PER_SECOND = 450e9 / 3
 NETWORK_BYTES_PER_SECOND = 50e9 / 4
 # GPUs that NVLink connects.
 GPUS_OF_A_NODE = 8
-# What a scan reads and writes in a second: the memory of a large GPU.
+# Bytes that a scan reads and writes in a second: the memory of a large GPU.
 BYTES_PER_SECOND = 4e12
-# A step of a dense cell on a CPU, which takes its sequences one after the other, and where no plan of a GPU says more.
+# A step of a dense cell on a CPU, which runs its sequences in turn, and on a GPU without a plan.
 DENSE_STEP_SECONDS = 1.5e-6
-# Less than any pass takes, where there is next to nothing to do.
+# A lower bound on the time of a pass, for tiny ones.
 SECONDS_LEAST = 20e-9
 # More groups than this leave kernels too few sequences to fill a GPU.
 MICRO_BATCHES_MOST = 8
@@ -56,7 +56,7 @@ MICRO_BATCHES_MOST = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """A way, its groups of sequences, and its predicted time over that of one rank's piece by itself."""
+    """A way, its groups of sequences, and its predicted time relative to one rank's piece alone."""
 
     way: Way
     micro_batches: int
@@ -64,31 +64,31 @@ class Choice:
 
 
 def gathering_passes(ranks: int, runs_again: bool, product_passes: float) -> dict[Way, float]:
-    """Return the passes of the ways that gather; `runs_again`: nothing is corrected in part, as where sequences end in a piece.
+    """Return the passes of the gathering ways; `runs_again`: a piece is never corrected in part, as where sequences end.
 
-    `product_passes`: what the products of coefficients take.
+    `product_passes`: passes for the products of coefficients.
     """
     summary = SUMMARY_PASSES + (product_passes if ranks > 2 else 0.0)
     return {"correct": summary if runs_again else CORRECT_PASSES, "summary": summary}
 
 
 def groups_in_turn(ranks: int, micro_batches: int) -> int:
-    """Return how many groups a pipeline takes the time of: the last rank starts when P - 1 have gone through the others."""
+    """Return a pipeline's time in groups: the last rank starts when P - 1 groups have passed through the others."""
     return micro_batches + ranks - 1
 
 
 def counts_up_to(size: int, asked: int | None) -> tuple[int, ...]:
-    """Return into how many groups `size` sequences or channels may be cut, as many as `asked` at most, where some are."""
+    """Return the numbers of groups into which `size` sequences or channels may be cut, at most `asked` if set."""
     return tuple(range(1, max(1, min(size, asked or MICRO_BATCHES_MOST)) + 1))
 
 
 def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, float]:
-    """Return {groups of a piece: what a pass over one of them takes} where the bytes of the piece take all of the time."""
+    """Return {groups of a piece: time of a pass over one group} where moving the piece's bytes takes all of the time."""
     return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
 def gather_seconds(ranks: int, count: float) -> float:
-    """Return the time of an all-gather of `count` bytes of each rank: around a ring, one rank after the other."""
+    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank."""
     nodes = -(-ranks // GPUS_OF_A_NODE)
     step = NVLINK_STEP_SECONDS if nodes == 1 else NVLINK_STEP_SECONDS_OF_NODES
     steps = (ranks - nodes) * step + (nodes - 1) * NETWORK_STEP_SECONDS
@@ -115,9 +115,9 @@ def choices(
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first.
 
-    Those of a pipeline follow from its groups; with several of them it takes the `allowed` passes besides. `seconds`: {into how
-    many groups it may cut the call: what a pass over one of them takes}, 1 among them; `state_bytes`: of all states of the
-    call. `way` is settled where it is not None, and `micro_batches` is at most, as near as there are counts.
+    A pipeline's passes follow from its groups; with several groups the `allowed` passes are added. `seconds`: {number of
+    groups: time of a pass over one group}, 1 among the numbers; `state_bytes`: bytes of all states of the call. A `way` that is
+    not None is the only choice; `micro_batches` fixes the number of groups: the largest possible one up to it.
     """
     of_pass, counts = seconds[1], sorted(seconds)
     # A coefficient and a state of each; and the final states, which the last rank has.

@@ -1,4 +1,4 @@
-"""Into which groups a pipeline cuts a piece: of its sequences, or of the channels of a cell that does not mix them."""
+"""The groups into which a pipeline cuts a piece: of sequences, or of channels where the cell does not mix them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from minrnn_gen.torch.sequence_group.cost import counts_up_to
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 Along = Literal["sequences", "channels"]
-# Fewer channels than a warp has lanes leave kernels without lines of memory of their own.
+# With fewer channels than a warp has lanes, kernels share lines of memory.
 CHANNELS_LEAST = 32
 
 
 def cuts_of(kernel: Kernel, batch: int, is_packed: bool, asked: int | None) -> tuple[Along, tuple[int, ...]]:
-    """Return along what a call is cut, and into how many groups it may be: where `asked`, one or the most up to that many.
+    """Return the axis along which a call is cut, and the possible numbers of groups: if `asked`, 1 and the largest up to it.
 
     Along its sequences, unless there are too few of them and channels are independent.
     """
     along, counts = _every_cut_of(kernel, batch, is_packed, asked)
-    # Where a number is asked for there is no choice, and every other would only make the message to the ranks longer.
+    # A requested number leaves no choice: further counts would only lengthen the message to the ranks.
     return along, counts if asked is None else tuple(sorted({1, counts[-1]}))
 
 
@@ -44,8 +44,9 @@ def _every_cut_of(kernel: Kernel, batch: int, is_packed: bool, asked: int | None
 class Cut:
     """The groups of a call on a piece, each a span along an axis of every array.
 
-    `piece` is that of one group. `axes` are those of the call's slots, None where every group has all of an array, and `views`
-    the shapes, by slot, in which an array has its axis. `state_axis` is that of all states as one array, `y_axis` that of y.
+    `piece` is the piece of one group. `axes`: the cut axis of each slot, None where every group has the whole array; `views`:
+    the shapes, by slot, in which an array has that axis. `state_axis` is the cut axis of all states as one array, `y_axis` that
+    of y.
     """
 
     piece: Piece
@@ -89,7 +90,7 @@ class Cut:
         return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), self.y_axis)
 
     def gradient(self, slot: int, tensor: Any, parts: Sequence[Any]) -> Any:
-        """Return the gradient of a call's tensor: side by side, or the sum in the order of groups where all had all of it."""
+        """Return the gradient of a call's tensor: the groups' parts joined, or summed in order where each had all of it."""
         if parts[0] is None or len(parts) == 1:
             return parts[0]
         axis = self.axes[slot]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from minrnn_gen.torch.sequence_group.group import Member
 
 Around = Callable[[int], AbstractContextManager[None]]
-"""What is entered around an exchange to which this rank contributes so many bytes."""
+"""Returns the context of an exchange to which this rank contributes this many bytes."""
 
 
 def _nothing(_: int) -> AbstractContextManager[None]:
@@ -26,7 +26,7 @@ _AROUND: list[Around] = [_nothing]
 
 @contextlib.contextmanager
 def watched(around: Around) -> Iterator[None]:
-    """Let `around` be entered around every exchange of this process, for those who count or time them."""
+    """Enter `around` around every exchange of this process, to count or time them."""
     _AROUND.append(around)
     try:
         yield
@@ -58,7 +58,7 @@ def all_gather_in_order(tensor: Any, member: Member, reverse: bool) -> list[Any]
 
 
 def broadcast(tensor: Any, source: int, member: Member) -> Any:
-    """Return the values that rank `source` has in its tensor; those of other ranks have the shape alone."""
+    """Return rank `source`'s values; other ranks' tensors give only the shape."""
     values = _real(tensor).clone()
     if values.numel():
         with _contributing(values.nbytes if member.rank == source else 0):
@@ -128,7 +128,7 @@ class Neighbours:
 
 
 def _real(tensor: Any) -> Any:
-    """Return a tensor as what every backend sends: without gaps, complex numbers as pairs."""
+    """Return a tensor in a form that every backend sends: without gaps, complex numbers as pairs."""
     tensor = tensor.detach().resolve_conj().contiguous()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 

@@ -12,15 +12,15 @@ from minrnn_gen.torch.sequence_group.exchange import all_gather
 from minrnn_gen.torch.sequence_group.group import Member
 
 RunPart = Callable[[int, int], tuple[Any, Any]]
-"""Corrects a part of a piece, so many steps from a begin on in the order of the recurrence; returns what of the state behind it
-is due to what entered the piece, and that state."""
+"""Corrects a part of a piece, a number of steps from a begin on in the order of the recurrence; returns the share of the state
+after it that is due to the entering state, and that state."""
 
 # The first part that is corrected: what gates draw at random is forgotten in a few dozen steps, and a kernel of so few takes
 # as long as its launch. Of short pieces it is a share.
 _STEPS_FIRST, _STEPS_LEAST, _SHARE_FIRST = 1024, 32, 1 / 16
-# A part is run with and without what enters, and copied: beyond this share of a piece, running all of it again takes less.
+# A part runs with and without the entering state, and is copied: beyond this share, running the whole piece is faster.
 _SHARE_MOST = 3 / 8
-# Steps beyond those after which what enters is expected to be rounding: channels do not forget alike at all times.
+# Steps in excess of the predicted ones: channels do not forget alike at all times.
 _MARGIN = 1.1
 
 
@@ -36,7 +36,7 @@ def fold(pieces: Sequence[Any]) -> Any:
 
 
 def correct_pieces(run: RunPart | None, time: int, member: Member, reverse: bool, like: Any) -> list[bool]:
-    """Correct the begin of each rank's piece as far as what enters it counts; say of each, in order, whether that is enough.
+    """Correct each piece's begin as far as the entering state counts; say for each, in order, whether that is enough.
 
     `run` corrects this rank's piece of `time` steps; None where nothing enters it. `like`: a state. Where it is not enough
     within a part of the piece, all of it has to run again. The host waits for the answers of all ranks, once where the first
@@ -54,7 +54,7 @@ def correct_pieces(run: RunPart | None, time: int, member: Member, reverse: bool
 
 
 def _corrects_on(run: RunPart, begin: int, due: Any, state: Any, time: int) -> bool:
-    """Correct steps after the first `begin` ones until what enters is rounding; return whether all need not run again."""
+    """Correct steps after the first `begin` until the entering state's effect is rounding; False: all must run again."""
     while not _is_rounding(due, state):
         steps = _next_steps(begin, due, state, time)
         if not steps:
@@ -76,7 +76,7 @@ def _is_rounding(difference: Any, state: Any) -> Any:
 
 
 def first_steps(time: int) -> int:
-    """Return how many steps of a piece are corrected before anything else is known; 0 for pieces too short to gain by it."""
+    """Return how many steps of a piece are corrected first; 0 for pieces too short to gain by it."""
     steps = max(_STEPS_LEAST, min(_STEPS_FIRST, int(time * _SHARE_FIRST)))
     return steps if steps <= time * _SHARE_MOST else 0
 
@@ -84,7 +84,8 @@ def first_steps(time: int) -> int:
 def _next_steps(begin: int, due: Any, state: Any, time: int) -> int:
     """Return the steps of the part after the first `begin` ones, 0 for none.
 
-    What enters shrinks by about the same factor at each step, from the size of a state at the begin of the piece.
+    The entering state's effect shrinks by about the same factor at each step, from the size of a state at the begin of the
+    piece.
     """
     share = float(torch.where(due == 0, 0, due / state).abs().max())
     rounding = torch.finfo(state.dtype).eps / 2

@@ -1,11 +1,11 @@
 """Pieces of a scan from zero, their end states gathered, and run again with the state that enters.
 
-Correction: the head alone runs again, in the backward the tail, as far as what enters counts. Where that is so of every piece
-between two others, what enters a piece is the end state of the one before. Where it is not, and in a summary, end states are
-folded in the order of ranks by the maps of the pieces, and all of each piece runs again. Whether it does is for the GPU to say:
-all is enqueued, and what does not count ends at once.
+Correction: only the head runs again (in the backward the tail), as far as the entering state counts. Where this suffices for
+every piece between two others, each piece's entering state is the end state of its predecessor. Otherwise, and in a summary,
+the maps of the pieces fold end states in the order of ranks, and each piece runs again as a whole. The GPU decides: every run
+is enqueued, and one that is not needed ends at once.
 
-Of coupled states the maps of a later stage, and its end states, are right once the states of earlier ones that enter are: the
+For coupled states the maps of a later stage, and its end states, are right once the states of earlier ones that enter are: the
 pieces between two others run once for each stage. Gradients go through the stages from the last one to the first.
 """
 
@@ -26,11 +26,11 @@ from minrnn_gen.torch.sequence_group.piece import Piece
 
 
 class Gathered:
-    """A piece whose state comes from those before it; `corrects` only as far as it counts, and else all of it.
+    """A piece whose state comes from the pieces before; `corrects`: run again only as far as the state counts, else all of it.
 
-    Results: y, the final states of whole sequences, for all states those after every step; then what only the backward needs:
-    what the kernel saves, the states that enter the piece, those before its tail where they were kept, and the maps of all
-    pieces for each stage, where they are more than two.
+    Results: y, the final states of whole sequences, for all states those after every step; then the arrays that only the
+    backward needs: the kernel's saved ones, the states that enter the piece, those before its tail where they were kept, and
+    the maps of all pieces for each stage, where they are more than two.
     """
 
     def __init__(self, piece: Piece, corrects: bool) -> None:
@@ -46,7 +46,7 @@ class Gathered:
         call, initial = piece.apart(tensors)
         like, entering = piece.states_like(call), piece.entering(initial)
         tail = self._steps_of_tail(call)
-        # Zeros, and not none: the backward, whose states are those that enter, is then one that is replayed.
+        # Zeros rather than None: the backward, which has the entering states, can then be replayed.
         results, between = self._run(call, torch.zeros_like(like) if position else entering, tail)
         final, into = piece.all_states_of(results), piece.of_steps(results[0], results[1 + piece.states :])
         ends, steps = self._gathered(final), self._steps_corrected(call)
@@ -61,7 +61,7 @@ class Gathered:
                 counts = self._or_any(counts, maps, range(1, position), (entering, folded))
                 entering = folded
         if counts is not None:
-            # Where it does not run, the states are what they were.
+            # Where it does not run, the states are unchanged.
             again, before = self._run_again(call, entering, into, tail, counts)
             final = torch.where(counts, again, final)
             between = None if before is None else torch.where(counts, before, between)
@@ -120,24 +120,24 @@ class Gathered:
         return run_in_two(self.piece, call, state, tail) if tail else (self.piece.forward(call, state), None)
 
     def _run_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], tail: int, counts: Any) -> tuple[Any, Any]:
-        """Run a call `into` results that are there where it `counts`; return its end states, and those before its `tail`."""
+        """Run a call `into` existing results where it `counts`; return its end states, and those before its `tail`."""
         if tail:
             return run_again_in_two(self.piece, call, state, into, tail, counts)
         return self.piece.forward_again(call, state, into, counts), None
 
     def _steps_of_tail(self, call: Sequence[Any]) -> int:
-        """Return how many steps a forward runs by themselves, for the states before them that its backward begins with."""
+        """Return how many last steps a forward runs separately, to keep the states before them for its backward."""
         piece = self.piece
         # Cells with n values per channel keep no states after steps but on a CPU.
         return self._steps_corrected(call) if piece.saves and piece.kernel.interface.has_vectors and not piece.is_end else 0
 
     def _steps_corrected(self, call: Sequence[Any]) -> int:
-        """Return how many steps are corrected before all of the piece is; 0 where all of it runs again whatever counts."""
+        """Return how many steps are corrected before a run of the whole piece; 0 where the whole piece always runs again."""
         return first_steps(call[0].shape[self.piece.time_axis]) if self._corrects(call) else 0
 
     def _corrects(self, call: Sequence[Any]) -> bool:
         """Whether pieces are corrected, the same on all ranks, if they are long enough."""
-        # Where sequences begin or end within the piece, what enters it may count anywhere.
+        # Where sequences begin or end within the piece, the entering states may count anywhere.
         return self.corrects and not self.piece.has_sequences(call)
 
     def _gathered(self, own: Any) -> list[Any]:
@@ -149,8 +149,8 @@ class Gathered:
     ) -> tuple[Any, Any]:
         """Return this piece's map of a stage, zero where what entered does not count after it, and its end states.
 
-        Those of the first and of the last are in no fold, and have no end states here. `states` enter the piece, `y` says how y
-        of it looks, and `known` is the map as found before, zero where that was not asked for.
+        The first and the last piece take part in no fold, and have no end states here. `states` enter the piece, `y` gives the
+        shape and dtype of its y, and `known` is the map found before, zero where it was not computed.
         """
         piece = self.piece
         own = stage.nothing(states) if known is None else known
@@ -195,8 +195,8 @@ class Gathered:
     def _back_through_stages(self, run: _Again, maps: list[list[Any]], arriving: list[Any], dinitial: Any) -> Any:
         """Return the gradient that arrives at the end of this piece.
 
-        `arriving`: those at the ends of all pieces, each by a run of the next piece with none at its own end but for the last;
-        `dinitial`: that of this piece's run. Of the last stage they are right.
+        `arriving`: the gradients at the ends of all pieces, each from a run of the next piece with zero at its own end, except
+        the last; `dinitial`: the gradient from this piece's run. For the last stage they are right.
         """
         position, last = self.piece.position, self.piece.member.size - 1
         dfinal, behind = arriving[-1], range(last, position, -1)
@@ -211,10 +211,10 @@ class Gathered:
         return dstate
 
     def _or_any(self, counts: Any, maps: list[list[Any]], places: range, states: tuple[Any, Any]) -> Any:
-        """Say whether something counts, or did in one of the pieces at `places`; None where all runs again without asking.
+        """Say whether something counts here or in one of the pieces at `places`; None where everything always runs again.
 
-        `states`: the ones by which a head or a tail was corrected, and the right ones. No map has what an earlier stage brings
-        to a later one, so that of several stages these are compared.
+        `states`: those that corrected a head or a tail, and the right ones. No map contains an earlier stage's effect on a
+        later one, so with several stages the states are compared.
         """
         if counts is None or not places:
             return counts
@@ -226,7 +226,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class _Again:
-    """The backward of a piece that runs again where it `counts`; None: it does. `local` are its gradients so far."""
+    """The backward of a piece, run again where `counts` is true or None. `local`: its gradients so far."""
 
     piece: Piece
     call: Sequence[Any]
@@ -237,7 +237,7 @@ class _Again:
     def of_initial(self, dstate: Any, before: Any) -> Any:
         """Return the gradient of the states that enter the piece where `dstate` arrives at its end; else `before`.
 
-        What it writes into the gradient of x the last run writes again.
+        It also writes into the gradient of x, which the last run overwrites.
         """
         if self.counts is None:
             again = self.piece.backward(self.call, *self.known, dstate)
@@ -247,7 +247,7 @@ class _Again:
 
 
 def _where(counts: Any, again: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-    """Return the gradients of a run that was only where something `counts`; that of x lies in one place either way."""
+    """Select the gradients of the second run where it `counts`; the gradient of x lies in the same memory either way."""
     pairs = zip(again[1:], before[1:], strict=True)
-    # States that are none have no gradient, though those of a run that was not have.
+    # Absent states have no gradient, though a skipped run returns one.
     return [before[0], *(old if new is None or old is None else torch.where(counts, new, old) for new, old in pairs)]

@@ -1,4 +1,4 @@
-"""Gradients of weights, of which every rank has those of its own piece, summed over the group."""
+"""Gradients of weights, each rank's from its own piece, summed over the group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minrnn_gen.torch.sequence_group.group import member_of
 def sum_gradients(parameters: Iterable[Any], sequence_group: Any) -> None:
     """Sum the gradients of `parameters` over the ranks of a group: each rank has those of its own piece of time.
 
-    parameters: those of a model, in one order on all ranks. sequence_group: as a call takes it; of a mesh of several axes the
-    one of time, mesh["time"]. A parameter that requires grad and has none counts as zero. Sums, no averages.
-    Raises BadInput for what is no group.
+    parameters: a model's, in the same order on all ranks. sequence_group: as a call takes it; of a mesh with several axes, the
+    time axis: mesh["time"]. A parameter that requires grad and has none counts as zero. Sums, no averages. Raises BadInput for
+    anything but a group.
     """
     member = member_of(sequence_group)
     by_dtype: dict[Any, list[Any]] = {}

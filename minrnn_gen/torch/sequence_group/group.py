@@ -18,9 +18,8 @@ class SequenceGroup:
     """A process group over which time is split, with a way of passing states on.
 
     group: a process group or a device mesh of one axis. way: "summary", "correct" or "pipeline"; None lets the cost formula
-    choose. micro_batches: into how many groups, of sequences or, where there are fewer, of channels, a pipeline cuts
-    a call at most; None lets the formula choose.
-    Equal on all ranks.
+    choose. micro_batches: the most groups into which a pipeline cuts a call, along sequences or, where these are too few, along
+    channels; None lets the formula choose. Equal on all ranks.
     """
 
     group: Any
@@ -37,12 +36,12 @@ class SequenceGroup:
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """A process group over whose ranks heads are split, with what a rank has of the arrays that have heads.
+    """A process group over which heads are split, and whether a rank holds all heads of an array or only its own.
 
-    group: a process group or a device mesh of one axis. gathers: whether every rank is given all heads of pre-activations and
-    states, and gets all of y. If not, these are of the rank's own heads alone, going in and coming out, and inputs S.* of its
-    own groups where the ranks divide their number. Then no array passes between ranks but the gradient of an x that is
-    projected, and of S.* of groups that several ranks read. Equal on all ranks.
+    group: a process group or a device mesh of one axis. gathers: whether every rank passes all heads of pre-activations and
+    states, and gets all of y. If not, arguments and results have the rank's own heads alone, and inputs S.* its own groups
+    where the ranks divide their number. Then no array passes between ranks but the gradient of an x that is projected, and of
+    S.* of groups that several ranks read. Equal on all ranks.
     """
 
     group: Any
@@ -77,7 +76,7 @@ class Member:
 
 
 def member_of(value: Any) -> Member:
-    """Return this rank's place in a group over which time is split; raises BadInput for what is none, and outside of it."""
+    """Return this rank's place in a group over which time is split; raises BadInput for anything else, and outside it."""
     asked = value if isinstance(value, SequenceGroup) else SequenceGroup(value)
     group = process_group_of(asked.group, "sequence_group")
     return Member(group, group.rank(), group.size(), asked.way, asked.micro_batches)

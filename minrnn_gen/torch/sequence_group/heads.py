@@ -88,7 +88,7 @@ def _as_of_all_heads(interface: Interface, tensors: tuple[Any, ...], member: Mem
 
 
 def _has_own_groups(interface: Interface, member: Member) -> bool:
-    """Whether each group of channels, which shares inputs S.*, is one rank's."""
+    """Whether each group of channels, which shares inputs S.*, lies on one rank."""
     return interface.groups % member.size == 0
 
 
@@ -153,7 +153,7 @@ class _Share:
         return self._channels(_shared(values, self.member), self.interface.channel_axes.index("h"))
 
     def _of_groups(self, values: Any) -> Any:
-        """Return an input S.* for the groups that the share's kernel has, each of channels of one group of the whole."""
+        """Return an input S.* for the groups of the share's kernel, each within one group of the whole."""
         interface = self.interface
         if not self.member.gathers and _has_own_groups(interface, self.member):
             return values
@@ -186,7 +186,7 @@ def _shared(tensor: Any, member: Member) -> Any:
 
 
 class _Shared(torch.autograd.Function):
-    """An array that all ranks have, of which each uses a share: its gradient is the sum over the ranks."""
+    """An array on all ranks; each uses a share, and the gradient is the sum over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, member: Member) -> Any:
@@ -200,7 +200,7 @@ class _Shared(torch.autograd.Function):
 
 
 def counted_once(tensor: Any, member: Member) -> Any:
-    """Return an array whose gradient all ranks have alike with the gradient of the first one, and zero on the others."""
+    """Return an array whose gradient is equal on all ranks; keep it on the first rank, and zero on the others."""
     return _CountedOnce.apply(tensor, member)
 
 
@@ -213,13 +213,13 @@ class _CountedOnce(_Shared):
 
 
 class _Joined(torch.autograd.Function):
-    """The shares of all ranks side by side: the gradient, which all ranks have alike, is this rank's share of it."""
+    """The shares of all ranks, joined; its gradient is equal on all ranks, and each takes its share of it."""
 
     @staticmethod
     def forward(ctx: Any, share: Any, axis: int, member: Member, runs: int) -> Any:
         ctx.axis, ctx.member, ctx.runs = axis, member, runs
         parts = all_gather(share, member).unbind()
-        # Both directions lie one after the other along the channels of y.
+        # Both directions are adjacent along the channels of y.
         chunks = [part.chunk(runs, axis) for part in parts]
         return torch.cat([chunk[run] for run in range(runs) for chunk in chunks], axis)
 

@@ -1,4 +1,4 @@
-"""What a piece makes of the states that enter it, one stage of the cell's states after another, as arrays that ranks send."""
+"""Maps of pieces from entering to end states, stage by stage of the cell's states, as arrays that ranks send."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from minrnn_gen.torch.sequence_group.states import apart, apart_as, states_axis,
 class StageMaps:
     """The maps of one stage of a cell's states.
 
-    `states` are the stage's. The map of a piece is one array, its `entries` by row and column as the states of a cell lie.
-    `is_constant`: each step has the same map, of which that of a piece is a power. Such maps are in float64.
+    `states` are the stage's. The map of a piece is one array, its `entries` by row and column laid out as the states of a cell.
+    `is_constant`: each step has the same map, and the map of a piece is a power of it. Such maps are in float64.
     """
 
     cell: Kernel
@@ -60,11 +60,11 @@ class StageMaps:
 
     @cached_property
     def _is_diagonal(self) -> bool:
-        """Whether a map has one factor for each of the cell's states, as that of a scan."""
+        """Whether a map has one factor for each of the cell's states, as in a scan."""
         return [*self.entries] == [(state, state) for state in self.cell.states]
 
     def nothing(self, like: Any) -> Any:
-        """Return the map of a piece after which nothing counts that entered; `like` is an array of all states."""
+        """Return the zero map: entering states do not count after the piece; `like` is an array of all states."""
         nothing = self._alike(like, 0.0)
         return nothing.double() if self.is_constant else nothing
 
@@ -73,7 +73,7 @@ class StageMaps:
         return replace(piece, kernel=self.kernel, all_states=False, saves=False)
 
     def entering(self, states: Any) -> Any:
-        """Return all states of `kernel` where these enter: its products are those of no steps."""
+        """Return all states of `kernel` for these entering states: its products start at the identity."""
         if self._is_in_order:
             return torch.cat((states, self._alike(states, 1.0)))
         products = apart_as(self.cell.interface, self._rows, self._alike(states, 1.0))
@@ -90,7 +90,7 @@ class StageMaps:
         return together(interface, arrays[:count]), together_as(interface, self._rows, arrays[count:])
 
     def power(self, piece: Piece, call: Sequence[Any], like: Any) -> Any:
-        """Return the map of a piece whose steps have the same one: of each sequence the power of its steps, 0 after a reset."""
+        """Return the map of a piece of equal steps: per sequence, a step's map to the power of its steps; 0 after a reset."""
         if not like.numel() or not call[0].shape[piece.time_axis]:
             return self._alike(like, 1.0).double()
         begin = self.entering(torch.zeros_like(like.narrow(1, 0, 1)))

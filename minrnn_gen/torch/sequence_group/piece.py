@@ -1,4 +1,4 @@
-"""A rank's piece of a call of one direction: its tensors apart, its runs by the kernel, its results and gradients together."""
+"""A rank's piece of a call of one direction: its tensors taken apart, its kernel runs, its results and gradients joined."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ class Piece:
         return Y_AXES[self.kernel.interface.layout]
 
     def apart(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
-        """Return the tensors of a call without its states, those after them included, and the initial states."""
+        """Return the tensors of a call without its states, then the initial states."""
         *arrays, _ = tensors
         states = self.kernel.interface.slots.states
         return [*arrays[: states.start], *arrays[states.stop :]], arrays[states]
 
     def in_order(self, call: Sequence[Any], initial: Sequence[Any]) -> list[Any]:
-        """Return what belongs to the tensors of a call, and to its initial states, in the order of slots."""
+        """Join values for the tensors of a call and for its initial states in the order of slots."""
         begin = self.kernel.interface.slots.states.start
         return [*call[:begin], *initial, *call[begin:]]
 
     def together(self, states: Sequence[Any]) -> Any:
-        """Return states, or what is shaped like them, as one array."""
+        """Return states, or arrays shaped like them, as one array."""
         return together(self.kernel.interface, states)
 
     def states_like(self, call: Sequence[Any]) -> Any:
@@ -99,11 +99,11 @@ class Piece:
         return self.together([call[0].new_empty(shape, dtype=dtype) for shape in shapes])
 
     def entering(self, initial: Sequence[Any]) -> Any:
-        """Return the states that enter the whole where they are this rank's; None where not."""
+        """Return the states that enter the whole sequence if they are this rank's, else None."""
         return None if self.position or initial[0] is None else self.together(initial)
 
     def forward(self, call: Sequence[Any], state: Any, saves: bool | None = None) -> list[Any]:
-        """Run a call, which the states `state` enter; with what a backward needs where it saves."""
+        """Run a call with entering states `state`; where it saves, return a backward's arrays too."""
         saves = self.saves if saves is None else saves
         return calls.forward(self.kernel, self._with_states(call, state), saves or self.all_states, self.all_states)
 
@@ -114,7 +114,7 @@ class Piece:
         return self._states_last(calls.backward(self.kernel, tensors, results, dy, dstates, self.all_states))
 
     def forward_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], counts: Any = None) -> Any:
-        """Run a call, which the states `state` enter, `into` arrays that are there; return the states after it.
+        """Run a call with entering states `state` `into` existing arrays; return the states after it.
 
         `into`: y and, where they are kept, the states after every step. `counts`, a bool in the memory of x, says whether it
         runs: where not, nothing is written and `state` is returned. On a GPU no host waits for it. None: it runs.
@@ -133,9 +133,9 @@ class Piece:
     def backward_again(
         self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any, dx: Any, counts: Any = None
     ) -> list[Any]:
-        """Return gradients as `backward` does, that of x written into `dx`; where not `counts` nothing is written.
+        """Return gradients as `backward` does, with x's written into `dx`; where not `counts` nothing is written.
 
-        Those that are returned are then zeros, `dstate`, or None. Arrays shaped like y have the same strides.
+        The returned gradients are then zeros, `dstate`, or None. Arrays shaped like y have the same strides.
         """
         if self.writes_gradient_in_place(call):
             tensors = self._with_states(self._counting(call, counts), state)
@@ -165,13 +165,13 @@ class Piece:
         return [y, *saved[: len(saved) - projected]]
 
     def runs_in_place(self, call: Sequence[Any]) -> bool:
-        """Whether kernels write into arrays that are there."""
+        """Whether kernels write into existing arrays."""
         interface = self.kernel.interface
         # Kernels read inputs X.* at the strides of y, which a part of an array lacks.
         return bool(call[0].is_cuda) and not interface.input_size and not interface.inputs
 
     def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
-        """Whether a backward reads the saved states where they are, be they parts of arrays, and writes into such a part."""
+        """Whether a backward reads saved states in place, even in parts of arrays, and writes into such parts."""
         is_cast = self.all_states and calls.storage_dtype(self.kernel) != calls.arithmetic_dtype(self.kernel)
         return self.runs_in_place(call) and not is_cast
 
@@ -181,7 +181,7 @@ class Piece:
         return self.runs_in_place(call) and not interface.recurrent_gates and not interface.has_vectors
 
     def outputs_of(self, call: Sequence[Any]) -> list[Any]:
-        """Return y and the states that a forward keeps, whose values are to come."""
+        """Allocate y and the states that a forward keeps."""
         x, interface = call[0], self.kernel.interface
         rows, time = x.shape[self.batch_axis], x.shape[self.time_axis]
         layouts = [(interface.y_shape(rows, time), interface.precision.storage_dtype)]
@@ -192,12 +192,12 @@ class Piece:
         return [new(shape, dtype=getattr(torch, dtype)) for shape, dtype in layouts]
 
     def gradient_like(self, call: Sequence[Any]) -> Any:
-        """Return the gradient of x, whose values are to come."""
+        """Allocate the gradient of x."""
         x = call[0]
         return (x.new_zeros if self.has_sequences(call) else x.new_empty)(x.shape)
 
     def _counting(self, call: Sequence[Any], counts: Any) -> Sequence[Any]:
-        """Return a call all of whose steps count, or none, by the lengths of its sequences."""
+        """Return a call that runs all of its steps or none, by the lengths of its sequences."""
         if counts is None:
             return call
         sizes = call[0].shape
@@ -228,12 +228,12 @@ class Piece:
 
     @staticmethod
     def steps_within(call: Sequence[Any]) -> Any:
-        """Return how many steps each sequence has in the piece; None where all have all of them."""
+        """Return how many steps each sequence has in the piece; None where every sequence has all steps."""
         return call[CU_SEQLENS].diff() if call[CU_SEQLENS] is not None else call[LENGTHS]
 
     @staticmethod
     def is_cut(call: Sequence[Any]) -> Any:
-        """Say of each sequence whether a reset is in its steps; None without resets."""
+        """Say for each sequence whether a reset is in its steps; None without resets."""
         resets, lengths, ends = call[RESETS], call[LENGTHS], call[CU_SEQLENS]
         if resets is None:
             return None
@@ -258,7 +258,7 @@ class Piece:
         return dict(enumerate(axes, len(call) - len(axes)))
 
     def axes_of_inputs(self, call: Sequence[Any], axis: str) -> dict[int, int]:
-        """Return by slot the place of `axis`, b or t, in what a call reads at every step."""
+        """Return by slot the position of `axis`, b or t, in the arrays that a call reads at every step."""
         of_streams = {slot: axes.index(axis) for slot, axes in self.axes_of_streams(call).items()}
         return {X: self.kernel.interface.x_axes.index(axis), RESETS: "bt".index(axis), **of_streams}
 
@@ -275,7 +275,7 @@ class Piece:
 
     @staticmethod
     def gradient_of_y(y: Any, gradients: Tensors) -> Any:
-        """Return the gradient of y, zeros where it has none; `gradients` are those of what a call returns."""
+        """Return the gradient of y, zeros where it has none; `gradients` are those of a call's results."""
         return torch.zeros_like(y) if gradients[0] is None else gradients[0]
 
     def gradient_of_final(self, like: Any, gradients: Tensors) -> Any:

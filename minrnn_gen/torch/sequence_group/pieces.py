@@ -1,4 +1,4 @@
-"""A rank's piece of a call: where its sequences begin and end in it, and its directions as calls of their own."""
+"""A rank's piece of a call: the begins and ends of sequences in it, and its directions as separate calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def digest_of(tensor: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Directions:
-    """The two directions of a bidirectional call as calls of their own, and their results together."""
+    """The two directions of a bidirectional call as separate calls, and their results joined."""
 
     interface: Interface
 

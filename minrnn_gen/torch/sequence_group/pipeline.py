@@ -1,4 +1,4 @@
-"""The pipeline: groups of sequences or channels pass through the pieces one after the other, states sent to the next rank."""
+"""The pipeline: groups of sequences or channels pass through the pieces in turn, and their states go to the next rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from minrnn_gen.torch.sequence_group.states import apart
 class Pipeline:
     """A piece as a stage of a pipeline of `count` groups of sequences or channels.
 
-    Results: y, the final states of whole sequences, for all states those after every step; then what only the backward needs:
-    what the kernel saves for each group, and the states that enter the piece.
+    Results: y, the final states of whole sequences, for all states those after every step; then the arrays that only the
+    backward needs: the kernel's saved ones for each group, and the states that enter the piece.
     """
 
     def __init__(self, piece: Piece, along: Along, count: int) -> None:
@@ -32,7 +32,7 @@ class Pipeline:
         cut = Cut.of(piece, call, self.along, self.count)
         like, first = piece.states_like(call), piece.entering(initial)
         neighbours = Neighbours(piece.member, piece.reverse)
-        # Where kernels write a group into y of all groups, nothing is put together afterwards.
+        # Where kernels write a group into y of all groups, nothing is joined afterwards.
         whole = piece.outputs_of(call) if self._writes_in_parts(cut, call) else []
         parts, entered, ends = [], [], []
         for span in cut.spans:

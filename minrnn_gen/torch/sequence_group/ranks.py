@@ -1,4 +1,4 @@
-"""The groups of a call: pieces of time over the ranks of one, heads over those of the other."""
+"""The groups of a call: pieces of time over one group's ranks, heads over the other's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ranks:
 
     @classmethod
     def of(cls, sequence_group: Any, head_group: Any) -> Ranks:
-        """Return the places in groups, of which one may be None; raises BadInput for what is none."""
+        """Return the places in groups, one of them perhaps None; raises BadInput for anything but a group."""
         return cls(
             None if sequence_group is None else member_of(sequence_group),
             None if head_group is None else head_member_of(head_group),
@@ -33,7 +33,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def refused_everywhere(self, tensor: Any) -> Iterator[None]:
-        """Let what is refused within, before the call itself, be refused on all ranks of the groups."""
+        """Raise a refusal within, before the call itself, on all ranks of the groups."""
         try:
             yield
         except RefusedEverywhere:
@@ -55,11 +55,11 @@ class Ranks:
         return 1 if self.heads is None or self.heads.gathers else self.heads.size
 
     def counted_once(self, weight: Any) -> Any:
-        """Return a weight of S.*, whose gradient all ranks of heads have alike, with the gradient of the first one alone."""
+        """Return a weight of S.*, whose gradient is equal on all ranks of heads; only the first rank keeps it."""
         return weight if self.heads is None else counted_once(weight, self.heads)
 
     def run(self, kernel: Kernel, tensors: tuple[Any, ...], all_states: bool = False) -> Sequence[Any]:
-        """Return y of this rank's piece and the final states, and for `all_states` those after every step."""
+        """Return y of this rank's piece, the final states and, with `all_states`, the states after every step."""
         if self.heads is None:
             return self._run_time(kernel, tensors, all_states)
         try:

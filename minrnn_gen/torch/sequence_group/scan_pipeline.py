@@ -1,4 +1,4 @@
-"""The raw scan over the pieces of a group as a pipeline: groups of recurrences pass through the pieces one after the other."""
+"""The raw scan over the pieces of a group as a pipeline: groups of recurrences pass through the pieces in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.exchange import Neighbours, broadcast, sum_in_order
 from minrnn_gen.torch.sequence_group.group import Member
 
-# What a state is carried in, where that is not the dtype of the arrays.
+# Dtype of carried states, where it is not the dtype of the arrays.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -24,7 +24,7 @@ def states_like(a: Any, axis: int) -> Any:
 
 
 def axis_of_groups(state_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the axis of the states along which a pipeline cuts, and its size: the longest, of two as long the first."""
+    """Return the axis of the states along which a pipeline cuts, and its size: the longest axis, the first of equals."""
     return max(enumerate(state_shape), key=lambda axis: (axis[1], -axis[0]), default=(0, 1))
 
 

@@ -1,4 +1,4 @@
-"""The raw scan over the pieces of a group: each from zero, gathered and folded, and corrected as far as coefficients count."""
+"""The raw scan over the pieces of a group: from zero, gathered and folded, then corrected as far as coefficients count."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
     group_axis, groups = axis_of_groups(tuple(state_shape))
     allowed: dict[Way, float] = {"pipeline": JOIN_PASSES_OF_SCAN}
     allowed |= gathering_passes(member.size, False, PRODUCT_PASSES_OF_SCAN)
-    # All ranks choose by the same numbers: the mean piece, of three words a value.
+    # All ranks choose by the same numbers: the mean piece, three words a value.
     values = math.prod(state_shape) * agreement.time / member.size
     seconds = seconds_of_bytes(3 * values * a.element_size(), counts_up_to(groups, member.micro_batches))
     state_bytes = math.prod(state_shape) * a.element_size()
@@ -84,11 +84,11 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
 
 @dataclass(frozen=True, slots=True)
 class PieceOfScan:
-    """A scan on this rank's piece; `corrects` only as far as coefficients count, and else all of it.
+    """A scan on this rank's piece; `corrects`: run again only as far as coefficients count, else all of it.
 
     Its tensors are a, b, h0, which counts at the first piece alone, and the anchor of its record. Results: y and the final
-    state of the whole; then what only the backward needs: the state that enters the piece, and the products of all pieces,
-    where they were taken.
+    state of the whole; then the arrays that only the backward needs: the state that enters the piece, and the products of all
+    pieces, if computed.
     """
 
     member: Member
@@ -199,7 +199,7 @@ class PieceOfScan:
         return all_gather_in_order(own, self.member, self.reverse)
 
     def _products(self, a: Any, like: Any) -> list[Any]:
-        """Return the products of the coefficients of all pieces; those of the first and of the last are in no fold."""
+        """Return the products of the coefficients of all pieces; the fold skips the first and the last piece."""
         position, size = self.member.position(self.reverse), self.member.size
         if size == 2:
             return [like, like]
@@ -213,7 +213,7 @@ class PieceOfScan:
         return run_scan(a, b, h0, **self._options)
 
     def _product(self, a: Any, like: Any) -> Any:
-        """Return the product of the coefficients, in the dtype of states; of many it is taken in float64."""
+        """Return the product of the coefficients, computed in float64, in the dtype of states."""
         wide = torch.complex128 if a.is_complex() else torch.float64
         product = a.sum(self.axis, dtype=wide).exp() if self.log_a else a.prod(self.axis, dtype=wide)
         return product.to(like.dtype)

@@ -1,4 +1,4 @@
-"""All states of a cell as one array, as ranks send them: the states in front, or side by side where their shapes differ."""
+"""All states of a cell as one array, as ranks send them: along the first axis, or along the last where shapes differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minrnn_gen.call.interface import Interface
 
 
 def states_axis(interface: Interface) -> int:
-    """Return the axis of one array of all states along which they lie: the first, or the last where their shapes differ."""
+    """Return the axis along which one array holds all states: the first, or the last where their shapes differ."""
     return -1 if interface.vector_states and interface.vector_states != interface.states else 0
 
 
@@ -23,7 +23,7 @@ def together(interface: Interface, states: Sequence[Any]) -> Any:
 
 
 def together_as(interface: Interface, names: Sequence[str], arrays: Sequence[Any]) -> Any:
-    """Return arrays shaped like the states of these names as one array, as those lie."""
+    """Return arrays shaped like the states of these names as one array, laid out like the states."""
     if states_axis(interface) == 0:
         return torch.stack(tuple(arrays))
     pairs = zip(names, arrays, strict=True)
@@ -32,12 +32,12 @@ def together_as(interface: Interface, names: Sequence[str], arrays: Sequence[Any
 
 
 def apart(interface: Interface, array: Any) -> list[Any]:
-    """Return the states, or what is shaped like them, that one array has."""
+    """Return the states, or arrays shaped like them, that one array holds."""
     return apart_as(interface, interface.states, array)
 
 
 def apart_as(interface: Interface, names: Sequence[str], array: Any) -> list[Any]:
-    """Return the arrays, shaped like the states of these names, that one array has."""
+    """Return the arrays, shaped like the states of these names, that one array holds."""
     if states_axis(interface) == 0:
         return [*array.unbind()]
     sizes = [interface.state_size if name in interface.vector_states else 1 for name in names]
