@@ -79,18 +79,11 @@ def registers(problem: Problem, channels_per_lane: int, stages: int) -> int:
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
-    hidden_size, storage_bytes = problem.hidden_size, problem.precision.storage_bytes
+    hidden_size = problem.hidden_size
     tile = ("channels_per_lane", "stages")
     return (
         limits.whole_vectors_constraint(problem),
-        Constraint(
-            "vector_width",
-            "a lane's vector of channels is moved by one load or store",
-            ("channels_per_lane",),
-            lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.specialization.alignment_bytes,
-            "bytes",
-        ),
+        limits.vector_width_constraint(problem),
         Constraint(
             "channels_per_block",
             "a block much wider than the hidden size is dominated: its lanes idle",

@@ -75,14 +75,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     states = len(problem.cell.states)
     return (
         limits.whole_vectors_constraint(problem),
-        Constraint(
-            "vector_width",
-            "a lane's vector of channels is moved by one load or store",
-            ("channels_per_lane",),
-            lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.specialization.alignment_bytes,
-            "bytes",
-        ),
+        limits.vector_width_constraint(problem),
         Constraint(
             "lanes_of_segments",
             "each segment of a block's time has equally many threads",

@@ -117,6 +117,18 @@ def whole_vectors_constraint(problem: Problem) -> Constraint:
     )
 
 
+def vector_width_constraint(problem: Problem, also: str = "") -> Constraint:
+    """Let a lane's vector be no wider than arrays are aligned; `also` says what else moves it as a whole."""
+    return Constraint(
+        "vector_width",
+        f"a lane's vector of channels is moved by one load or store{also}",
+        ("channels_per_lane",),
+        lambda channels_per_lane: channels_per_lane * problem.precision.storage_bytes,
+        lambda _: problem.specialization.alignment_bytes,
+        "bytes",
+    )
+
+
 def unrolled_constraint(problem: Problem, elements: Quantity) -> Constraint:
     """Bound the unrolled code; `elements` is how many channel-steps a thread holds at once."""
     return Constraint(

@@ -154,14 +154,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
     return (
         limits.whole_vectors_constraint(problem),
-        Constraint(
-            "vector_width",
-            "a lane's vector of channels is moved by one load or store, and copied as a whole",
-            ("channels_per_lane",),
-            lambda channels_per_lane: channels_per_lane * storage_bytes,
-            lambda _: problem.specialization.alignment_bytes,
-            "bytes",
-        ),
+        limits.vector_width_constraint(problem, ", and copied as a whole"),
         Constraint(
             "whole_copies",
             "a copy instruction moves a piece per lane; a segment with fewer rows leaves lanes idle",
