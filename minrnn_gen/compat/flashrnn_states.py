@@ -39,7 +39,7 @@ class _Stacked(torch.autograd.Function):
         if is_wrong:
             output, *others = ctx.names
             raise BadInput(
-                f"a gradient through {', '.join(others)} of every step was asked for, which there is none of; take those "
-                f"through {output}, states[0], and through the last states, the second result"
+                f"a loss depends on {', '.join(others)} at every step, and only {output}, states[0], has a gradient there; "
+                f"take the others from the last states, the second result"
             )
         return gradient[0], None, None

@@ -129,8 +129,8 @@ class RNN:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_made" in vars(self):
             raise BadInput(
-                f"{name} is {shown(value)} for a layer that exists, which its constructor alone takes; make another layer, "
-                f"which takes the same params where their shapes are the same"
+                f"{name} cannot be set to {shown(value)} after the layer was made; make another layer, which takes the same "
+                f"params where their shapes are the same"
             )
         super().__setattr__(name, value)
 

@@ -63,7 +63,7 @@ class SavedCall:
         """
         for name in kernel.interface.step_inputs:
             raise BadInput(
-                f"the cell reads X.{name}, one value per step, of which a kernel takes no tangent; list it as `{name}: 1` and "
+                f"the cell reads X.{name}, one value per step, and kernels take no tangent of it; list it as `{name}: 1` and "
                 "pass its value in all channels, or take the derivative by minrnn_gen.torch.recurrence"
             )
         opened = saved.open_for(kernel.executor)

@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         of_steps(**arguments, inputs={**narrow, "gap": narrow["gap"].T}, holds=MARKS)
     _, _, saved = of_steps.forward(**arguments, inputs=narrow)
     with pytest.raises(
-        BadInput, match=r"the cell reads X\.mask, one value per step, of which a kernel takes no tangent; list it"
+        BadInput, match=r"the cell reads X\.mask, one value per step, and kernels take no tangent of it; list it"
     ):
         of_steps.tangent(saved, {"x": arguments["x"]})
     file = tmp_path / "mine.yaml"

@@ -305,7 +305,7 @@ REFUSED = {
     ),
     "a size of a layer that exists": (
         lambda: setattr(wing.RNN("s4d", 4, 6, state_size=3), "state_size", 4),
-        "state_size is 4 for a layer that exists",
+        "state_size cannot be set to 4 after the layer was made",
     ),
 }
 

@@ -20,8 +20,7 @@ def is_new(module: Any, name: str, value: Any) -> bool:
 def refuse(name: str, value: Any) -> NoReturn:
     """Refuse a change of an attribute that a layer keeps."""
     raise BadInput(
-        f"{name} is {shown(value)} for a layer that exists, which its constructor alone takes; make another layer and load the "
-        f"state_dict"
+        f"{name} cannot be set to {shown(value)} after the layer was made; make another layer and load the state_dict"
     )
 
 

@@ -75,7 +75,7 @@ def _fake(recipe: str, x: Any, *_: Any) -> Any:
 def _record(recipe: str, *arguments: Any) -> Any:
     *call, _slots, _into_slots, _pad_slot = arguments
     if records(_tensors(call)):
-        raise BadInput("a step on slots was asked for with gradients, which it has none of; call it under torch.no_grad()")
+        raise BadInput("a step on slots has no gradients, and an argument requires one; call it under torch.no_grad()")
     return below_autograd(OPERATOR, recipe, *arguments)
 
 
