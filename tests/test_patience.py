@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +35,35 @@ def is_duration(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id.endswith(("seconds", "elapsed"))
 
 
+def has_clock(text: str) -> bool:
+    return any(f".{clock}(" in text for clock in CLOCKS)
+
+
+def reads_a_clock(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Attribute) and inner.attr in CLOCKS - {"time"} for inner in ast.walk(node))
+
+
+def times_in(tree: ast.AST) -> set[str]:
+    """Return the names that stand for times: functions, but for tests, that read a clock, and what is assigned from one."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_")]
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and reads_a_clock(node.value)]
+    targets = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+    return targets | {node.name for node in functions if reads_a_clock(node)}
+
+
+def program_in(node: ast.AST) -> str:
+    """Return the program of a process that a text holds and that reads a clock, or nothing."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value and has_clock(node.value):
+        with contextlib.suppress(SyntaxError):
+            ast.parse(node.value)
+            return node.value
+    return ""
+
+
 def limits_in(text: str) -> Iterator[int]:
     """Yield the lines of a module where a limit of time is a number; conftest.py scales those of pytest's markers."""
     tree = ast.parse(text)
+    times = times_in(tree) if has_clock(text) else set()
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     constants = {name.id: node.value for node in assigned for name in node.targets if isinstance(name, ast.Name)}
     asserted = [inner for node in ast.walk(tree) if isinstance(node, ast.Assert) for inner in ast.walk(node)]
@@ -49,8 +76,11 @@ def limits_in(text: str) -> Iterator[int]:
                 yield node.lineno
         elif isinstance(node, ast.Compare) and node in asserted:
             for left, how, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-                if isinstance(how, ast.Lt | ast.LtE) and is_duration(left) and has_number(right, constants):
+                is_time = is_duration(left) or any(isinstance(one, ast.Name) and one.id in times for one in ast.walk(left))
+                if isinstance(how, ast.Lt | ast.LtE) and is_time and has_number(right, constants):
                     yield node.lineno
+        elif program := program_in(node):
+            yield from (node.lineno + line - 1 for line in limits_in(program))
 
 
 def test_no_limit_of_time_is_a_number() -> None:
@@ -59,8 +89,29 @@ def test_no_limit_of_time_is_a_number() -> None:
     Scripts that are started by hand have limits of their own: of half an hour, for what takes minutes.
     """
     paths = [path for path in sorted(TESTS.rglob("*.py")) if path.name.startswith("test_") or path.parent.name == "support"]
+    paths.remove(Path(__file__))
     found = {f"{path.relative_to(TESTS)}:{line}" for path in paths for line in limits_in(path.read_text(encoding="utf-8"))}
     assert found == set()
+
+
+def measured_at_import(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines where a module asks for a limit when it is imported."""
+    nodes: list[ast.AST] = [*tree.body]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            nodes += [*node.args.defaults, *getattr(node, "decorator_list", ())]
+            continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "within":
+            yield node.lineno
+        nodes += ast.iter_child_nodes(node)
+
+
+def test_limits_are_those_of_the_load_while_a_test_runs() -> None:
+    """Tests are collected long before, when the machine may have been idle."""
+    texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py")}
+    asking = {path: ast.parse(text) for path, text in texts.items() if "within(" in text}
+    assert {f"{path.relative_to(TESTS)}:{line}" for path, tree in asking.items() for line in measured_at_import(tree)} == set()
 
 
 @pytest.mark.parametrize(
@@ -74,6 +125,9 @@ def test_no_limit_of_time_is_a_number() -> None:
         ("assert time.perf_counter() - began < 5", True),
         ("assert time.perf_counter() - began < within(5)", False),
         ("assert cold_seconds < 2.0", True),
+        ("def test():\n    def once(): return process_time()\n    assert min(once() for _ in range(3)) < 0.4", False),
+        ("def test():\n    def once(): return time.process_time()\n    assert min(once() for _ in range(3)) < 0.4", True),
+        ("PROGRAM = 'import time\\nassert time.monotonic() - sent < 2.5'", True),
         ("@pytest.mark.timeout(600)\ndef test() -> None: ...", False),
     ],
 )

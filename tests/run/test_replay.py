@@ -622,10 +622,10 @@ def test_a_call_costs_the_host_little() -> None:
     with as_if_on_a_device(one, lambda *_: (loaded, plan)):
         best = float("inf")
         for _ in range(20):
-            started = time.perf_counter()
+            started = time.process_time()
             for _ in range(20):
                 one(x, bias=bias, state=state)
-            best = min(best, (time.perf_counter() - started) / 20)
+            best = min(best, (time.process_time() - started) / 20)
     assert best < within(250e-6)
 
 
