@@ -34,7 +34,6 @@ from minrnn_gen.layers import kernels
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 RANKS = 3
-TIMEOUT = datetime.timedelta(seconds=within(30))
 # What is tested where a rank no longer answers.
 SHORT = datetime.timedelta(seconds=3)
 
@@ -43,11 +42,12 @@ class Ranks:
     """Processes of one group, of three if not asked for more; cases for two run on the first two of them."""
 
     def __init__(self, folder: Path, count: int, timeout: datetime.timedelta) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _processes()
         pairs = [context.Pipe() for _ in range(count)]
         self._pipes = [ours for ours, _ in pairs]
+        common = (str(folder / "meeting"), timeout, {**os.environ})
         self._processes = [
-            context.Process(target=_serve, args=(rank, count, str(folder / "meeting"), theirs, timeout), daemon=True)
+            context.Process(target=_serve, args=(rank, count, theirs, *common), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self._processes:
@@ -76,7 +76,20 @@ class Ranks:
             process.join()
 
 
-def _serve(rank: int, count: int, meeting: str, pipe: Connection, timeout: datetime.timedelta) -> None:
+@functools.cache
+def _processes() -> Any:
+    """Return how ranks are started: where it is safe, as forks of a process that imported torch once for all of them."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "minrnn_gen.torch"])
+    return context
+
+
+def _serve(
+    rank: int, count: int, pipe: Connection, meeting: str, timeout: datetime.timedelta, environment: dict[str, str]
+) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count, timeout=timeout)
     groups = {count: dist.group.WORLD, 2: dist.new_group([0, 1], timeout=timeout)}
@@ -538,9 +551,9 @@ CASES = {
 
 
 @contextlib.contextmanager
-def started(folder: Path, count: int = RANKS, timeout: datetime.timedelta = TIMEOUT) -> Iterator[Ranks]:
-    """Start the ranks and stop them behind."""
-    ranks = Ranks(folder, count, timeout)
+def started(folder: Path, count: int = RANKS, timeout: datetime.timedelta | None = None) -> Iterator[Ranks]:
+    """Start the ranks and stop them behind; without a timeout they wait for each other for as long as other work may need."""
+    ranks = Ranks(folder, count, timeout or datetime.timedelta(seconds=within(300)))
     try:
         yield ranks
     finally:
