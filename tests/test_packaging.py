@@ -16,6 +16,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from support.everyday import one_in
 
 ROOT = Path(__file__).resolve().parent.parent
 MOVED = ("templates", "gpu_profiles")
@@ -145,13 +146,11 @@ calls = {
     "scan()": lambda: minrnn_gen.scan(ones, ones),
     "scan_backward()": lambda: minrnn_gen.scan_backward(ones, ones, ones),
 }
-try:
+if HAS_TORCH:
     import torch
     import minrnn_gen.torch as front
     calls["torch"] = lambda: front.GRU(3, 4)(torch.ones(1, 2, 3))
     calls["torch.scan"] = lambda: front.scan(torch.ones(1, 2, 3), torch.ones(1, 2, 3))
-except ImportError:
-    pass
 for name, call in calls.items():
     try:
         call()
@@ -161,9 +160,12 @@ for name, call in calls.items():
 """
 
 
-def test_from_a_zip_all_works_or_says_one_whole_sentence(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_torch", one_in(2, [False, True]))
+def test_from_a_zip_all_works_or_says_one_whole_sentence(has_torch: bool, wheel: Path, tmp_path: Path) -> None:
     """The wheel is one: Python imports from it, but files in it are none."""
-    program = FROM_A_ZIP.replace("ARGUMENTS", repr(ARGUMENTS))
+    if has_torch:
+        pytest.importorskip("torch")
+    program = FROM_A_ZIP.replace("ARGUMENTS", repr(ARGUMENTS)).replace("HAS_TORCH", repr(has_torch))
     spec = str(ROOT / "examples" / "min_gru.yaml")
     settings = {"PYTHONPATH": str(wheel), "MINRNN_CACHE_DIR": str(tmp_path / "cache")}
     said = run(sys.executable, "-c", program, spec, cwd=tmp_path, **settings)

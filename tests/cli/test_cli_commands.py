@@ -19,6 +19,7 @@ from support.uncompiled_kernels import nothing_compiled, planned_again
 
 import minrnn_gen
 from minrnn_gen.cell.files import library_names
+from minrnn_gen.cli import doctor
 from minrnn_gen.config.gpu_profile import DEFAULT_GPU, load_profile, profile_names
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
@@ -434,7 +435,10 @@ def test_schema_is_of_that_kind_of_file(command: Command, kind: str) -> None:
     assert kind != "spec" or command("schema").json == schema
 
 
-def test_doctor_tells_whether_a_compile_is_possible(command: Command, nvrtc: str) -> None:
+def test_doctor_tells_whether_a_compile_is_possible(command: Command, nvrtc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._why_not("json") == ""
+    assert doctor._why_not("json, no_such_module") == "ModuleNotFoundError: No module named 'no_such_module'"
+    monkeypatch.setattr(doctor, "_why_not", lambda _: "")  # of the other libraries, which take seconds
     answer = command("doctor", "--json")
     findings = {finding["name"]: finding for finding in answer.json["findings"]}
     assert (answer.status, answer.json["can_compile"]) == (0, True)

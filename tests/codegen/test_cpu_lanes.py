@@ -93,7 +93,6 @@ TARGETS = [
     *(Target("clang", march, "aarch64-linux-gnu") for march in ARM),
 ]
 EVERY_DAY = {
-    (Target("gcc", "cascadelake"), "fp32"),
     (Target("gcc", "haswell"), "bf16"),
     (Target("clang", "cascadelake"), "fp16"),
 }

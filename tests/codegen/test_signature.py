@@ -65,6 +65,8 @@ SPECS: tuple[dict[str, Any], ...] = (
 PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots", "drafts")
 FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}
 FILTER_PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
+# Resets are bits of the parameters, kept states a parameter: with all of either, and with neither.
+WAYS = ((False, "none"), (True, "storage"), (False, "arithmetic"))
 Kernel = tuple[KernelPlan, Any]
 
 
@@ -82,8 +84,8 @@ def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
         yield builder.solve(builder.key_of(kernel_pass, replace(hinted, pool="arithmetic", replays=True))).plan(0)
     if kernel_pass in ("slots", "drafts"):
         return
-    kept = ("none", "storage", "arithmetic") if kernel_pass == "forward" else ("none",)
-    for resets, states_out in product((False, True), kept) if kernel_pass in ("forward", "backward") else ((False, "none"),):
+    ways = {"forward": WAYS, "backward": ((False, "none"), (True, "none"))}
+    for resets, states_out in ways.get(kernel_pass, WAYS[:1]):
         for solution in builder.solutions(builder.key_of(kernel_pass, replace(hinted, resets=resets, states_out=states_out))):
             kinds: dict[tuple[bool, ...], int] = {}
             for rank, candidate in enumerate(solution.candidates):

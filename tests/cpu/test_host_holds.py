@@ -62,7 +62,7 @@ def test_every_class_of_cells_begins_from_them_in_both_directions(case: Any, kin
 
 
 @pytest.mark.parametrize(
-    ("model", "clip"), one_in(2, [("lstm", 0.05), ("min_gru", None), ("gru_reset_before", 0.05), ("ind_rnn", None)])
+    ("model", "clip"), one_in(4, [("lstm", 0.05), ("min_gru", None), ("gru_reset_before", 0.05), ("ind_rnn", None)])
 )
 def test_states_of_zeros_are_what_resets_alone_begin_from(model: str, clip: float | None) -> None:
     """All gradients too, also where those of later steps are clipped; and the states after every step."""

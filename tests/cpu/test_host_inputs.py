@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.everyday import in_turn
-from support.host_kernels import compiled, fill
+from support.everyday import one_in
+from support.host_kernels import compiled, fill, in_published_precisions
 from support.input_cells import EVERY_CELL, HIGHWAY
 
 import minrnn_gen
@@ -21,7 +21,7 @@ ZONEOUT = "zoneout_lstm"
 BATCH, TIME, HIDDEN = 3, 7, 6
 
 
-@pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
+@in_published_precisions
 def test_zoneout_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
     """Steps in float64, written by hand, gave these outputs and sums of squares of each gradient."""
     kernel = compiled(code, model=ZONEOUT, hidden_size=4, precision=precision)
@@ -136,7 +136,7 @@ def check_highway(kernel: Kernel, kind: str) -> None:
     np.testing.assert_allclose(state["h"], led(final), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("model", "direction"), in_turn(EVERY_CELL, ["forward", "bidirectional"]))
+@pytest.mark.parametrize(("model", "direction"), one_in(5, itertools.product(EVERY_CELL, ["forward", "bidirectional"])))
 def test_gradients_of_inputs_are_those_of_differences(code: str, model: dict[str, Any], direction: str) -> None:
     """Along one direction through all arrays, with a reset, and a sequence that ends early."""
     kernel = compiled(code, model=model, hidden_size=HIDDEN, precision="fp64", direction=direction)

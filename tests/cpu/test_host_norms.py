@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.everyday import one_in
-from support.host_kernels import compiled, fill
+from support.host_kernels import compiled, fill, in_published_precisions
 from support.norm_cells import EVERY_CELL, GATES_TOGETHER, OF_BOTH, OF_ROUNDS
 
 from minrnn_gen.call.array import numpy_dtype
 
 
-@pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
+@in_published_precisions
 def test_an_lstm_with_layer_norms_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
     """A loop in float64, written by hand, gave these outputs and sums of squares of each gradient."""
     kernel = compiled(code, model="layer_norm_lstm", hidden_size=4, precision=precision)

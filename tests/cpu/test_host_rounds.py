@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.host_kernels import compiled, fill
+from support.everyday import one_in
+from support.host_kernels import compiled, fill, in_published_precisions
 from support.round_cells import DEEP
 
 from minrnn_gen.call.array import numpy_dtype
@@ -28,7 +29,7 @@ CHAINED = {
 }
 
 
-@pytest.mark.parametrize(("precision", "rtol"), [("fp64", 1e-11), ("fp32", 2e-5)])
+@in_published_precisions
 def test_a_gru_that_resets_before_the_product_gives_the_published_numbers(code: str, precision: str, rtol: float) -> None:
     """A loop in float64, written by hand, gave these outputs and sums of squares of each gradient."""
     kernel = compiled(code, model=RESET_BEFORE, hidden_size=4, precision=precision)
@@ -59,7 +60,7 @@ def test_a_gru_that_resets_before_the_product_gives_the_published_numbers(code: 
         np.testing.assert_allclose((gradient.astype(np.float64) ** 2).sum(), square, rtol=rtol, err_msg=name)
 
 
-@pytest.mark.parametrize("model", [CHAINED, DEEP], ids=lambda model: model["name"])
+@pytest.mark.parametrize("model", one_in(2, [CHAINED, DEEP]), ids=lambda model: model["name"])
 def test_gradients_of_several_rounds_are_those_of_differences(code: str, model: dict[str, Any]) -> None:
     """Along one direction through all arrays, with a reset in the middle of time."""
     kernel = compiled(code, model=model, hidden_size=6, heads=2, precision="fp64")

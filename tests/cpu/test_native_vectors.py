@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.drawn_vectors import compare, vector_cells
+from support.everyday import one_in
 from support.examples import examples
 from support.native_store import native_store
 from support.needed import needed
@@ -118,7 +120,7 @@ def fitting(model: Any, keys: dict[str, Any]) -> dict[str, Any]:
     return keys if has_shared else {name: value for name, value in keys.items() if name != "groups"}
 
 
-@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6), suppress_health_check=[HealthCheck.too_slow])
 @given(
     model=st.sampled_from(("selective", "gated_linear", *OTHERS)),
     of_call=calls(),
@@ -137,9 +139,9 @@ def test_native_code_computes_what_float64_does(
         check(cell, call, all_states, precision="fp32", **fitting(cell, keys))
 
 
-@pytest.mark.parametrize("precision", [name for name in PRECISION_NAMES if not name.startswith("complex")])
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=() if name == "selective" else pytest.mark.matrix_full) for name in BUILT_IN]
+    ("model", "precision"),
+    one_in(5, itertools.product(BUILT_IN, (name for name in PRECISION_NAMES if not name.startswith("complex")))),
 )
 def test_every_precision(model: str, precision: str) -> None:
     """With an input projection or without."""

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.everyday import in_turn
 
 import minrnn_gen
 
@@ -62,8 +63,7 @@ def test_an_adaptive_threshold_rises_with_spikes_and_their_gradient_is_a_triangl
     np.testing.assert_allclose(last, (1 - keeps) * 0.3 * np.maximum(1 - np.abs(over), 0), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("model", ["lif", "recurrent_lif"])
+@pytest.mark.parametrize(("model", "precision"), in_turn(["lif", "recurrent_lif"], ["fp64", "bf16", "fp32", "fp16"]))
 def test_spikes_are_zero_or_one_in_every_precision(model: str, precision: str) -> None:
     kernel = minrnn_gen.compile({"model": model, "hidden_size": 8, "precision": precision})
     storage = kernel.interface.precision.storage_dtype

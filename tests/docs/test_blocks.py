@@ -21,7 +21,7 @@ from minrnn_gen.config.documents import document_from_mapping, parse_document
 from minrnn_gen.config.spec import load_spec
 
 # Pages whose Python takes ten seconds: `make docs-check` and `make test-all` run it.
-LONG = {"jax", "interpret", "migration"}
+LONG = {"jax", "interpret", "migration", "recurrent-rl"}
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 # A block is for a GPU when it imports CuPy, moves a tensor there, or uses a variable that is called after a GPU or torch.
 ON_A_GPU = re.compile(r"^import cupy$|\.cuda\(|\b\w+_(?:gpu|torch)\b", re.MULTILINE)

@@ -87,7 +87,7 @@ def exported(tmp_path: Path, spec: dict[str, Any], name: str = "rnn_cell") -> Fo
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(spec, id=named(spec["model"]), marks=pytest.mark.matrix_full if at not in {3, 5, 6, 13} else ())
+        pytest.param(spec, id=named(spec["model"]), marks=pytest.mark.matrix_full if at not in {3, 5} else ())
         for at, spec in enumerate(SPECS)
     ],
 )
@@ -132,7 +132,7 @@ def inputs_of(kernel: Kernel, draw: Any) -> dict[str, Any]:
     return arrays
 
 
-@pytest.mark.parametrize("model", one_in(4, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log", "selective", "in_rounds"]))
+@pytest.mark.parametrize("model", one_in(7, ["gru", "min_gru", "lstm", "ind_rnn", "min_gru_log", "selective", "in_rounds"]))
 def test_results_are_bit_by_bit_those_of_python(tmp_path: Path, model: str) -> None:
     # Products outside of the recurrence are another library's, and so no part of this.
     more = {"min_gru_log": {"scan_arithmetic": "log"}, "selective": {"state_size": 5, "groups": 2}}
@@ -275,7 +275,7 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", one_in(2, ["BTD", "TBD"]))
-@pytest.mark.parametrize("model", one_in(2, ["lstm", "s4d", "highway", "gaps"]))
+@pytest.mark.parametrize("model", one_in(4, ["highway", "s4d", "lstm", "gaps"]))
 def test_arrays_with_gaps_and_packed_sequences_are_those_of_python(tmp_path: Path, model: str, layout: str) -> None:
     """In both directions, whose arrays have offsets that follow from strides."""
     more = {"s4d": {"state_size": 3}}.get(model, {})

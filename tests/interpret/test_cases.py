@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import in_turn
 
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.config.spec import load_spec
@@ -48,9 +49,9 @@ def test_three_others_work_together_in_other_ways(spec: dict[str, Any], ways: se
     assert ways <= {name for plan in plans for name in together(plan)}
 
 
-@pytest.mark.parametrize("gpu", ["h200", "t4"])
-@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
-@pytest.mark.parametrize("model", ["min_gru", "gru", "ind_rnn"], ids=["scan", "dense", "diagonal"])
+@pytest.mark.parametrize(
+    ("model", "kernel_pass", "gpu"), in_turn(["min_gru", "gru", "ind_rnn"], ["forward", "backward"], ["h200", "t4"])
+)
 def test_every_strategy_that_serves_a_cell_is_verified(model: str, kernel_pass: KernelPass, gpu: str) -> None:
     spec = load_spec({"model": model, "hidden_size": 64, "precision": "fp16", "gpu": gpu})
     found, wanted = set(), set()

@@ -44,7 +44,7 @@ WAYS: list[tuple[dict[str, Any] | str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("cell", "options", "gpu"), one_in(12, WAYS))
+@pytest.mark.parametrize(("cell", "options", "gpu"), one_in(13, WAYS))
 def test_kernels_with_norms_are_right(cell: dict[str, Any] | str, options: dict[str, Any], gpu: str) -> None:
     """Against float64, without a race, whatever the order in which threads run."""
     spec = load_spec({"model": cell, "batch": 3, "time": 5, **options})

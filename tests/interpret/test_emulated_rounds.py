@@ -31,7 +31,7 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("cell", "options", "gpu"), one_in(9, WAYS))
+@pytest.mark.parametrize(("cell", "options", "gpu"), one_in(11, WAYS))
 def test_kernels_with_rounds_are_right(cell: dict[str, Any], options: dict[str, Any], gpu: str) -> None:
     """Against float64, without a race, whatever the order in which threads run."""
     spec = load_spec({"model": cell, "batch": 3, "time": 5, **options})

@@ -63,7 +63,7 @@ BY_PYTHON = {"MINRNN_JAX": "python"}
         pytest.param(gradient, SCAN_SHAPES, {}, id="gradient", marks=pytest.mark.matrix_full),
         pytest.param(gradient, SCAN_SHAPES, BY_PYTHON, id="gradient by Python"),
         # On a CPU by Python in any case.
-        pytest.param(filtered, ((2, 3, 9), (3,), (3, 2), (2, 3, 2)), {}, id="filter"),
+        pytest.param(filtered, ((2, 3, 9), (3,), (3, 2), (2, 3, 2)), {}, id="filter", marks=pytest.mark.matrix_full),
     ],
 )
 def test_another_process_runs_it_before_any_call_of_its_own(

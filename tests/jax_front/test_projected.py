@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.everyday import one_in
 from support.needed import needed
 from support.projected_cells import NORMED, call_of
 
@@ -18,7 +19,9 @@ front = needed("minrnn_gen.jax")
 HIDDEN, PROJECTED, INPUTS = 8, 4, 5
 
 
-@pytest.mark.parametrize("model", ["lstm_projected", NORMED, "block_gru"], ids=["lstm_projected", "normed", "block_gru"])
+@pytest.mark.parametrize(
+    "model", one_in(3, [NORMED, "lstm_projected", "block_gru"]), ids=["normed", "lstm_projected", "block_gru"]
+)
 def test_a_recurrence_and_its_gradients_are_those_of_the_kernel(model: Any) -> None:
     spec = {"model": model, "hidden_size": HIDDEN, "heads": 2, "projection_size": PROJECTED, "precision": "fp32"}
     kernel = minrnn_gen.compile(spec)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.everyday import in_turn
 from support.examples import examples
 from support.host_code import BY, RUNNERS
 
@@ -142,9 +143,7 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("is_constant", [True, False])
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize(("name", "is_constant", "runner"), in_turn(HARD, [True, False], RUNNERS))
 def test_hard_poles_keep_their_digits(name: str, is_constant: bool, runner: str) -> None:
     form, a, allowed = HARD[name]
     time = 1 << 15

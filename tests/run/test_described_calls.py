@@ -30,7 +30,7 @@ def traces(case: Case, calls: tuple[Options, ...]) -> int:
     return sum(trace is not None for trace in passes)
 
 
-@pytest.mark.parametrize(("number", "case"), one_in(3, enumerate(cases())), ids=str)
+@pytest.mark.parametrize(("number", "case"), one_in(6, enumerate(cases())), ids=str)
 def test_a_described_call_has_a_trace(number: int, case: Case) -> None:
     assert traces(case, everyday(case, number))
 

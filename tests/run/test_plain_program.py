@@ -40,7 +40,7 @@ def test_steps_one_by_one_are_a_loop() -> None:
     assert "\n  repeat for i0 from 0 to 24\n    multiply " in text
 
 
-@pytest.mark.parametrize(("model", "spec"), one_in(3, SPECS), ids=str)
+@pytest.mark.parametrize(("model", "spec"), one_in(6, SPECS), ids=str)
 @pytest.mark.parametrize("kernel_pass", ["forward", "backward", "step"])
 def test_every_plain_call_has_a_program(model: str, spec: dict[str, Any], kernel_pass: KernelPass) -> None:
     builder = builder_of(model, **spec)

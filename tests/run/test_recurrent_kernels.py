@@ -111,10 +111,10 @@ def cases_of(folder: Path, one: Any, resets: bool | None = None) -> st.SearchStr
     )
 
 
-# Four fifths of them in the whole matrix only: compiling one takes seconds, and every kind of kernel is emulated elsewhere.
+# Nine tenths of them in the whole matrix only: compiling one takes seconds, and every kind of kernel is emulated elsewhere.
 @pytest.mark.parametrize(
     "one",
-    [pytest.param(one, marks=pytest.mark.matrix_full if number % 5 else ()) for number, one in enumerate(WAYS)],
+    [pytest.param(one, marks=pytest.mark.matrix_full if number % 10 else ()) for number, one in enumerate(WAYS)],
     ids=str,
 )
 @settings(max_examples=examples(7))  # of them each takes some milliseconds per thread and step

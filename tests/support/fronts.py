@@ -135,11 +135,11 @@ def _row(spec: dict[str, Any]) -> Row:
 
 
 class Front(NamedTuple):
-    """A column: what asks it, what has to be installed for that, and whether it compiles, so that it is not asked every day."""
+    """A column: what asks it, what has to be installed for that, and whether it is too slow to be asked every day."""
 
     ask: Callable[[Row, Path], None]
     needs: str | None = None
-    compiles: bool = False
+    is_slow: bool = False
 
 
 class NotThere(Exception):
@@ -471,22 +471,22 @@ FRONTS: dict[str, Front] = {
     "`verify`": Front(emulated),
     "single step": Front(single_step),
     "`reset_states`, `holds`": Front(altered_calls),
-    "second gradients": Front(second_gradients, compiles=True),
+    "second gradients": Front(second_gradients, is_slow=True),
     "torch `recurrence`": Front(torch_recurrence, "torch"),
-    "double backward": Front(torch_twice, "torch", compiles=True),
+    "double backward": Front(torch_twice, "torch", is_slow=True),
     "torch `RNN`": Front(torch_layer, "torch"),
     "`torch.nn`": Front(torch_nn, "torch"),
     "`SelectiveScan`": Front(selective_scan, "torch"),
-    "`torch.compile`": Front(torch_compiled, "torch", compiles=True),
-    "`torch.export`": Front(torch_exported, "torch", compiles=True),
+    "`torch.compile`": Front(torch_compiled, "torch", is_slow=True),
+    "`torch.export`": Front(torch_exported, "torch", is_slow=True),
     "autocast": Front(torch_autocast, "torch"),
     "JAX `recurrence`, `step`": Front(jax_functions, "jax"),
     "JAX `RNN`": Front(jax_layer, "jax"),
     "JAX `vmap`": Front(functools.partial(jax_functions, batched=True), "jax"),
-    "JAX `jvp`": Front(jax_forward_mode, "jax", compiles=True),
+    "JAX `jvp`": Front(jax_forward_mode, "jax", is_slow=True),
     "C for CPUs": Front(export_for_cpus),
-    "C for GPUs": Front(export_for_gpus),
-    "operators": Front(operators, "torch", compiles=True),
+    "C for GPUs": Front(export_for_gpus, is_slow=True),
+    "operators": Front(operators, "torch", is_slow=True),
     "`pipeline`": Front(functools.partial(time_over_ranks, way="pipeline"), "torch"),
     "`correct`": Front(functools.partial(time_over_ranks, way="correct"), "torch"),
     "`summary`": Front(functools.partial(time_over_ranks, way="summary"), "torch"),

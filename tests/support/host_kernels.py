@@ -15,6 +15,16 @@ from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.kernel import Kernel
 
 CODES = ("numpy", "native")
+# Published numbers in both codes and precisions: every day each once, native code in the one that shows more.
+in_published_precisions = pytest.mark.parametrize(
+    ("code", "precision", "rtol"),
+    [
+        pytest.param(code, precision, rtol, marks=() if everyday == code else pytest.mark.matrix_full)
+        for code in CODES
+        for precision, rtol, everyday in (("fp64", 1e-11, "native"), ("fp32", 2e-5, "numpy"))
+    ],
+    indirect=["code"],
+)
 
 
 @contextmanager

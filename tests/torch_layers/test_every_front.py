@@ -114,8 +114,17 @@ def check_changes(front: Front, mode: str) -> None:
             assert one is other is None or torch.equal(one, other), f"{name} changed: gradient of {leaf}"
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+# Every day each front in one mode.
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param(
+            name, mode, marks=() if name in OF_EVERY_DAY and (at + turn) % len(MODES) == 0 else pytest.mark.matrix_full
+        )
+        for at, name in enumerate(NAMES)
+        for turn, mode in enumerate(MODES)
+    ],
+)
 def test_a_tensor_changed_before_the_backward_is_refused_or_not_needed(name: str, mode: str) -> None:
     check_changes(front_of(name), mode)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.everyday import one_in
 from support.needed import needed
 from support.newer_torch import needs_torch
 from support.patience import within
@@ -128,6 +129,8 @@ def test_those_of_the_raw_scan_too(with_h0: bool) -> None:
     torch.library.opcheck(OPERATORS.scan_backward.default, given)
 
 
+# Every day a recurrent layer and a scan.
+@pytest.mark.parametrize("layer", one_in(3, LAYERS), indirect=True)
 def test_a_layer_is_compiled_in_one_piece(layer: Any) -> None:
     """Once for any batch and time."""
     torch.compiler.reset()
