@@ -17,6 +17,12 @@ from minrnn_gen.torch.tensors import check_real
 __all__ = ["Alpha", "Leaky", "RLeaky", "Synaptic", "surrogate"]
 
 _MECHANISMS = ("subtract", "zero", "none")
+
+
+class _StateGiven(BadInput, TypeError):
+    """A state is given to a layer that keeps its own; the library raises TypeError."""
+
+
 # Layers that exist, for the class methods that reset them all.
 _INSTANCES: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -105,7 +111,7 @@ class _Neuron(torch.nn.Module):
         """Run over a sequence from the initial states, or from those of the last call where their shape fits, else zeros."""
         check_real(input_, "input_")
         if self.init_hidden and any(state is not None for state in initial):
-            raise BadInput(
+            raise _StateGiven(
                 f"{self.states[0]} is given, but init_hidden=True keeps the states in the layer; give the input alone"
             )
         wide = torch.float64 if input_.dtype is torch.float64 else torch.float32

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
-from minrnn_gen.compat.flashrnn_kernel import kernel_of
+from minrnn_gen.api import compile_arguments
 from minrnn_gen.compat.flashrnn_states import stacked
 from minrnn_gen.compat.installed import Exchange
 from minrnn_gen.errors import BadInput
@@ -23,6 +24,22 @@ def _cells() -> Any:
 
 
 _EXCHANGE = Exchange(_cells, "xlstm==2.0.6")
+# The built-in cell bounds n by 1 from below, as FlashRNN does; `xlstm` does not, so that states that no step returns count too.
+_SLSTM = {
+    "name": "xlstm_slstm",
+    "gates": ["i", "f", "z", "o"],
+    "states": ["h", "c", "n", "m"],
+    "equations": """\
+i    = W.i + R.i
+f    = logsigmoid(W.f + R.f) + m[t-1]
+m[t] = detach(where(n[t-1] == 0, i, max(i, f)))
+new  = exp(min(i - m[t], 0))
+kept = exp(min(f - m[t], 0))
+c[t] = kept * c[t-1] + new * tanh(W.z + R.z)
+n[t] = kept * n[t-1] + new
+h[t] = sigmoid(W.o + R.o) * c[t] / n[t]
+""",
+}
 # Storage of a kernel by the dtype of its products' operands.
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -88,6 +105,13 @@ class _CellFunction:
 
     def _kernel(self, dtype: Any) -> Kernel:
         config = self.config
-        return kernel_of(
+        return _kernel_of(
             config.function, config.num_heads, config.hidden_size, _PRECISIONS[dtype], config.gradient_recurrent_clipval
         )
+
+
+@cache
+def _kernel_of(function: str, heads: int, hidden_size: int, precision: str, gradient_clip: float | None) -> Kernel:
+    model = _SLSTM if function == "slstm" else function
+    sizes = {"hidden_size": hidden_size, "heads": heads, "precision": precision}
+    return compile_arguments({"model": model, **sizes, "recurrent_gradient_clip": gradient_clip}, "xlstm")

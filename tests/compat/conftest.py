@@ -15,6 +15,7 @@ def _nothing_compiled() -> Iterator[None]:
         yield
     for name, kernels in {
         "flashrnn_kernel": "kernel_of",
+        "xlstm": "_kernel_of",
         "fla": "_kernel",
         "selective_kernels": "_kernel",
         "mingru_pytorch": "_kernel",

@@ -43,6 +43,10 @@ def gradients_of(model: Any, x: Any) -> list[Any]:
     return [gradient.clone() for gradient in found if gradient is not None]
 
 
+def gradients_of_cell(cell: Any) -> list[Any]:
+    return [cell._recurrent_kernel_int2ext(cell._recurrent_kernel_.grad), cell._bias_int2ext(cell._bias_.grad)]
+
+
 def slstm_cells(function: str, dtype: Any, **options: Any) -> tuple[Any, Any]:
     """Return a cell of theirs in torch, and one that asks for their extension, with the same numbers."""
     cell = pytest.importorskip("xlstm.blocks.slstm.cell")
@@ -60,7 +64,7 @@ def slstm_cells(function: str, dtype: Any, **options: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("function", ["slstm", "lstm"])
 def test_an_xlstm_cell_is_theirs(function: str, dtype: Any) -> None:
-    """In two pieces, the second of which starts from the state that the first one ended in.
+    """In two pieces from drawn states, whose n is less than 1, the second of which starts where the first one ended.
 
     Losses are of h: c and n are known but for a factor, and gradients of that factor are left out here.
     """
@@ -68,15 +72,15 @@ def test_an_xlstm_cell_is_theirs(function: str, dtype: Any) -> None:
     for cell in slstm_cells(function, dtype):
         torch.manual_seed(1)
         x = torch.randn(3, 11, 4 * 24, dtype=dtype).requires_grad_()
-        first, state = cell(x[:, :7])
+        first, state = cell(x[:, :7], 0.1 + torch.rand(cell.config.num_states, 3, 24, dtype=dtype))
         second, last = cell(x[:, 7:], state)
         (first.sin().sum() + second.cos().sum() + last[0].sum()).backward()
-        of_R, of_bias = cell._recurrent_kernel_int2ext(cell._recurrent_kernel_.grad), cell._bias_int2ext(cell._bias_.grad)
-        results.append([first, second, last, x.grad, of_R, of_bias])
+        results.append([first, second, last, x.grad, *gradients_of_cell(cell)])
     assert_equal(results[1], results[0])
 
 
 def test_a_stack_of_xlstm_blocks_is_theirs() -> None:
+    """Outputs, gradients of all parameters, and the same outputs step by step."""
     package = pytest.importorskip("xlstm")
     xlstm.install()
     results = []
@@ -88,11 +92,22 @@ def test_a_stack_of_xlstm_blocks_is_theirs() -> None:
             slstm_block=block, context_length=16, num_blocks=2, embedding_dim=32, slstm_at=[0, 1]
         )
         model = package.xLSTMBlockStack(config).double()
+        cells = [block.xlstm.slstm_cell for block in model.blocks]
+        for cell in cells:  # their backends keep parameters in layouts of their own
+            for of_both in (cell.recurrent_kernel, cell.bias):
+                of_both[...] = 0.3 * torch.randn(of_both.shape)
         x = torch.randn(2, 16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
         y = model(x)
         y.square().sum().backward()
-        results.append([y, x.grad])
+        state, steps = None, []
+        for x_t in x.detach().split(1, 1):
+            y_t, state = model.step(x_t, state)
+            steps.append(y_t)
+        of_cells = [grad for cell in cells for grad in gradients_of_cell(cell)]
+        others = [parameter.grad for name, parameter in model.named_parameters() if "slstm_cell" not in name]
+        results.append([y, torch.cat(steps, 1), x.grad, *of_cells, *others])
     assert_equal(results[1], results[0])
+    assert_equal(results[1][1:2], results[1][:1])
 
 
 def test_what_no_kernel_does_is_refused() -> None:

@@ -191,8 +191,9 @@ def test_states_are_kept_where_nothing_is_given() -> None:
     hidden.reset_mechanism = "none"
     assert int(hidden.reset_mechanism_val) == 2 and not torch.equal(hidden(x), whole)
     assert ours.Leaky(0.9, init_hidden=True, output=True)(x)[1].shape == last.shape
-    with pytest.raises(BadInput, match="mem is given, but init_hidden=True keeps the states in the layer"):
+    with pytest.raises(TypeError, match="mem is given, but init_hidden=True keeps the states in the layer") as caught:
         hidden(x, last)
+    assert isinstance(caught.value, BadInput)
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 1, 1)])
