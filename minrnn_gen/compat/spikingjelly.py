@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from minrnn_gen.compat.neurons import cell, number, run
+from minrnn_gen.compat.neurons import Spikes, cell, number, run
 from minrnn_gen.compat.spikingjelly_surrogate import (
     S2NN,
     ATan,
@@ -94,14 +95,30 @@ class _Node(torch.nn.Module):
         v is then the membrane after the last step, in float32, or float64 for a float64 x; with `store_v_seq`, v_seq has it
         after every step, without gradients. Raises BadInput for tensors that do not fit.
         """
-        check_tensor(x, "x")
-        steps = x if self.step_mode == "m" else x.unsqueeze(0)
-        done = run(self._cell(), steps, {"v": self._start(steps)}, self._vectors(), self.store_v_seq)
+        done = self._run(x, self.v, self.store_v_seq)
         self.v = done.final["v"]
         if done.every is not None:
             earlier = [self.v_seq] if self.step_mode == "s" and self.v_seq is not None else []
             self.v_seq = torch.cat([*earlier, done.every["v"]])
         return done.spikes if self.step_mode == "m" else done.spikes.squeeze(0)
+
+    def functional_forward(self, inputs: tuple[Any], states: tuple[Any]) -> tuple[tuple[Any], tuple[Any]]:
+        """Return ((spikes,), (v,)) of inputs (x,) from states (v,), and keep nothing; shapes and errors are those of a call."""
+        done = self._run(*inputs, *states)
+        return (done.spikes if self.step_mode == "m" else done.spikes.squeeze(0),), (done.final["v"],)
+
+    def materialize_states(self, inputs: tuple[Any], states: tuple[Any], step_mode: str) -> tuple[Any]:
+        """Return (v,) as a tensor shaped like one step of inputs (x,), where x is a sequence, step_mode 'm', or a step."""
+        (x,), (v,) = inputs, states
+        return (self._start(x if step_mode == "m" else x.unsqueeze(0), v),)
+
+    def named_memories(self) -> Iterator[tuple[str, Any]]:
+        """Yield ("v", v), the state that is kept from call to call."""
+        yield from self._memories.items()
+
+    def memories(self) -> Iterator[Any]:
+        """Yield v, the state that is kept from call to call."""
+        yield from self._memories.values()
 
     def extra_repr(self) -> str:
         """Return the arguments that the neurons were made with."""
@@ -115,11 +132,32 @@ class _Node(torch.nn.Module):
             self.v = function(self.v)
         return super()._apply(function, recurse)
 
-    def _start(self, steps: Any) -> Any:
-        """Return v before the first step: the last call's, or the reset value where the shape has changed."""
-        if isinstance(self.v, torch.Tensor) and self.v.shape == steps.shape[1:]:
-            return self.v.to(steps.device)
-        value = self.v if isinstance(self.v, float) else self.v_reset or 0.0
+    @property
+    def store_v_seq(self) -> bool:
+        """Whether a call keeps v after every step as v_seq; set to False, it forgets v_seq."""
+        return self._stores
+
+    @store_v_seq.setter
+    def store_v_seq(self, stores: bool) -> None:
+        self._stores = stores
+        if not stores:
+            self.v_seq = None
+
+    @property
+    def _memories(self) -> dict[str, Any]:
+        return {"v": self.v}
+
+    def _run(self, x: Any, v: Any, every: bool = False) -> Spikes:
+        check_tensor(x, "x")
+        steps = x if self.step_mode == "m" else x.unsqueeze(0)
+        done: Spikes = run(self._cell(), steps, {"v": self._start(steps, v)}, self._vectors(), every)
+        return done
+
+    def _start(self, steps: Any, v: Any) -> Any:
+        """Return v before the first step, a tensor, or the reset value where its shape has changed."""
+        if isinstance(v, torch.Tensor) and v.shape == steps.shape[1:]:
+            return v.to(steps.device)
+        value = v if isinstance(v, float) else self.v_reset or 0.0
         dtype = torch.float64 if steps.dtype is torch.float64 else torch.float32
         return torch.full(steps.shape[1:], value, dtype=dtype, device=steps.device)
 

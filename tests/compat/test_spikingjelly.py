@@ -72,9 +72,17 @@ def test_single_steps_are_the_sequence() -> None:
     x = sequence(6, 0)
     nodes = [ours.LIFNode(step_mode=mode, store_v_seq=True) for mode in ("m", "s")]
     with torch.no_grad():
+        # States as arguments: nothing is kept, and the call starts as if there had been none.
+        (spikes,), (last,) = nodes[0].functional_forward((x,), tuple(nodes[0].memories()))
+        assert nodes[0].v == 0.0
         whole, steps = nodes[0](x), torch.stack([nodes[1](one) for one in x])
+    assert torch.equal(spikes, whole) and torch.equal(last, dict(nodes[0].named_memories())["v"])
     assert torch.equal(whole, steps) and torch.equal(nodes[0].v, nodes[1].v)
     assert torch.equal(nodes[0].v_seq, nodes[1].v_seq) and torch.equal(nodes[0].v_seq[-1], nodes[0].v)
+    nodes[0].store_v_seq = False
+    assert nodes[0].v_seq is None
+    (start,) = nodes[0].materialize_states((x,), (0.5,), "m")
+    assert start.shape == SHAPE and bool((start == 0.5).all())
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
