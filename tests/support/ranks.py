@@ -552,7 +552,7 @@ CASES = {
 
 @contextlib.contextmanager
 def started(folder: Path, count: int = RANKS, timeout: datetime.timedelta | None = None) -> Iterator[Ranks]:
-    """Start the ranks and stop them afterwards; without a timeout they wait for each other for as long as other work may need."""
+    """Start the ranks, and stop them at the end; without a timeout they wait as long as other work may need."""
     ranks = Ranks(folder, count, timeout or datetime.timedelta(seconds=within(300)))
     try:
         yield ranks
