@@ -18,7 +18,15 @@ _HOST_TASKS: tuple[Task, ...] = ("forward", "forward, recorded", "forward + back
 _HOST_CELLS: tuple[_Cell, ...] = (("lstm", 12, 64), ("gru", 12, 64), ("min_gru", 1, 768), ("lstm", 1, 256))
 # Tokens of a text, which is decoded in one run.
 DECODED = 64
-_DECODED_CELLS: tuple[_Cell, ...] = (("lstm", 1, 512), ("gru", 1, 512), ("lstm", 12, 64), ("min_gru", 1, 512))
+_DECODED_CELLS: tuple[_Cell, ...] = (
+    ("lstm", 1, 512),
+    ("gru", 1, 512),
+    ("lstm", 12, 64),
+    ("min_gru", 1, 512),
+    # One product waits for another, with R on the chip and beyond it.
+    ("gru_reset_before", 1, 512),
+    ("gru_reset_before", 1, 4096),
+)
 _BATCHES = (1, 16)
 _QUICK: _Cell = ("lstm", 1, 64)
 

@@ -97,6 +97,11 @@ def strategy_in_words(plan: KernelPlan) -> str:
         case "projected":
             inputs = plan.problem.specialization.input_size
             return f"one launch: the product of {inputs} inputs with the weight, and the scan after it"
+        case "decode" if plan.launch.partition.get("grid_blocks"):
+            return (
+                "decode: one step in one launch, in which the blocks of a head wait for each other; "
+                "on rows of states a forward of one step serves instead where it is one launch"
+            )
         case "decode":
             return "decode: one step in one launch, the recurrent matrix read once by all SMs together"
         case "stepwise" if plan.problem.kernel_pass == "step":

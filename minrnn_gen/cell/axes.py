@@ -142,15 +142,13 @@ def check_no_vectors(projection: Projection, vectors: Vectors, uses: Mapping[str
 def check_no_input(
     vectors: Vectors, projection: Projection, input_uses: Mapping[str, Place], step_inputs: Collection[str]
 ) -> None:
-    """Raise `BadInput` for an input X.* in a cell with the axis n or p, or with one value per step next to listed products."""
+    """Raise `BadInput` for an input X.* in a cell with the axis n, or with one value per step next to listed products."""
     for name, place in input_uses.items():
         if name in step_inputs and not projection and not projection.is_plain:
             raise place.error(
                 f"X.{name} has one value per step in a cell that lists products, which takes none; list it as `{name}: 1`, and "
                 "pass its value in all channels"
             )
-        if projection:
-            raise place.error(f"X.{name} is an input of a cell with the axis p, which takes none; pass it as a gate, W.{name}")
         if not vectors:
             return
         raise place.error(

@@ -170,6 +170,8 @@ def _single_step(variant: Variant, names: ArrayNames, recurrent: bool) -> Parame
         other = "[batch, HIDDEN_SIZE]: the output's state, whose slots other blocks may still read"
         yield output_array("next_output", "compute_t", other, "launch.next_output")
     yield from sizes_of("batch")
+    if variant.in_grid:
+        yield _group_exchanges()
 
 
 def _dense_inputs(names: ArrayNames, takes_R: bool) -> Parameters:
@@ -238,10 +240,14 @@ def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
     yield output_array("sums", "compute_t", sums, "gradients.sums")
 
 
+def _group_exchanges() -> Parameter:
+    return Parameter("group_exchanges", "GridExchange*", "[HEADS * tiles of sequences], all ones", "launch.workspace")
+
+
 def _groups(variant: Variant) -> Parameters:
     """Parameters of blocks that exchange operands over a grid."""
     if variant.in_grid:
-        yield Parameter("group_exchanges", "GridExchange*", "[HEADS * tiles of sequences], all ones", "launch.workspace")
+        yield _group_exchanges()
         yield Parameter("first_group", "int64", "", "launch.first_group")
 
 

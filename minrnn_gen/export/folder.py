@@ -68,6 +68,12 @@ def export(
     asked, serving = sizes_from(sizes), builder_of_kernels(builder)
     embedding = executor.embedding if isinstance(executor, EmbeddedExecutor) else None
     interface = embedding.inner if embedding else executor.interface
+    if embedding and embedding.outer.projection_size and interface.inputs:
+        input_name = interface.inputs[0]
+        raise BadInput(
+            f"{builder.cell_source.name} reads X.{input_name} next to projected units, for which a C interface has no array; "
+            f"call the kernel from Python, or make it a gate, W.{input_name}"
+        )
     if target == "cpu":
         if gpus or asked or without:
             raise BadInput(

@@ -23,6 +23,7 @@ from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpreted, seconds_of
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
 from minrnn_gen.kernel import Kernel
+from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import ASSUMED_TIME, Sizes
 from minrnn_gen.plan.scan.projected import TILE_STEPS
 from minrnn_gen.precision import LARGEST_OF_NORM, Precision, error_allowed, precision_of, remembered_error
@@ -164,8 +165,8 @@ class Verification:
                 share = self._share(results, expected[kernel_pass], kernel.interface.precision)
             except KernelMisbehaved as misbehaved:
                 findings = misbehaved.findings
-            # The plan that was built last is this call's.
-            plan = [plan for key, plan in kernel.plans.items() if key.kernel_pass == kernel_pass][-1]
+            # The plan that was built last is this call's; a step without one is a forward of one step.
+            plan = (_plans_of(kernel, kernel_pass) or _plans_of(kernel, "forward"))[-1]
             seconds = time.perf_counter() - started
             verdict = Verdict(number, kernel_pass, plan.entry, plan.variables, (str(case),), share, findings, seconds)
             earlier = verdicts.get(kernel_pass)
@@ -239,6 +240,10 @@ def inference_of(kernel: Kernel, inputs: Inputs) -> Arrays:
 def backward_of(kernel: Kernel, inputs: Inputs, saved: Any) -> Arrays:
     """Return every gradient, by the names that lead to it."""
     return dict(leaves(kernel.backward(saved, inputs.dy, inputs.dstate)))
+
+
+def _plans_of(kernel: Kernel, kernel_pass: str) -> list[KernelPlan]:
+    return [plan for key, plan in kernel.plans.items() if key.kernel_pass == kernel_pass]
 
 
 def step_of(kernel: Kernel, inputs: Inputs) -> Arrays:

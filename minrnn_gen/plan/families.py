@@ -27,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     persistent.FORWARD,
     persistent.BACKWARD,
     decode.STEP,
+    decode.ROUNDS,
     stepwise.FORWARD,
     stepwise.BACKWARD,
     stepwise.ARGUMENTS,
@@ -120,13 +121,15 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
         case "dense" if problem.cell.has_means:
             backward = problem.kernel_pass == "backward"
             at_last = normed.BACKWARD if backward else normed.FORWARD
-            if problem.kernel_pass == "step" or _refusal(problem):
+            if problem.kernel_pass == "step":
+                return (at_last,) if persistent.means_refusal(problem) else (decode.ROUNDS, at_last)
+            if _refusal(problem):
                 return (at_last,)
             return persistent.BACKWARD if backward else persistent.FORWARD, at_last
         case "dense":
             if problem.kernel_pass == "step":
-                # What does not fit is a forward of one step, and so is a step in which one product waits for another.
-                return (stepwise.FORWARD,) if problem.cell.rounds else (decode.STEP, stepwise.FORWARD)
+                # What does not fit is a forward of one step.
+                return decode.ROUNDS if problem.cell.rounds else decode.STEP, stepwise.FORWARD
             backward = problem.kernel_pass == "backward"
             any_size = stepwise.BACKWARD if backward else stepwise.FORWARD
             if _refusal(problem):

@@ -273,7 +273,7 @@ class KernelPlan:
     @property
     def exchange(self) -> Exchange:
         """How the blocks of a persistent kernel pass on the results of a step."""
-        return exchange_of(self.problem.kernel_pass, self.variables)
+        return exchange_of(self.problem.kernel_pass, {"cluster_blocks": 1, "grid_blocks": self.grid_blocks, **self.variables})
 
     @property
     def is_cooperative(self) -> bool:
@@ -294,7 +294,7 @@ class KernelPlan:
     def group_exchange_bytes(self) -> int:
         """Bytes of memory through which such blocks pass outputs, 0 where none do."""
         if "exchange_bytes" in self.launch.partition:
-            return self.launch.partition["exchange_bytes"] * self.variables["column_groups"]
+            return self.launch.partition["exchange_bytes"] * self.variables.get("column_groups", 1)
         # Two operands, of even and of odd steps, each word of 4 bytes with its step; and means over units likewise.
         means_bytes = self.launch.partition.get("means_exchange_bytes", 0)
         return 2 * self.budget.shared_map["operand"] + means_bytes if self.grid_blocks > 1 else 0

@@ -168,9 +168,11 @@ def sizes_from(wanted: Iterable[Sequence[int]]) -> tuple[Sizes, ...]:
 
 
 def _steps_of(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Specialization]]:
-    """The single-step kernel of a dense cell, if batches of this size have one."""
+    """The single-step kernel of a dense cell, if batches of this size have one, and the forward that may serve instead."""
     spec = builder.spec
     if builder.cell_shape.has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
+        if builder.cell_shape.makes_again:
+            yield "forward", builder.hinted_specialization
         matrix_elements = math.prod((len(builder.cell.recurrent_gates), spec.hidden_size, spec.head_dim))
         if sizes.batch <= step_sequences_max(builder.target.profile, matrix_elements):
             yield "step", step_specialization(builder)
@@ -180,7 +182,8 @@ def _on_slots(builder: Builder, sizes: Sizes) -> Iterable[tuple[KernelPass, Spec
     """The kernels of single steps on slots, for each dtype that states may have, of drafts, and of copies."""
     precision, hinted = precision_of(builder.spec.precision), builder.hinted_specialization
     narrow: tuple[StatesOut, ...] = ("storage",) if precision.storage_dtype != precision.arithmetic_dtype else ()
-    steps = [spec for _, spec in _steps_of(builder, sizes)] if builder.cell_shape.has_matrix else [hinted]
+    of_rows = _steps_of(builder, sizes) if builder.cell_shape.has_matrix else (("step", hinted),)
+    steps = [specialization for kernel_pass, specialization in of_rows if kernel_pass == "step"]
     for pool in ("arithmetic", *narrow):
         yield "slots", replace(hinted, pool=pool)
         for step in steps:

@@ -77,6 +77,7 @@ FAMILIES: tuple[tuple[Mapping[str, Any], tuple[KernelPass, ...]], ...] = (
     ({"model": "min_lstm", "hidden_size": 256, "batch": 4, "time": 1024, "layout": "BDT"}, OVER_TIME),
     ({"model": "lstm", "hidden_size": 256, "batch": 128, "time": 128}, EVERY_PASS),
     ({"model": "gru_reset_before", "hidden_size": 256, "batch": 8, "time": 128}, (*OVER_TIME, "arguments")),
+    ({"model": "gru_reset_before", "hidden_size": 256, "batch": 4, "time": 128, "layout": "BDT"}, ("step",)),
     ({"model": NORMED, "hidden_size": 256, "batch": 8, "time": 32}, (*OVER_TIME, "arguments")),
     ({"model": DIAGONAL, "hidden_size": 256, "batch": 8, "time": 256}, EVERY_PASS),
     ({"model": "complex_lru", "hidden_size": 64, "batch": 2, "time": 4096}, ("forward",)),

@@ -18,8 +18,7 @@ from minrnn_gen.precision import PRECISION_NAMES
 pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is not installed (the extras cuda13 and cuda12)")
 
 HEADS_AND_SIZES = ((1, 512), (12, 768), (1, 1024), (3, 99))
-# A step in which one product waits for another, or units for means, is a forward of one step.
-DECODED = tuple(model for model in MODELS if model not in ("gru_reset_before", "layer_norm_lstm"))
+DECODED = tuple(MODELS)
 # Every day each cell on every fifth GPU; the rest is part of the whole matrix.
 CASES = tuple(
     pytest.param(

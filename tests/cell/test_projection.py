@@ -279,3 +279,40 @@ def _results(kernel: minrnn_gen.Kernel, arguments: dict[str, Any], dy: Any) -> d
     first = {name: arguments[name] for name in arguments if name not in ("x", "resets")}
     step, after = kernel.step(arguments["x"][:, 0], **first)
     return named | {"step": step, **{f"after {name}": value for name, value in after.items()}}
+
+
+def test_inputs_next_to_projected_units_are_gates_that_are_not_projected() -> None:
+    """X.m has H units; the same numbers as a gate of x give the same y, gradients and step."""
+    equations = "c[t] = sigmoid(W.f + R.f) * c[t-1] + tanh(W.z + R.z + {m})\nh[t] = R.p(tanh(c[t]) * {m})"
+    sizes = {"hidden_size": 6, "projection_size": 4, "heads": 2, "precision": "fp64"}
+    file = {"name": "one", "states": {"h": "p", "c": 1}, "products": {"p": {"to": "p"}}, "output": "h"}
+    with_input, with_gate = (
+        minrnn_gen.compile({"model": {**file, **more, "equations": equations.format(m=m)}, **sizes})
+        for m, more in (("X.m", {"inputs": ["m"]}), ("W.m", {}))
+    )
+    random, gate = numpy.random.default_rng(3), with_gate.gates.index("m")
+    x = random.normal(size=(2, 5, len(with_gate.gates), 6))
+    interface = with_input.interface
+    shapes = zip(interface.recurrent_gates, interface.product_shapes, strict=True)
+    R = {name: random.normal(size=tuple(shape)) for name, shape in shapes}
+    m, others = numpy.ascontiguousarray(x[:, :, gate]), numpy.ascontiguousarray(numpy.delete(x, gate, axis=2))
+    y, _, saved = with_input.forward(others, R, inputs={"m": m})
+    expected, _, expected_saved = with_gate.forward(x, R)
+    numpy.testing.assert_array_equal(y, expected)
+    dy = random.normal(size=y.shape)
+    gradients, wanted = with_input.backward(saved, dy), with_gate.backward(expected_saved, dy)
+    numpy.testing.assert_allclose(gradients["inputs"]["m"], wanted["x"][:, :, gate], rtol=1e-12, atol=1e-14)
+    numpy.testing.assert_allclose(gradients["x"], numpy.delete(wanted["x"], gate, axis=2), rtol=1e-12, atol=1e-14)
+    step, _ = with_input.step(others[:, 0], R, inputs={"m": numpy.ascontiguousarray(m[:, 0])})
+    numpy.testing.assert_allclose(step, y[:, 0], rtol=1e-12)
+
+
+def test_a_c_interface_has_no_arrays_for_inputs_next_to_projected_units(tmp_path: Path) -> None:
+    file = {"name": "one", "states": {"h": "p"}, "products": {"p": {"to": "p"}}, "inputs": ["m"]}
+    equations = "h[t] = R.p(tanh(W.z + R.z + X.m))"
+    kernel = minrnn_gen.compile({"model": {**file, "equations": equations}, "hidden_size": 6, "projection_size": 4})
+    with pytest.raises(
+        BadInput, match=r"one reads X\.m next to projected units, for which a C interface has no array"
+    ) as refused:
+        kernel.export(tmp_path, target="cpu")
+    assert "\n" not in str(refused.value)

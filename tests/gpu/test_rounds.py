@@ -14,7 +14,7 @@ from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.interpret.cases import Case, Inputs, inputs_of
-from minrnn_gen.interpret.verify import backward_of, forward_of, share_of
+from minrnn_gen.interpret.verify import backward_of, forward_of, share_of, step_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import error_allowed
 
@@ -40,6 +40,22 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (OF_BOTH, 96, 3, 7, 30, {"precision": "fp32", "recurrent_gradient_clip": 0.05}),
     (OF_ROUNDS, 700, 1, 4, 33, {"precision": "fp64", "input_size": 24}),
 ]
+# Single steps whose blocks wait for each other: R beyond the chip, a layout of no kernel over time, and one block of a head.
+STEPS: list[tuple[Any, int, int, int, dict[str, Any]]] = [
+    (RESET_BEFORE, 1024, 1, 1, {"precision": "fp32"}),
+    (RESET_BEFORE, 4096, 1, 1, {"precision": "bf16"}),
+    (RESET_BEFORE, 512, 1, 5, {"precision": "bf16", "layout": "BDT"}),
+    (RESET_BEFORE, 24, 3, 40, {"precision": "fp64", "layout": "BDT"}),
+    (DEEP, 510, 1, 4, {"precision": "fp16", "layout": "BDT"}),
+    (DEEP, 768, 12, 16, {"precision": "fp32", "layout": "BDT"}),
+    (OF_TWO_STATES, 99, 3, 2, {"precision": "bf16", "layout": "BDT"}),
+    ("layer_norm_lstm", 512, 1, 4, {"precision": "fp32"}),
+    (GATES_TOGETHER, 300, 1, 3, {"precision": "bf16", "layout": "BDT"}),
+    (OF_ROUNDS, 640, 1, 2, {"precision": "fp64"}),
+    ("lstm_projected", 512, 1, 3, {"precision": "fp32", "projection_size": 256}),
+    ("block_gru", 512, 8, 4, {"precision": "fp32", "projection_size": 512}),
+]
+REPEATS = 10_000
 
 
 def results_of(kernel: Kernel, inputs: Inputs) -> dict[str, Any]:
@@ -77,3 +93,25 @@ def test_many_steps_of_a_small_cell_end(cupy: ModuleType) -> None:
     y, _, saved = kernel.forward(x, R, parameters=vectors)
     gradients = kernel.backward(saved, cupy.ones_like(y))
     assert bool(cupy.isfinite(y.astype("float32")).all()) and bool(cupy.isfinite(gradients["x"].astype("float32")).all())
+
+
+@pytest.mark.parametrize(("cell", "hidden", "heads", "batch", "options"), STEPS)
+def test_a_single_step_waits_within_one_launch(
+    cupy: ModuleType, cell: Any, hidden: int, heads: int, batch: int, options: dict[str, Any]
+) -> None:
+    """Right, by the kernel meant, and with the same bits in every launch, however many follow each other."""
+    spec = {"model": cell, "hidden_size": hidden, "heads": heads, "batch": batch, "training": False, **options}
+    kernel = minrnn_gen.compile(spec)
+    inputs = inputs_of(kernel.interface, Case(batch, 1))
+    on_gpu = Inputs(*(moved(one, cupy.asarray) for one in (inputs.forward, inputs.dy, inputs.dstate, inputs.step)))
+    first = dict(step_of(kernel, on_gpu))
+    expected = dict(step_of(minrnn_gen.compile({**spec, "precision": "fp64"}), inputs.in_float64()))
+    found, slack = moved(first, cupy.asnumpy), error_allowed(kernel.interface.precision)
+    assert {name: share for name, one in expected.items() if (share := share_of(found[name], one, slack)) > 1} == {}
+    plans = (kernel.embedded or kernel).plans
+    assert {plan.name for key, plan in plans.items() if key.kernel_pass == "step"} == {"decode_rounds"}
+    differs = cupy.zeros((), cupy.int64)
+    for _ in range(REPEATS):
+        for name, again in dict(step_of(kernel, on_gpu)).items():
+            differs += (again.view(cupy.uint8) != first[name].view(cupy.uint8)).sum()
+    assert int(differs) == 0

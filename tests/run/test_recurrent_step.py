@@ -25,7 +25,8 @@ from support.uncompiled_kernels import compiled_for_host
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.kernel_plan import Specialization
-from minrnn_gen.plan.problem import KernelKey, step_sequences_max
+from minrnn_gen.plan.problem import KernelKey, Sizes, step_sequences_max
+from minrnn_gen.run.recording.plain_program import plain_program
 
 pytestmark = pytest.mark.skipif(
     not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none"
@@ -246,3 +247,20 @@ def test_heads_of_any_size_have_a_step() -> None:
         builder = kernel_of("elman", "bf16", head_dim, 1).builder
         plan = builder.solve(builder.key_of("step", Specialization(2))).plan()
         assert plan.entry == entry, plan.prediction.passed_over
+
+
+@pytest.mark.parametrize(
+    "spec",
+    (
+        {"model": "gru_reset_before", "layout": "BDT", "precision": "bf16"},
+        {"model": "layer_norm_lstm", "layout": "BDT", "precision": "fp32"},
+        {"model": "lstm_projected", "projection_size": 64, "precision": "fp64", "hidden_size": 512},
+    ),
+    ids=lambda spec: str(spec["model"]),
+)
+def test_a_step_that_waits_for_products_or_means_is_one_launch(spec: dict[str, Any]) -> None:
+    """On rows of states, in layouts and precisions that no kernel over time takes in one launch."""
+    kernel = compiled_for_host({"hidden_size": 64, **spec})
+    program = plain_program((kernel.embedded or kernel).builder, "step", Sizes(4, 1))
+    operations = program.split("operations\n")[1].splitlines()
+    assert len(operations) == 1 and operations[0].strip().startswith("launch decode_step"), program

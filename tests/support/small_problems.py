@@ -1154,6 +1154,20 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
     ("step with a parameter", LEAKY | {"hidden_size": 26}, {"units": 2, "warps": 2, "batch_tile": 2}),
     ("step with inputs", {"model": GAPS, "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("step in rounds", {"model": "gru", "hidden_size": 150}, {"units": 1, "warps": 2, "batch_tile": 16, "stages": 1}),
+    # Steps whose blocks wait for each other, in a layout that no kernel over time takes in one launch.
+    (
+        "rounds of products",
+        BDT | FP16 | {"model": DEEP, "hidden_size": 66, "heads": 3},
+        {"units": 2, "warps": 2, "batch_tile": 2, "stages": 1},
+    ),
+    ("rounds of one", BDT | FP64 | {"model": RESET_BEFORE, "hidden_size": 10}, {"units": 4, "warps": 4, "batch_tile": 4}),
+    (
+        "norms between blocks",
+        BDT | {"model": GATES_TOGETHER, "hidden_size": 27, "heads": 3},
+        {"units": 1, "warps": 2, "batch_tile": 1},
+    ),
+    ("norms of one", BDT | {"model": "layer_norm_lstm", "hidden_size": 12}, {"units": 4, "warps": 4, "batch_tile": 1}),
+    ("norms and rounds", BDT | BF16 | {"model": OF_ROUNDS, "hidden_size": 24}, {"units": 2, "warps": 2, "batch_tile": 4}),
 )
 # (name, spec, wanted, kinds of calls)
 STEPS_ON_POOL, NARROW_STEPS, OVER_TIME = ("step", "beyond step"), ("step", "narrow step"), ("time", "lengths", "packed")

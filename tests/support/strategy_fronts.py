@@ -82,6 +82,7 @@ SERVED: dict[str, Served] = {
     "persistent_forward": Served(_LSTM, "forward", _FEW),
     "persistent_backward": Served(_LSTM, "backward", _FEW),
     "decode_step": Served(_LSTM, "step", _FEW),
+    "decode_rounds": Served(_ROUNDS | {"layout": "BDT"}, "step", _FEW),
     "backward_arguments": Served(_ROUNDS, "arguments", _FEW),
     "stepwise_forward": Served(_WIDE, "forward", Sizes(2, 8)),
     "stepwise_backward": Served(_WIDE, "backward", Sizes(2, 8)),

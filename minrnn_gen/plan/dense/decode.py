@@ -1,12 +1,14 @@
-"""The search space of decode_step.cu.j2: one time step of a dense cell, R read once by all SMs together."""
+"""The search space of decode_step.cu.j2 and decode_rounds.cu.j2: one time step of a dense cell, R read by all SMs together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.mma import CYCLES_PER_MULTIPLY_ADD, CYCLES_PER_SHUFFLE
-from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.dense.step_model import MODELS
+from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.problem import REGISTER_BYTES, Problem
@@ -22,6 +24,10 @@ FILLS_UNDER_WAY = 8
 UNROLLED_PRODUCTS_MAX = 1100
 # A warp's places, the barrier and its part in the cell, counted in the source.
 INSTRUCTIONS_PER_WARP = 120.0
+# Words on their way between blocks, with their numbers and places.
+REGISTERS_OF_EXCHANGE = 24
+# What is published at once, a word and its number (templates/parts/decode_exchange.cuh.j2).
+WORD_BYTES, PUBLISHED_BYTES = 4, 8
 
 
 def _values(problem: Problem) -> int:
@@ -48,23 +54,77 @@ def _rows(problem: Problem, units: int) -> int:
     return units * len(problem.cell.recurrent_gates)
 
 
+def _waits(problem: Problem) -> bool:
+    """Whether the blocks of a head wait for each other: for a round of products, or for means over units."""
+    return bool(problem.cell.rounds or problem.cell.waits)
+
+
+def _rows_at_once(problem: Problem, units: int) -> int:
+    """The rows that a warp multiplies in the same round."""
+    gates, of_rounds = len(problem.cell.recurrent_gates), tuple(map(len, problem.cell.rounds))
+    return units * max(gates - sum(of_rounds), *of_rounds, 0)
+
+
+def _group_blocks(problem: Problem, units: int, warps: int) -> int:
+    """The blocks that share a head."""
+    return -(-problem.head_dim // (warps * units))
+
+
 def variables(_: Problem) -> Mapping[str, tuple[int, ...]]:
     return {"units": (1, 2, 4), "warps": (1, 2, 4, 8), "batch_tile": (1, 2, 4, 8, 16), "stages": (1, 2, 4, 8)}
 
 
 def _registers(problem: Problem, units: int, batch_tile: int, stages: int) -> int:
-    cell, precision, rows = problem.cell, problem.precision, _rows(problem, units)
+    cell, precision, rows = problem.cell, problem.precision, _rows_at_once(problem, units)
     words = problem.registers_per_value
     under_way = rows * stages * max(1, _values(problem) * precision.storage_bytes // REGISTER_BYTES)
     # Of 16 bits, a piece of each row once more, widened; and of a sequence's output, of any width.
     widened = (rows if precision.storage_bytes == 2 else 0) * _values(problem) + words * _values(problem)
     of_cell = words * (cell.step_values + len(cell.recurrent_gates) + len(cell.parameters) + 2 * len(cell.states))
-    return REGISTERS_FIXED + under_way + widened + words * rows * batch_tile + of_cell
+    of_exchange = REGISTERS_OF_EXCHANGE + means.registers(problem, 1) if _waits(problem) else 0
+    return REGISTERS_FIXED + under_way + widened + words * rows * batch_tile + of_cell + of_exchange
 
 
-def _shared_map(problem: Problem, batch_tile: int, stages: int) -> dict[str, int]:
+def _shared_map(problem: Problem, units: int, warps: int, batch_tile: int, stages: int) -> dict[str, int]:
     row_values = _rounds(problem, stages) * stages * limits.WARP_LANES * _values(problem)
-    return {"operand": batch_tile * row_values * problem.precision.storage_bytes}
+    operand = {"operand": batch_tile * row_values * problem.precision.storage_bytes}
+    return operand | means.shared_map(problem, warps * units, batch_tile, cluster_blocks=1)
+
+
+def _in_plan(problem: Problem, units: int, warps: int, batch_tile: int) -> dict[str, int]:
+    """The blocks of a group, and the bytes of memory through which they exchange operands and means."""
+    if not _waits(problem):
+        return {}
+    group = _group_blocks(problem, units, warps)
+    words = max(1, problem.precision.storage_bytes // WORD_BYTES)
+    operands = len(problem.cell.rounds) * batch_tile * group * warps * units * words * PUBLISHED_BYTES
+    of_means = means.in_plan(problem, group, batch_tile).get("means_exchange_bytes", 0)
+    return {"grid_blocks": group, "exchange_bytes": operands + of_means}
+
+
+def _constraints_of_groups(problem: Problem) -> tuple[Constraint, ...]:
+    every = tuple(variables(problem))
+    if not _waits(problem):
+        return ()
+    return (
+        Constraint(
+            "blocks_of_group",
+            "the blocks of a head wait for each other, so the GPU has to hold all of them at once",
+            every,
+            lambda units, warps, *_: _group_blocks(problem, units, warps),
+            lambda *values: problem.gpu.sm_count * resources(problem, dict(zip(every, values, strict=True))).blocks_per_sm,
+            "blocks",
+            "split the hidden size into more heads",
+        ),
+        Constraint(
+            "pair_of_units",
+            "two neighbouring values of an operand are read at once, so a block has an even number of units",
+            ("units", "warps"),
+            lambda *_: 2,
+            lambda units, warps: units * warps,
+            "units",
+        ),
+    )
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -107,8 +167,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             problem.gpu,
             Quantity(("warps",), lambda warps: warps * limits.WARP_LANES),
             Quantity(of_registers, lambda *of: _registers(problem, *of)),
-            Quantity(("batch_tile", "stages"), lambda *of: sum(_shared_map(problem, *of).values())),
+            Quantity(("units", "warps", "batch_tile", "stages"), lambda *of: sum(_shared_map(problem, *of).values())),
         ),
+        *_constraints_of_groups(problem),
     )
 
 
@@ -119,18 +180,37 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         threads=warps * limits.WARP_LANES,
         channels_per_block=warps * units,
         registers_estimated=_registers(problem, units, batch_tile, stages),
-        shared_map=_shared_map(problem, batch_tile, stages),
+        shared_map=_shared_map(problem, units, warps, batch_tile, stages),
+        partition=_in_plan(problem, units, warps, batch_tile),
     )
 
 
 def _sequences(problem: Problem, batch_tile: int) -> Amount:
     """The number of sequences that a tile computes for the typical batch."""
     sequences: Amount = batch_tile
-    smaller = batch_tile // FEWER
+    # Where blocks wait for each other, all of a group take the whole tile.
+    smaller = 0 if _waits(problem) else batch_tile // FEWER
     while smaller:
         sequences = where(problem.batch <= smaller, smaller, sequences)
         smaller //= FEWER
     return sequences
+
+
+def _waits_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
+    """The exchanges of a group, which takes heads and tiles in turn: of operands as in a grid over time, and of means."""
+    if not _waits(problem):
+        return {}
+    units, warps, batch_tile = (candidate[name] for name in ("units", "warps", "batch_tile"))
+    gpu, model, threads = problem.gpu, MODELS["forward"], warps * limits.WARP_LANES
+    group, resident = _group_blocks(problem, units, warps), resources(problem, candidate).blocks_per_sm * gpu.sm_count
+    groups = problem.heads * ceil(problem.batch / batch_tile)
+    turns = ceil(groups / max(1, resident // group))
+    blocks_of_busiest_sm = ceil(minimum(groups * group, resident) / gpu.sm_count)
+    words = batch_tile * group * warps * units * max(1, problem.precision.storage_bytes // WORD_BYTES)
+    gathered = model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + words / (2 * threads) * model.load
+    of_means = means.terms_ns(problem, 1, group, batch_tile)
+    exchange = len(problem.cell.rounds) * scales_of(gpu).grid * gathered
+    return {name: turns * ns / 1e3 for name, ns in {"exchange": exchange, **of_means}.items()}
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
@@ -162,17 +242,23 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         "busiest_sm": blocks_of_busiest_sm * block_bytes / gpu_rates.SM_BYTES_PER_CYCLE / cycles_per_us,
         "issue": cycles / cycles_per_us,
         "chain": trips * gpu_rates.CYCLES_PER_L2_TRIP / cycles_per_us,
+        **_waits_us(problem, candidate),
         "launch": launch_us(gpu),
     }
 
 
-STEP = Family(
-    name="decode_step",
-    entry="decode_step",
-    strategy="decode",
-    copies=False,
-    variables=variables,
-    constraints=constraints,
-    resources=resources,
-    predicted_us=predicted_us,
-)
+def _family(name: str) -> Family:
+    return Family(
+        name=name,
+        entry="decode_step",
+        strategy="decode",
+        copies=False,
+        variables=variables,
+        constraints=constraints,
+        resources=resources,
+        predicted_us=predicted_us,
+    )
+
+
+STEP = _family("decode_step")
+ROUNDS = _family("decode_rounds")

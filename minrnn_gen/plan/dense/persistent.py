@@ -48,10 +48,17 @@ def refusal(problem: Problem) -> str:
     """Return why these kernels cannot serve `problem`, whatever its sizes; empty if they can."""
     if not problem.gpu.has_async_copy:
         return f"{problem.gpu.name} has no asynchronous copies and no tensor cores of this tile, both there from sm_80 on"
-    if problem.cell.means_over_all and problem.heads > 1:
-        return "a step needs means over all units, but blocks that go on from step to step have one head"
+    if why := means_refusal(problem):
+        return why
     if problem.layout == "BDT":
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
+    return ""
+
+
+def means_refusal(problem: Problem) -> str:
+    """Return why blocks that wait for each other cannot take the means of `problem`; empty if they can."""
+    if problem.cell.means_over_all and problem.heads > 1:
+        return "a step needs means over all units, but blocks that go on from step to step have one head"
     return ""
 
 

@@ -64,29 +64,43 @@ def persistent_launches(
     if not plan.group_exchange_bytes:
         yield Launch(groups * plan.variables["cluster_blocks"], arguments.packed(plan))
         return
-    # The GPU holds fewer blocks in clusters than its room suggests.
-    at_once = least(resident_blocks, plan.launch.resident_blocks) // grid_blocks
-    if bounds(at_once)[1] < 1:
-        raise BadInput(
-            f"the kernel needs {grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
-            f"compile it without 'gpu' on this machine, or with the profile of this GPU"
-        )
+    at_once = _groups_at_once(plan, resident_blocks)
     exchanges = address_or_null(workspace)
     for first in loop(0, groups, at_once):
         packed = arguments.packed(plan, group_exchanges=exchanges, first_group=first)
         yield Launch(least(at_once, groups - first) * grid_blocks, packed)
 
 
+def _groups_at_once(plan: KernelPlan, resident_blocks: int) -> int:
+    """Return how many groups whose blocks wait for each other a launch has; raises BadInput for a GPU too small for one."""
+    # The GPU holds fewer blocks in clusters than its room suggests.
+    at_once = least(resident_blocks, plan.launch.resident_blocks) // plan.grid_blocks
+    if bounds(at_once)[1] < 1:
+        raise BadInput(
+            f"the kernel needs {plan.grid_blocks} blocks at once, but the GPU here holds {resident_blocks}; "
+            f"compile it without 'gpu' on this machine, or with the profile of this GPU"
+        )
+    return at_once
+
+
 def step_launch_of(
-    plan: KernelPlan, names: ArrayNames, call: Call, outputs: Outputs, next_output: Array | None = None
+    plan: KernelPlan,
+    names: ArrayNames,
+    call: Call,
+    outputs: Outputs,
+    next_output: Array | None = None,
+    workspace: Array | None = None,
+    resident_blocks: int = 0,
 ) -> Launch:
     """Return the launch of `decode_step`, with blocks for each head and tile of sequences, writing `outputs`.
 
-    On a pool it writes the state that R multiplies into `next_output`, since other blocks may still read its slots.
-    Raises BadInput for a batch that needs more blocks than a grid has.
+    On a pool it writes the state that R multiplies into `next_output`, since other blocks may still read its slots. Blocks that
+    wait for each other exchange values through `workspace`, and take heads and tiles in turn where the GPU holds fewer at once.
+    Raises BadInput for a batch that needs more blocks than a grid has, and for a GPU too small for a group.
     """
-    head_blocks = divided_up(plan.head_dim, plan.launch.channels_per_block)
-    blocks = plan.problem.heads * head_blocks * divided_up(call.batch, plan.variables["batch_tile"])
+    groups, group_blocks = _groups(plan, call.batch), divided_up(plan.head_dim, plan.launch.channels_per_block)
+    if plan.group_exchange_bytes:
+        groups = least(groups, _groups_at_once(plan, resident_blocks))
     values = {
         "x": call.x.address,
         **_strides(call, "x", STEP_X_AXES, call.x, call.x_axes),
@@ -97,8 +111,9 @@ def step_launch_of(
         **({} if next_output is None else {"next_output": next_output.address}),
         "y": outputs.y.address,
         "batch": call.batch,
+        **({} if workspace is None else {"group_exchanges": workspace.address}),
     }
-    return launch_in_grid(blocks, pack(signature(plan, names), values))
+    return launch_in_grid(groups * group_blocks, pack(signature(plan, names), values))
 
 
 def _groups(plan: KernelPlan, batch: int) -> int:

@@ -158,7 +158,8 @@ class DenseRun(CellRun):
 
     def step(self, recorder: Recorder, call: Call, outputs: Outputs) -> None:
         """Run one step."""
-        DenseStep(self.interface, self.builder, self.backend, self.names, self.run_forward).run(recorder, call, outputs)
+        by_forward = self.run_forward, self._choose_forward
+        DenseStep(self.interface, self.builder, self.backend, self.names, *by_forward).run(recorder, call, outputs)
 
     def backward(self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients) -> WideGradients:
         """Run against time in each direction."""
