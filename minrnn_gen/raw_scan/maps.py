@@ -31,8 +31,8 @@ def scan(
     form = check_form(form, log_a)
     if form != "full":
         a, b, h0 = _inspected(a=a, b=b, h0=h0)
-        index, _ = check_pairs(a, b, axis, reverse, h0=h0)
-        dtype, (a, b, h0) = _dtype_of(b), _widened(a, b, h0)
+        index, is_constant = check_pairs(a, b, axis, reverse, h0=h0)
+        dtype, (a, b, h0) = _dtype_of(b), _widened(is_constant, a, b, h0)
         pairs = Pairs(_library_of(b), of_numbers, form, index, reverse)
         y, final = pairs.forward(_module_of(b).broadcast_to(a, b.shape), b, h0)
         return cast(y, dtype), cast(final, dtype)
@@ -64,7 +64,7 @@ def scan_backward(
     if form != "full":
         a, y, dy, h0, dfinal = _inspected(a=a, y=y, dy=dy, h0=h0, dfinal=dfinal)
         index, is_constant = check_pairs(a, y, axis, reverse, "y", h0=h0, dfinal=dfinal)
-        dtype, (a, y, dy, h0, dfinal) = _dtype_of(y), _widened(a, y, dy, h0, dfinal)
+        dtype, (a, y, dy, h0, dfinal) = _dtype_of(y), _widened(is_constant, a, y, dy, h0, dfinal)
         pairs = Pairs(_library_of(y), of_numbers, form, index, reverse)
         da, db, dh0 = pairs.backward(_module_of(y).broadcast_to(a, y.shape), y, dy, h0, dfinal)
         da = da.sum(tuple(range(index + 1))) if is_constant else da
@@ -105,9 +105,13 @@ def _inspected(**arrays: Any) -> list[Any]:
     return [None if array is None else inspected(array, name).owner for name, array in arrays.items()]
 
 
-def _widened(*arrays: Any) -> list[Any]:
-    """Return arrays in double precision where NumPy composes them: powers of one map repeat the same rounding error."""
-    is_widened = inspected(arrays[0], "a").device is None and why_no_native_code()
+def _widened(is_constant: bool, *arrays: Any) -> list[Any]:
+    """Return arrays in double precision where powers of one map would repeat the same rounding error.
+
+    NumPy and GPUs compose maps; native code runs step by step.
+    """
+    on_host = inspected(arrays[0], "a").device is None
+    is_widened = bool(why_no_native_code()) if on_host else is_constant
     return [cast(array, CARRIED) if is_widened and array is not None else array for array in arrays]
 
 

@@ -56,8 +56,12 @@ def scan(
         wider = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(wider), b.to(wider)
     if form in ("rotation", "dual"):
-        index, _ = check_pairs(a, b, axis, reverse, h0=h0)
-        return Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
+        index, is_constant = check_pairs(a, b, axis, reverse, h0=h0)
+        dtype = b.dtype
+        if is_constant and b.is_cuda:  # powers of one map would repeat the same rounding error
+            a, b, h0 = (None if one is None else one.double() for one in (a, b, h0))
+        y, final = Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
+        return y.to(dtype), final.to(dtype)
     tensors, is_full = (a, b, h0), form == "full"
     if not is_plain(tensors, takes_transforms=not is_full):
         if not torch.compiler.is_compiling() and not is_full and has_transforms():
