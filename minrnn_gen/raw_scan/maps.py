@@ -9,17 +9,18 @@ from typing import Any
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
-from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.memory import cast
 from minrnn_gen.raw_scan.arguments import inspected
 from minrnn_gen.raw_scan.map_arguments import (
     CARRIED,
+    MapBackwardCall,
     check_form,
     check_pairs,
     check_scan_of_maps,
     check_scan_of_maps_backward,
 )
 from minrnn_gen.raw_scan.pairs import Library, Pairs
+from minrnn_gen.raw_scan.results import ScanGradients
 
 _COMPLEX = {"float32": "complex64", "float64": "complex128"}
 
@@ -42,8 +43,11 @@ def scan(
     if again := maps_host.SCANS.replay(maps_host.kept(own)):
         return again.result
     call = check_scan_of_maps(a, b, h0, reverse=reverse, axis=axis)
-    refuse_on_gpu(call.b.device)
-    return maps_host.scan(call, own)
+    if call.b.device is None:
+        return maps_host.scan(call, own)
+    from minrnn_gen.raw_scan import maps_device
+
+    return maps_device.scan(call)
 
 
 def scan_backward(
@@ -75,8 +79,7 @@ def scan_backward(
     again = maps_host.BACKWARDS.replay(maps_host.kept(own))
     if again is None:
         call = check_scan_of_maps_backward(a, y, dy, h0, dfinal, reverse=reverse, axis=axis)
-        refuse_on_gpu(call.y.device)
-        da, db, dh0 = maps_host.scan_backward(call, own)
+        da, db, dh0 = _scan_backward(call, own)
     else:
         da, db, dh0 = again.result
     # Constant maps have gradients for each row, in double precision.
@@ -84,13 +87,14 @@ def scan_backward(
     return cast(da.sum(0), _dtype_of(a)) if is_constant else da, db, dh0
 
 
-def refuse_on_gpu(device: int | None) -> None:
-    """Refuse arrays of full maps in a GPU's memory, for which there is no kernel."""
-    if device is not None:
-        raise BadInput(
-            f"b is on CUDA device {device}, which has no kernel of full maps; give arrays in host memory, or the form "
-            f"'rotation' or 'dual' where the maps are such"
-        )
+def _scan_backward(call: MapBackwardCall, own: KeyedArrays | None) -> ScanGradients:
+    if call.y.device is None:
+        from minrnn_gen.raw_scan import maps_host
+
+        return maps_host.scan_backward(call, own)
+    from minrnn_gen.raw_scan import maps_device
+
+    return maps_device.scan_backward(call)
 
 
 def _keyed(arrays: Sequence[Any], reverse: Any, axis: Any) -> KeyedArrays | None:

@@ -68,8 +68,6 @@ def test_high_orders_are_sections() -> None:
     x = torch.randn(2, 1000, device="cuda")
     with pytest.raises(BadInput, match="split them into second-order sections"):
         wing.lfilter(x, torch.ones(6, device="cuda"), torch.ones(6, device="cuda"))
-    with pytest.raises(BadInput, match="no kernel of full maps"):
-        wing.scan(torch.zeros(1, 2, 2, device="cuda"), torch.zeros(1, 4, 1, 2, device="cuda"), form="full")
 
 
 @pytest.mark.parametrize("form", ["rotation", "dual"])
@@ -91,3 +89,24 @@ def test_long_pairs_keep_their_digits(form: str, map_: tuple[float, float], is_c
     given = a.cuda() if is_constant else a.cuda().expand(1, time, 1, 2).contiguous()
     y, _ = wing.scan(given, b.cuda(), form=form)
     assert float((y.cpu().double() - expected).abs().max()) <= TURN_ALLOWED[is_constant] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 40])
+def test_full_maps_are_scanned_on_a_gpu(channels: int, size: int, is_constant: bool) -> None:
+    generator = torch.Generator().manual_seed(size)
+    shape = (2, 3000, channels, size)
+    maps = torch.randn(*(shape[2:] if is_constant else shape), size, generator=generator)
+    arrays = [0.98 * torch.linalg.qr(maps.double())[0], torch.randn(shape, generator=generator).double()]
+    arrays.append(torch.randn(2, channels, size, generator=generator).double())
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [one.to(device).requires_grad_() for one in arrays]
+        y, final = wing.scan(*leaves, form="full", reverse=size == 3)
+        gradients = torch.autograd.grad(y.sin().sum() + final.sum(), leaves)
+        results.append([one.detach().cpu() for one in (y, final, *gradients)])
+    for host, gpu in zip(*results, strict=True):
+        # Each of some 50 steps that a map remembers is rounded; gradients of maps add up so many steps.
+        tolerance = 64 * 50 * torch.finfo(torch.float64).eps * host.abs().max()
+        torch.testing.assert_close(gpu, host, rtol=0, atol=float(tolerance))
