@@ -78,8 +78,8 @@ def _recur(a: Values, inputs: Values) -> Values:
     b = numpy.zeros((time, count, channels, order))
     b[..., 0] = numpy.moveaxis(inputs, -1, 0) / scale ** (order - 1)
     rows = (count * channels, order)
-    every = numpy.broadcast_to(maps, (count, *maps.shape)).reshape(*rows, order)
-    states = scan_maps(every, b.reshape(time, *rows), numpy.zeros(rows)).reshape(time + 1, count, channels, order)
+    of_rows = numpy.broadcast_to(maps, (count, *maps.shape)).reshape(*rows, order)
+    states = scan_maps(of_rows, b.reshape(time, *rows), numpy.zeros(rows)).reshape(time + 1, count, channels, order)
     for last in range(1, order):
         for place in range(last - 1, -1, -1):
             states[..., place] = states[..., place] * scale + states[..., place + 1] * center

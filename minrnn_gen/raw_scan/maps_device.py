@@ -142,16 +142,16 @@ def _before(values: Any, initial: Any, reverse: bool) -> Any:
     """Return the values [rows, T, C, m] before each step."""
     before = new_array(inspect(values, "values"), tuple(values.shape), CARRIED).owner
     if values.shape[1]:
-        others, edge = (slice(None, -1), -1) if reverse else (slice(1, None), 0)
-        before[:, others] = values[:, 1:] if reverse else values[:, :-1]
+        inner, edge = (slice(None, -1), -1) if reverse else (slice(1, None), 0)
+        before[:, inner] = values[:, 1:] if reverse else values[:, :-1]
         before[:, edge] = 0 if initial is None else initial
     return before
 
 
 def _maps(recurrence: MapRecurrence, a: Array) -> Any:
     """Return maps as [rows, T, C, m, m], or [C, m, m] where they are constant, in float64."""
-    each = () if recurrence.is_constant else (recurrence.rows, recurrence.time)
-    return cast(a.owner, CARRIED).reshape(*each, recurrence.channels, recurrence.size, recurrence.size)
+    steps = () if recurrence.is_constant else (recurrence.rows, recurrence.time)
+    return cast(a.owner, CARRIED).reshape(*steps, recurrence.channels, recurrence.size, recurrence.size)
 
 
 def _by_row(recurrence: MapRecurrence, array: Array) -> Any:

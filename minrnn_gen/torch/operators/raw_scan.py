@@ -59,7 +59,7 @@ def scan(
         index, is_constant = check_pairs(a, b, axis, reverse, h0=h0)
         dtype = b.dtype
         if is_constant and b.is_cuda:  # powers of one map would repeat the same rounding error
-            a, b, h0 = (None if one is None else one.double() for one in (a, b, h0))
+            a, b, h0 = (None if tensor is None else tensor.double() for tensor in (a, b, h0))
         y, final = Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
         return y.to(dtype), final.to(dtype)
     tensors, is_full = (a, b, h0), form == "full"
