@@ -34,6 +34,10 @@ template <typename Number> MINRNN_INLINE bool isfinite(Number value) { return __
 template <typename Number> MINRNN_INLINE bool isnan(Number value) { return __builtin_isnan(value); }
 template <typename Number> MINRNN_INLINE constexpr Number min(Number x, Number y) { return y < x ? y : x; }
 template <typename Number> MINRNN_INLINE constexpr Number max(Number x, Number y) { return x < y ? y : x; }
+// The compilers of emulated kernels do not contract, so that operations are rounded each by itself.
+MINRNN_INLINE double __dmul_rn(double x, double y) { return x * y; }
+MINRNN_INLINE double __dadd_rn(double x, double y) { return x + y; }
+MINRNN_INLINE double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 MINRNN_INLINE unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, sizeof bits); return bits; }
 MINRNN_INLINE float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, sizeof bits); return value; }
 MINRNN_INLINE long long __double_as_longlong(double value) { long long bits; std::memcpy(&bits, &value, sizeof bits); return bits; }

@@ -181,6 +181,11 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
 
 
 def _recorded_scan(request: Request, operands: Sequence[Any]) -> Recording | None:
+    if request.form == "full":
+        raise BadInput(
+            "form 'full' in a program of JAX for a GPU, which replays launches alone; give arrays in host memory, or the form "
+            "'rotation' or 'dual' where the maps are such"
+        )
     keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
     if request.kind == "scan":
         a, b, h0 = by_slot(request, operands)

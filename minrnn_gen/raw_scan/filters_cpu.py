@@ -1,8 +1,10 @@
-"""Linear filters along rows of host arrays in NumPy: their recursive part is a scan of constant companion maps."""
+"""Linear filters along rows of host arrays in NumPy: their recursive part is a scan of constant maps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -11,6 +13,9 @@ from minrnn_gen.call.array import Array, as_numpy
 from minrnn_gen.cpu.maps import scan_maps
 from minrnn_gen.cpu.recurrence import Values
 from minrnn_gen.raw_scan.map_arguments import CARRIED
+
+# The exponent of the least distance between poles, in place of 0.
+_SMALLEST = -30
 
 
 def run_filter(arrays: Mapping[str, Array | None], y: Array, zf: Array) -> None:
@@ -58,16 +63,42 @@ PASSES: dict[str, Callable[..., None]] = {"filter": run_filter, "filter_backward
 
 
 def _recur(a: Values, inputs: Values) -> Values:
-    """Return y[t] = inputs[t] - a[1] y[t-1] - ... along the last axis."""
+    """Return y[t] = inputs[t] - a[1] y[t-1] - ... along the last axis.
+
+    States are results as divided differences around the mean of the poles, ordered from the last result on: maps of poles that
+    lie close together keep their digits only so.
+    """
     count, channels, time = inputs.shape
     order = a.shape[1] - 1
-    maps = numpy.zeros((count, channels, order, order))
-    maps[..., 0, :] = -a[:, 1:]
-    maps[..., 1:, :-1] = numpy.eye(order - 1)
-    b = numpy.zeros((time, count * channels, order))
-    b[..., 0] = inputs.reshape(count * channels, time).T
-    states = scan_maps(maps.reshape(count * channels, order, order), b, numpy.zeros(b.shape[1:]))
-    return states[1:, :, 0].T.reshape(inputs.shape)
+    maps = numpy.zeros((channels, order, order))
+    center, scale = numpy.zeros(channels), numpy.ones(channels)
+    for channel, coefficients in enumerate(a.tolist()):
+        center[channel], scale[channel], maps[channel, 0] = _around_center(coefficients)
+        maps[channel] += numpy.diag(numpy.full(order, center[channel])) + numpy.diag(numpy.full(order - 1, scale[channel]), -1)
+    b = numpy.zeros((time, count, channels, order))
+    b[..., 0] = numpy.moveaxis(inputs, -1, 0) / scale ** (order - 1)
+    rows = (count * channels, order)
+    of_rows = numpy.broadcast_to(maps, (count, *maps.shape)).reshape(*rows, order)
+    states = scan_maps(of_rows, b.reshape(time, *rows), numpy.zeros(rows)).reshape(time + 1, count, channels, order)
+    for last in range(1, order):
+        for place in range(last - 1, -1, -1):
+            states[..., place] = states[..., place] * scale + states[..., place + 1] * center
+    return numpy.moveaxis(states[1:, ..., 0], 0, -1)
+
+
+def _around_center(a: Sequence[float]) -> tuple[float, float, list[float]]:
+    """Return the mean of the poles, a power of two near their distance from it, and the recursion of the differences."""
+    order = len(a) - 1
+    if order == 1 or not all(map(math.isfinite, a)):
+        return 0.0, 1.0, [-value for value in a[1:]]
+    center = float(numpy.float32(min(max(-a[1] / order, -1), 1)))
+    around = [Fraction(1), *map(Fraction, a[1:])]  # coefficients around the center are sums that cancel
+    for last in range(order, 0, -1):
+        for place in range(1, last + 1):
+            around[place] += around[place - 1] * Fraction(center)
+    exponents = [math.frexp(value)[1] / place for place, value in enumerate(around) if place and value]
+    scale = 2.0 ** min(0, math.ceil(max([_SMALLEST, *exponents])))
+    return center, scale, [-float(value) / scale**place for place, value in enumerate(around[1:])]
 
 
 def _delayed(values: Values, delay: int) -> Values:

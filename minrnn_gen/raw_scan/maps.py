@@ -9,17 +9,18 @@ from typing import Any
 from minrnn_gen.build.cpu_kernel import why_no_native_code
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
-from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.memory import cast
 from minrnn_gen.raw_scan.arguments import inspected
 from minrnn_gen.raw_scan.map_arguments import (
     CARRIED,
+    MapBackwardCall,
     check_form,
     check_pairs,
     check_scan_of_maps,
     check_scan_of_maps_backward,
 )
 from minrnn_gen.raw_scan.pairs import Library, Pairs
+from minrnn_gen.raw_scan.results import ScanGradients
 
 _COMPLEX = {"float32": "complex64", "float64": "complex128"}
 
@@ -31,8 +32,8 @@ def scan(
     form = check_form(form, log_a)
     if form != "full":
         a, b, h0 = _inspected(a=a, b=b, h0=h0)
-        index, _ = check_pairs(a, b, axis, reverse, h0=h0)
-        dtype, (a, b, h0) = _dtype_of(b), _widened(a, b, h0)
+        index, is_constant = check_pairs(a, b, axis, reverse, h0=h0)
+        dtype, (a, b, h0) = _dtype_of(b), _widened(is_constant, a, b, h0)
         pairs = Pairs(_library_of(b), of_numbers, form, index, reverse)
         y, final = pairs.forward(_module_of(b).broadcast_to(a, b.shape), b, h0)
         return cast(y, dtype), cast(final, dtype)
@@ -42,8 +43,11 @@ def scan(
     if again := maps_host.SCANS.replay(maps_host.kept(own)):
         return again.result
     call = check_scan_of_maps(a, b, h0, reverse=reverse, axis=axis)
-    refuse_on_gpu(call.b.device)
-    return maps_host.scan(call, own)
+    if call.b.device is None:
+        return maps_host.scan(call, own)
+    from minrnn_gen.raw_scan import maps_device
+
+    return maps_device.scan(call)
 
 
 def scan_backward(
@@ -64,7 +68,7 @@ def scan_backward(
     if form != "full":
         a, y, dy, h0, dfinal = _inspected(a=a, y=y, dy=dy, h0=h0, dfinal=dfinal)
         index, is_constant = check_pairs(a, y, axis, reverse, "y", h0=h0, dfinal=dfinal)
-        dtype, (a, y, dy, h0, dfinal) = _dtype_of(y), _widened(a, y, dy, h0, dfinal)
+        dtype, (a, y, dy, h0, dfinal) = _dtype_of(y), _widened(is_constant, a, y, dy, h0, dfinal)
         pairs = Pairs(_library_of(y), of_numbers, form, index, reverse)
         da, db, dh0 = pairs.backward(_module_of(y).broadcast_to(a, y.shape), y, dy, h0, dfinal)
         da = da.sum(tuple(range(index + 1))) if is_constant else da
@@ -75,8 +79,7 @@ def scan_backward(
     again = maps_host.BACKWARDS.replay(maps_host.kept(own))
     if again is None:
         call = check_scan_of_maps_backward(a, y, dy, h0, dfinal, reverse=reverse, axis=axis)
-        refuse_on_gpu(call.y.device)
-        da, db, dh0 = maps_host.scan_backward(call, own)
+        da, db, dh0 = _scan_backward(call, own)
     else:
         da, db, dh0 = again.result
     # Constant maps have gradients for each row, in double precision.
@@ -84,13 +87,14 @@ def scan_backward(
     return cast(da.sum(0), _dtype_of(a)) if is_constant else da, db, dh0
 
 
-def refuse_on_gpu(device: int | None) -> None:
-    """Refuse arrays of full maps in a GPU's memory, for which there is no kernel."""
-    if device is not None:
-        raise BadInput(
-            f"b is on CUDA device {device}, which has no kernel of full maps; give arrays in host memory, or the form "
-            f"'rotation' or 'dual' where the maps are such"
-        )
+def _scan_backward(call: MapBackwardCall, own: KeyedArrays | None) -> ScanGradients:
+    if call.y.device is None:
+        from minrnn_gen.raw_scan import maps_host
+
+        return maps_host.scan_backward(call, own)
+    from minrnn_gen.raw_scan import maps_device
+
+    return maps_device.scan_backward(call)
 
 
 def _keyed(arrays: Sequence[Any], reverse: Any, axis: Any) -> KeyedArrays | None:
@@ -105,9 +109,13 @@ def _inspected(**arrays: Any) -> list[Any]:
     return [None if array is None else inspected(array, name).owner for name, array in arrays.items()]
 
 
-def _widened(*arrays: Any) -> list[Any]:
-    """Return arrays in double precision where NumPy composes them: powers of one map repeat the same rounding error."""
-    is_widened = inspected(arrays[0], "a").device is None and why_no_native_code()
+def _widened(is_constant: bool, *arrays: Any) -> list[Any]:
+    """Return arrays in double precision where powers of one map would repeat the same rounding error.
+
+    NumPy and GPUs compose maps; native code runs step by step.
+    """
+    on_host = inspected(arrays[0], "a").device is None
+    is_widened = bool(why_no_native_code()) if on_host else is_constant
     return [cast(array, CARRIED) if is_widened and array is not None else array for array in arrays]
 
 

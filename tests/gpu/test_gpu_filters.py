@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
 
 pytestmark = pytest.mark.gpu
+
+
+# After 32,768 steps, of maps that all have the same rounding error; a constant one is computed in float64.
+TURN_ALLOWED = {True: 2.0**-23, False: 2.0**-10}
 
 
 def inputs(order: int, shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
@@ -63,8 +68,6 @@ def test_high_orders_are_sections() -> None:
     x = torch.randn(2, 1000, device="cuda")
     with pytest.raises(BadInput, match="split them into second-order sections"):
         wing.lfilter(x, torch.ones(6, device="cuda"), torch.ones(6, device="cuda"))
-    with pytest.raises(BadInput, match="no kernel of full maps"):
-        wing.scan(torch.zeros(1, 2, 2, device="cuda"), torch.zeros(1, 4, 1, 2, device="cuda"), form="full")
 
 
 @pytest.mark.parametrize("form", ["rotation", "dual"])
@@ -74,3 +77,36 @@ def test_pairs_are_scanned_on_a_gpu(form: str) -> None:
     expected, last = wing.scan(a.double(), b.double(), form=form)
     torch.testing.assert_close(y.cpu().double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     torch.testing.assert_close(final.cpu().double(), last, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize(("form", "map_"), [("rotation", (0.3, 1.0)), ("dual", (1 - 1e-4, 1.0))])
+def test_long_pairs_keep_their_digits(form: str, map_: tuple[float, float], is_constant: bool) -> None:
+    time = 1 << 15
+    a = torch.tensor([[math.cos(map_[0]), math.sin(map_[0])]]) if form == "rotation" else torch.tensor([map_])
+    b = torch.randn(1, time, 1, 2, generator=torch.Generator().manual_seed(0))
+    expected, _ = wing.scan(a.double(), b.double(), form=form)
+    given = a.cuda() if is_constant else a.cuda().expand(1, time, 1, 2).contiguous()
+    y, _ = wing.scan(given, b.cuda(), form=form)
+    assert float((y.cpu().double() - expected).abs().max()) <= TURN_ALLOWED[is_constant] * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 40])
+def test_full_maps_are_scanned_on_a_gpu(channels: int, size: int, is_constant: bool) -> None:
+    generator = torch.Generator().manual_seed(size)
+    shape = (2, 3000, channels, size)
+    maps = torch.randn(*(shape[2:] if is_constant else shape), size, generator=generator)
+    arrays = [0.98 * torch.linalg.qr(maps.double())[0], torch.randn(shape, generator=generator).double()]
+    arrays.append(torch.randn(2, channels, size, generator=generator).double())
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [one.to(device).requires_grad_() for one in arrays]
+        y, final = wing.scan(*leaves, form="full", reverse=size == 3)
+        gradients = torch.autograd.grad(y.sin().sum() + final.sum(), leaves)
+        results.append([one.detach().cpu() for one in (y, final, *gradients)])
+    for host, gpu in zip(*results, strict=True):
+        # Each of some 50 steps that a map remembers is rounded; gradients of maps add up so many steps.
+        tolerance = 64 * 50 * torch.finfo(torch.float64).eps * host.abs().max()
+        torch.testing.assert_close(gpu, host, rtol=0, atol=float(tolerance))

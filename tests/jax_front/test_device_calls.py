@@ -166,7 +166,7 @@ def test_there_are_no_full_maps_on_a_gpu() -> None:
     site = request.CallSite(asked, tuple(request.Shaped(*shaped) for shaped in shapes))
     with (
         numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")),
-        pytest.raises(BadInput, match="b is on CUDA device 0, which has no kernel of full maps"),
+        pytest.raises(BadInput, match="form 'full' in a program of JAX for a GPU"),
     ):
         device.device_call(site, 0)
 

@@ -94,3 +94,49 @@ def test_a_kernel_is_the_difference_equation(case: tuple[Any, ...], folder: Path
             # Arithmetic is in float64, of which a double pole of 0.999 may lose a million roundings.
             allowed = (2 * roundoff if array.dtype == dtype else 0) + 1e6 * 2.0**-53
             np.testing.assert_allclose(first, array, rtol=0, atol=allowed * np.abs(array).max(initial=1e-300))
+
+
+def low_pass(order: int, cutoff: float) -> Any:
+    """Return the poles of a Butterworth filter; the cutoff is a part of the Nyquist frequency."""
+    angles = np.pi * (2 * np.arange(order) + order + 1) / (2 * order)
+    analog = np.tan(np.pi * cutoff / 2) * np.exp(1j * angles)
+    return (1 + analog) / (1 - analog)
+
+
+# Poles that lie close together, and some that do not.
+POLES = {
+    "low pass of order 4": low_pass(4, 0.005),
+    "low pass of order 3": low_pass(3, 0.001),
+    "band": np.array([0.998 * np.exp(sign * angle) for sign in (1j, -1j) for angle in (0.06, 0.08)]),
+    "double pairs": 0.999 * np.exp(0.02j * np.array([1, -1, 1, -1])),
+    "double": np.array([0.999, 0.999]),
+    "near -1": np.array([-0.99, -0.99, -0.98, -0.98]),
+    "apart": np.array([0.92, 0.72, 0.47, 0.06]),
+}
+
+
+def all_pole(x: Any, a: Any) -> Any:
+    """Return y[t] = x[t] - a[1] y[t-1] - ..., step by step in the dtype of the arrays."""
+    order = len(a) - 1
+    y = np.zeros(order + len(x), x.dtype)
+    for step, value in enumerate(x, order):
+        y[step] = value - (a[:0:-1] * y[step - order : step]).sum()
+    return y[order:]
+
+
+# Every day a kernel of order 4 on its worst poles; the rest is part of the whole matrix.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "low pass of order 4" else pytest.mark.matrix_full) for name in POLES]
+)
+def test_tiles_lose_no_more_digits_than_steps(name: str, folder: Path) -> None:
+    a = np.poly(POLES[name]).real
+    order, x = len(a) - 1, np.random.default_rng(0).normal(size=9 * TILE + 5)
+    exact = all_pole(x.astype(np.longdouble), a.astype(np.longdouble))
+    allowed = 4 * np.abs(all_pole(x, a) - exact).max() + 16 * 2.0**-53 * np.abs(exact).max()
+    backend, row, zeros = backend_of(order, "float64", folder), x[None, None], np.zeros((1, 1, order))
+    arrays = {"x": row, "b": np.eye(1, order + 1), "a": a[None], "zi": zeros}
+    backwards = {name: arrays[name] for name in ("b", "a")} | {"dy": row[..., ::-1].copy(), "dzf": zeros}
+    y = emulated(backend, "filter", arrays, 1)[0]
+    dx = emulated(backend, "filter_backward", {"x": row, "y": row} | backwards, 1)[0]
+    for found in (y, dx[..., ::-1], expected("filter", arrays)[0]):
+        assert np.abs(found[0, 0] - exact).max() <= allowed

@@ -195,3 +195,23 @@ def test_transforms_within_a_compiled_function() -> None:
     expected = penalty(x)
     torch.testing.assert_close(torch.compile(penalty, backend="aot_eager")(x), expected, **TOLERANCE)
     assert expected.abs().max() > 0
+
+
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_full_maps_have_derivatives_of_any_order(is_constant: bool) -> None:
+    torch.manual_seed(0)
+    shape = (2, 4, 1, 2)
+    a = 0.5 * torch.randn(*(shape[2:] if is_constant else shape), 2, dtype=torch.float64)
+    tensors = [a, torch.randn(shape, dtype=torch.float64), torch.randn(2, 1, 2, dtype=torch.float64)]
+
+    def scanned(*tensors: Any) -> Any:
+        return wing.scan(*tensors, form="full", reverse=is_constant)
+
+    leaves = [one.clone().requires_grad_() for one in tensors]
+    assert torch.autograd.gradcheck(scanned, leaves, check_forward_ad=True) and torch.autograd.gradgradcheck(scanned, leaves)
+
+    def loss(a: Any) -> Any:
+        return scanned(a, *tensors[1:])[0].square().sum()
+
+    torch.testing.assert_close(torch.func.hessian(loss)(a), torch.autograd.functional.hessian(loss, a))

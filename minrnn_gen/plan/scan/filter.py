@@ -17,7 +17,7 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
 # Addresses, sizes and loop state; and numbers in double precision, two registers each: coefficients, states, a power's line and
 # sums. By orders from 1 on, read off compiled kernels.
-REGISTERS = {"filter": (48, 64, 96, 112), "filter_backward": (80, 96, 112, 128)}
+REGISTERS = {"filter": (48, 72, 96, 112), "filter_backward": (80, 96, 112, 128)}
 # Per group of tiles: its last tile publishes the state after it, and the first tile of the next group reads it.
 L2_TRIPS_PER_GROUP = 2.0
 # Of a tile from its first load to its last store: any, for each entry of a power, for each step of a thread, and for each block

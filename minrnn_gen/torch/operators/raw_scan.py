@@ -39,7 +39,7 @@ def scan(
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients of a, b and h0 where they require them.
 
     Shapes, dtypes and forms are those of `minrnn_gen.scan`. Under autocast, a and b of two dtypes take the wider one. Tensors
-    on the meta device give results there. Gradients have gradients, and transforms of torch.func work, but for form "full".
+    on the meta device give results there. Gradients have gradients, and transforms of torch.func work.
     sequence_group: a process group over whose ranks `axis` is split (docs/how-to/several-gpus.md), for form "scalar" alone.
     Raises BadInput for arguments that do not fit.
     """
@@ -56,12 +56,18 @@ def scan(
         wider = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(wider), b.to(wider)
     if form in ("rotation", "dual"):
-        index, _ = check_pairs(a, b, axis, reverse, h0=h0)
-        return Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
+        index, is_constant = check_pairs(a, b, axis, reverse, h0=h0)
+        dtype = b.dtype
+        if is_constant and b.is_cuda:  # powers of one map would repeat the same rounding error
+            a, b, h0 = (None if tensor is None else tensor.double() for tensor in (a, b, h0))
+        y, final = Pairs(_LIBRARY, scan, form, index, reverse).forward(a.broadcast_to(b.shape), b, h0)
+        return y.to(dtype), final.to(dtype)
     tensors, is_full = (a, b, h0), form == "full"
-    if not is_plain(tensors, takes_transforms=not is_full):
-        if not torch.compiler.is_compiling() and not is_full and has_transforms():
-            return _ScanFunction.apply(_Way(log_a, reverse, axis % b.dim(), False), *tensors)  # type: ignore[no-any-return]
+    if not is_plain(tensors, takes_transforms=True):
+        if not torch.compiler.is_compiling() and has_transforms():
+            if is_full and a.dim() < b.dim():  # one map of all steps becomes a map of each
+                tensors = (a.expand(*b.shape, b.shape[-1]), b, h0)
+            return _ScanFunction.apply(_Way(log_a, reverse, axis % b.dim(), is_full), *tensors)  # type: ignore[no-any-return]
         if a.is_meta and not torch.compiler.is_compiling():
             _check_meta(tensors, log_a, reverse, axis, is_full)
         return _SCAN(*tensors, log_a, reverse, axis, is_full)  # type: ignore[no-any-return]
@@ -96,7 +102,7 @@ class _Way:
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         (a, _, h0), (y,), (dy, dfinal) = tensors, results, gradients
         dy = torch.zeros_like(y) if dy is None else dy
-        if torch.is_grad_enabled() and not self.is_full:
+        if torch.is_grad_enabled():
             return self.recorded_back(a, h0, y, dy, dfinal)
         da, db, dh0 = _SCAN_BACKWARD(a, y, dy, h0, dfinal, *self._options)
         return (da, db, None if h0 is None else dh0)
@@ -105,13 +111,15 @@ class _Way:
         """Return the gradients by a scan that is recorded as well, so that they have gradients."""
         if not y.shape[self.axis]:
             return (torch.zeros_like(a), torch.zeros_like(y), h0 if h0 is None or dfinal is None else dfinal)
-        carried = _fake_state(y, self.axis, False).dtype
+        carried = _fake_state(y, self.axis, self.is_full).dtype
         wide, dy = a.to(carried), dy.to(carried)
         first, last = (-1, 0) if self.reverse else (0, -1)
         if dfinal is not None:
             dy = dy.index_add(
                 self.axis, torch.tensor([last % y.shape[self.axis]], device=y.device), dfinal.unsqueeze(self.axis)
             )
+        if self.is_full:
+            return self._recorded_back_of_maps(a, h0, y, dy)
         later, _ = scan(
             self._shifted(wide, torch.zeros_like(wide.select(self.axis, 0)), not self.reverse).conj().resolve_conj(),
             dy,
@@ -125,15 +133,29 @@ class _Way:
         dh0 = None if h0 is None else (later * factor.conj()).select(self.axis, first)
         return (da.to(a.dtype), later.to(y.dtype), dh0)
 
+    def _recorded_back_of_maps(self, a: Any, h0: Any, y: Any, dy: Any) -> Tensors:
+        """Return the gradients of full maps; dy includes the final state's."""
+        way, is_constant = replace(self, axis=self.axis % y.dim()), a.dim() < y.dim()
+        transposed = a.to(dy.dtype).expand(*y.shape, y.shape[-1]).mT
+        entering = torch.zeros_like(transposed.select(way.axis, 0))
+        maps = way._shifted(transposed, entering, not self.reverse)
+        later, _ = scan(maps, dy, form="full", reverse=not self.reverse, axis=way.axis)
+        da = later.unsqueeze(-1) * way._before(y.to(dy.dtype), h0).unsqueeze(-2)
+        da = da.sum(tuple(range(way.axis + 1))) if is_constant else da
+        dh0 = None if h0 is None else _applied(transposed, later).select(way.axis, -1 if self.reverse else 0)
+        return (da.to(a.dtype), later.to(y.dtype), dh0)
+
     def moved(self, tensors: Tensors, y: Any, tangents: Tensors) -> tuple[Any, Any]:
         """Return the derivatives of y and of the final state along tangents of a, b and h0, None for zeros."""
         (a, _, h0), (da, db, dh0) = tensors, tangents
         db = torch.zeros_like(y) if db is None else db
         if da is not None and y.shape[self.axis]:
-            carried = _fake_state(y, self.axis, False).dtype
-            of_a = da.to(carried) * a.to(carried).exp() if self.log_a else da.to(carried)
-            db = (db.to(carried) + of_a * self._before(y.to(carried), h0)).to(y.dtype)
-        return scan(a, db, dh0, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
+            carried = _fake_state(y, self.axis, self.is_full).dtype
+            of_a, before = da.to(carried), self._before(y.to(carried), h0)
+            of_a = of_a * a.to(carried).exp() if self.log_a else of_a
+            db = (db.to(carried) + (_applied(of_a, before) if self.is_full else of_a * before)).to(y.dtype)
+        form: Form = "full" if self.is_full else "scalar"
+        return scan(a, db, dh0, form=form, log_a=self.log_a, reverse=self.reverse, axis=self.axis)
 
     def _before(self, y: Any, h0: Any) -> Any:
         """Return the value before each step."""
@@ -144,6 +166,10 @@ class _Way:
         count, entering = values.shape[self.axis] - 1, entering.unsqueeze(self.axis)
         kept = values.narrow(self.axis, 1 if backwards else 0, count)
         return torch.cat([kept, entering] if backwards else [entering, kept], self.axis)
+
+
+def _applied(maps: Any, states: Any) -> Any:
+    return (maps @ states.unsqueeze(-1)).squeeze(-1)
 
 
 class _Straight(_Way):
@@ -165,7 +191,7 @@ class _Straight(_Way):
 
 
 class _ScanFunction(torch.autograd.Function):
-    """A scan of numbers under transforms of torch.func and with dual numbers, whose rules are scans of the same kind."""
+    """A scan under transforms of torch.func and with dual numbers, whose rules are scans of the same kind."""
 
     @staticmethod
     def forward(way: _Way, a: Any, b: Any, h0: Any) -> Any:
