@@ -30,7 +30,8 @@ class SavedOutput:
         order = interface.channel_axes
         sizes = dict(zip(order.replace("d", ""), y.shape, strict=True)) | {"d": 2, "h": interface.hidden_size}
         self._rows, self._time = sizes["b"], sizes["t"]
-        self._whole = self.by_run(y.reshape(tuple(sizes[axis] for axis in order)), order)
+        self.shape = tuple(sizes[axis] for axis in order)
+        self._whole = self.by_run(y.reshape(self.shape), order)
 
     def by_run(self, array: Any, axes: str) -> Any:
         """Return an array with these axes in this file's order of axes."""

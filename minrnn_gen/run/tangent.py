@@ -41,16 +41,21 @@ class TangentCall:
 
     def arguments(self) -> list[Any]:
         """Return the arrays of the tangent's call by its slots."""
-        recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
-        x, dx = self._preactivations(arrays, tangents)
-        inputs, moved_inputs = ([*of[slots.inputs]] for of in (arrays, tangents))
+        slots = self.interface.slots
+        x, dx = self._preactivations(self.arrays, self.tangents)
+        inputs, moved_inputs = ([*of[slots.inputs]] for of in (self.arrays, self.tangents))
         if self._of_output is not None:
             known, beside = self._of_output.of(tangent=False)
             moved, moved_beside = self._of_output.of(tangent=True)
             x, dx = sum_of(x, known), sum_of(dx, moved)
             inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
+        return self._joined((x, dx), (inputs, moved_inputs))
+
+    def _joined(self, x: tuple[Any, Any], inputs: tuple[Arrays, Arrays]) -> list[Any]:
+        """Return the arrays of the tangent's call, from pre-activations and inputs, each with its tangent."""
+        recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
-        fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
+        fixed = [self._contiguous(self._together(recipe.gates, *x, self._gate_axis)), None, None, bias, None]
         if arrays[R] is not None:
             fixed[R] = self._matrices(arrays[R], tangents[R])
             fixed[RECURRENT_BIAS] = self._recurrent_biases(arrays[RECURRENT_BIAS], tangents[RECURRENT_BIAS])
@@ -60,7 +65,7 @@ class TangentCall:
             *_picked(recipe.parameters, arrays[slots.parameters], tangents[slots.parameters]),
             *_picked(recipe.states, arrays[slots.states], tangents[slots.states]),
             *_picked(recipe.shared, arrays[slots.shared], tangents[slots.shared]),
-            *map(self._contiguous, _picked(recipe.inputs, inputs, moved_inputs)),
+            *map(self._contiguous, _picked(recipe.inputs, *inputs)),
         ]
 
     def incoming(self, dstate: Arrays) -> list[Any]:
@@ -78,10 +83,34 @@ class TangentCall:
         `backward`: the call's backward, for gradients through the y that the tangent reads.
         """
         recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
+        gradients, of_x, of_inputs = self._gradients_of_arrays(arriving, recipe.sums is not None)
+        if self._of_output is None:
+            return gradients
+        count = slots.inputs.stop - slots.inputs.start
+        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
+        of_products = [
+            (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
+        ]
+        of_weights, of_y, of_initial = self._of_output.back(*of_products)
+        of_weights = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in of_weights.items()}
+        assert recipe.output is not None
+        if gradients[state := slots.states.start + recipe.output] is not None:
+            of_weights[state] = of_initial
+        more = backward(self._contiguous(of_y))
+        return [sum_of(sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
+
+    def _gradients_of_arrays(
+        self, arriving: Arrays, reads_both: bool
+    ) -> tuple[list[Any], list[Any], dict[tuple[int, bool], Any]]:
+        """Return the gradients of the call's arrays but for those through y, of pre-activations and of inputs.
+
+        Those of pre-activations are followed by those of their tangents, which are None unless a weight or `reads_both` needs them.
+        """
+        recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients: list[Any] = [None] * slots.total
         of_x: list[Any] = [None, None]
         if arriving[X] is not None:
-            reads_both = recipe.sums is not None or arrays[WEIGHT] is not None
+            reads_both = reads_both or arrays[WEIGHT] is not None
             of_x[: 1 + reads_both] = [
                 self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True)[: 1 + reads_both]
             ]
@@ -107,19 +136,7 @@ class TangentCall:
         count = slots.inputs.stop - slots.inputs.start
         own = tuple(pick for pick in recipe.inputs if pick[0] < count)
         gradients[slots.inputs] = _unpicked(own, count, [of_inputs[pick] for pick in own])
-        if self._of_output is None:
-            return gradients
-        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
-        of_products = [
-            (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
-        ]
-        of_weights, of_y, of_initial = self._of_output.back(*of_products)
-        of_weights = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in of_weights.items()}
-        assert recipe.output is not None
-        if gradients[state := slots.states.start + recipe.output] is not None:
-            of_weights[state] = of_initial
-        more = backward(self._contiguous(of_y))
-        return [sum_of(sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
+        return gradients, of_x, of_inputs
 
     @cached_property
     def _of_output(self) -> TangentProducts | LastOutputs | None:

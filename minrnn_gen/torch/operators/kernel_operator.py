@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from minrnn_gen.build.tangent_cells import tangent_recipe
-from minrnn_gen.call.slots import R, has_gradient
+from minrnn_gen.build.tangent_cells import TangentRecipe, joint_recipe, tangent_recipe
+from minrnn_gen.call.slots import RESETS, WEIGHT, R, X, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.joint import JointCall
 from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
@@ -114,7 +115,7 @@ def gradients_of(
 
 
 def _second_gradients(
-    settings: tuple[str, bool], saved_count: int, states_count: int, arguments: Tensors, along: Tensors
+    settings: tuple[str, bool], saved_count: int, states_count: int, arguments: Tensors, along: Tensors, dx: Any
 ) -> list[Any]:
     """Return the gradients of a backward's `arguments`, from those of its results, `along`; see `Twice`.
 
@@ -132,31 +133,77 @@ def _second_gradients(
     tensors = (*present[: slots.states.start], *absent, *present[slots.states.start :])
     in_order = iter(along)
     tangents = [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
-    gradients, ddy, ddstate = _second_gradients_of(kernel, settings[1], tensors, tangents, results, dy, dstate)
+    first = _First(tensors, results, dy, dstate, dx)
+    gradients, ddy, ddstate = _second_gradients_of(kernel, settings[1], first, tangents)
     of_present = [*gradients[: slots.states.start], *gradients[slots.states.start + len(absent) :]]
     of_tensors = [None if tensor is None else gradient for tensor, gradient in zip(present, of_present, strict=True)]
     return [*of_tensors, *(None,) * len(results), ddy, *(ddstate if dstate else ())]
 
 
+def _keeps_dx(settings: tuple[str, bool], tensors: Tensors) -> bool:
+    """Say whether second gradients read the first one of x, which then is that of the products with R."""
+    # A reset would cut the gradient of the total.
+    is_plain = tensors[WEIGHT] is None and tensors[RESETS] is None
+    return is_plain and joint_recipe(kernel_by(settings[0]).recipe) is not None
+
+
+class _First(NamedTuple):
+    """A first backward: the tensors of its call, what it read, and the gradient of x that it returned, None if not kept."""
+
+    tensors: Tensors
+    results: Tensors
+    dy: Any
+    dstate: Tensors
+    dx: Any
+
+
 def _second_gradients_of(
-    kernel: Kernel, all_states: bool, tensors: Tensors, tangents: Tensors, results: Tensors, dy: Any, dstate: Tensors
+    kernel: Kernel, all_states: bool, first: _First, tangents: Tensors
 ) -> tuple[list[Any], Any, list[Any]]:
     """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, dy and dstate.
 
     The last two are the derivatives of y and of the final states along the tangents.
     """
-    own_y, *own_extra = results
+    tensors, (own_y, *own_extra), dy, dstate, _ = first
     recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
     moving, as_called = kernel_by(recipe.recipe), TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y)
     arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
+    gradients = _joint_gradients(kernel, first, tangents, recipe, (y, final, extra))
+    if gradients is not None:
+        return gradients, y, as_called.final(final)
     gradients = gradients_of(moving, arrays, y, extra, dy, as_called.incoming(dstate))
 
     def backward(dy: Any) -> list[Any]:
         return gradients_of(kernel, tensors, own_y, own_extra, dy, (), all_states)
 
     return as_called.gradients(gradients, backward), y, as_called.final(final)
+
+
+def _joint_gradients(
+    kernel: Kernel, first: _First, tangents: Tensors, of_tangent: TangentRecipe, moved: tuple[Any, Tensors, Tensors]
+) -> list[Any] | None:
+    """Return the second gradients of a call's tensors by one backward; None where the first one's are not kept.
+
+    `moved`: y, the final states and the saved arrays of the tangent.
+    """
+    tensors, (own_y, *own_extra), dy, dstate, dx = first
+    recipe = None if dx is None else joint_recipe(kernel.recipe)
+    if recipe is None:
+        return None
+    y, final, extra = moved
+    joint, x = kernel_by(recipe.recipe), tensors[X]
+    as_called = JointCall(kernel.interface, recipe, torch, tensors, tangents, own_y, y, dx, dy)
+    batch, time = (x.shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
+    layouts = joint.executor.saved_layouts(batch, time, on_cpu=x.device.type == "cpu", all_states=False)
+    saved = as_called.saved(layouts, own_extra, extra, of_tangent)
+    if saved is None:
+        return None
+    incoming = as_called.dstate(dstate, final)
+    return as_called.gradients_of_call(
+        gradients_of(joint, as_called.arguments(), own_y, saved, as_called.dy_of_joint(), incoming)
+    )
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
@@ -209,5 +256,11 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
 
 OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
 _BACKWARD = define_backward(
-    "recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients, _second_gradients
+    "recurrence_backward",
+    ("str recipe", "bool all_states"),
+    _CALL,
+    _run_backward,
+    _have_gradients,
+    _second_gradients,
+    _keeps_dx,
 )

@@ -71,8 +71,11 @@ class RecurrenceFunction(torch.autograd.Function):
         raise BadInput(NO_FORWARD_MODE)
 
 
-Twice = Callable[[Tensors, Tensors], Tensors]
-"""Returns second gradients: from a gradient's input tensors and the gradients of its results, the inputs' gradients."""
+Twice = Callable[[Tensors, Tensors, Any], Tensors]
+"""Returns second gradients, those of a gradient's input tensors: from these, the gradients of its results, and its first result.
+
+The result is None where it was not kept, or was written since.
+"""
 
 _NO_SECOND = (
     "a gradient of a gradient was asked for, which this call of minrnn_gen does not have; differentiate it once, or take the "
@@ -89,10 +92,15 @@ def gradients_once(run: Callable[[], Tensors], tensors: Tensors) -> Tensors:
     return gradients_twice(run, None, tensors)
 
 
-def gradients_twice(run: Callable[[], Tensors], twice: Twice | None, tensors: Tensors, why: str = _NO_SECOND) -> Tensors:
-    """Return and record `run`'s gradients from `tensors`; `twice` computes theirs, or None refuses them with `why`."""
+def gradients_twice(
+    run: Callable[[], Tensors], twice: Twice | None, tensors: Tensors, why: str = _NO_SECOND, keeps: bool = False
+) -> Tensors:
+    """Return and record `run`'s gradients from `tensors`; `twice` computes theirs, or None refuses them with `why`.
+
+    `keeps`: `twice` reads the first gradient.
+    """
     if records(tensors):
-        return GradientFunction.apply(run, twice, why, *tensors)  # type: ignore[no-any-return]
+        return GradientFunction.apply(run, twice, why, keeps, *tensors)  # type: ignore[no-any-return]
     return run()
 
 
@@ -100,12 +108,15 @@ class GradientFunction(torch.autograd.Function):
     """Gradients as a node of autograd, whose own gradients `twice` computes; None refuses them."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensors], twice: Twice | None, why: str, *tensors: Any) -> Any:
+    def forward(ctx: Any, run: Callable[[], Tensors], twice: Twice | None, why: str, keeps: bool, *tensors: Any) -> Any:
         ctx.twice, ctx.why = twice, why
         ctx.set_materialize_grads(False)
         if twice is not None:
             ctx.save_for_backward(*tensors)
-        return tuple(run())
+        results = tuple(run())
+        # Not as a saved tensor, which may not be written: gradients are clipped in place.
+        ctx.kept = (results[0].detach(), results[0]._version) if keeps else None
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -113,6 +124,7 @@ class GradientFunction(torch.autograd.Function):
             raise BadInput(ctx.why)
         tensors, along = ctx.saved_tensors, dense_gradients(gradients)
         if all(tangent is None for tangent in along):
-            return (None,) * (3 + len(tensors))
-        second = gradients_twice(lambda: ctx.twice(tensors, along), None, (*tensors, *along), _NO_THIRD)
-        return (None, None, None, *second)
+            return (None,) * (4 + len(tensors))
+        kept = None if ctx.kept is None or ctx.kept[0]._version != ctx.kept[1] else ctx.kept[0]
+        second = gradients_twice(lambda: ctx.twice(tensors, along, kept), None, (*tensors, *along), _NO_THIRD)
+        return (None, None, None, None, *second)
