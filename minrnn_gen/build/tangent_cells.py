@@ -111,7 +111,7 @@ def _recipe_of(recipe: str, spec: Spec, cell: Cell, data: dict[str, Any], names:
         of_R |= {of_matrix: (place, "dR")} if of_matrix else {}
     of_output = [names.input_of_output] if names.input_of_output else []
     reads_output = names.has_output or bool(of_output)
-    total, along = names.total or (None, None)
+    total, along = names.total or ("", "")
     return TangentRecipe(
         text,
         _picks(tangent.gates, names.gates),

@@ -1,7 +1,7 @@
 """The second backward of a call whose gradients of products are kept: one backward of the cell beside its tangent.
 
-The adjoint of the tangent's output is known then: dy, plus R times the kept gradients in one multiplication over all steps. So the
-one recurrence that runs backwards is the cell's own, whose step adds what the tangent contributes.
+The adjoint of the tangent's output is known then: dy, plus R times the kept gradients in one multiplication over all steps.
+So the one recurrence that runs backwards is the cell's own, whose step adds what the tangent contributes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class JointCall(TangentCall):
     `moved_y`: the tangent of y. `dproducts`: the gradients of pre-activations that the first backward computed from `dy`.
     """
 
-    moved_y: Any
-    dproducts: Any
-    dy: Any
+    moved_y: Any = None
+    dproducts: Any = None
+    dy: Any = None
 
     def arguments(self) -> list[Any]:
         """Return the arrays of the call by its slots."""
@@ -63,12 +63,11 @@ class JointCall(TangentCall):
         # Forwards whose backward reads no state but the output save y alone.
         own = [*of_call[: len(of_call) - len(others)]] or [cast(self.y, dtype)]
         moved = dict(zip(tangent.states, of_tangent[: len(of_tangent) - len(others)], strict=False))
-        moved = moved or {(self.recipe.output, True): cast(self.moved_y, dtype)}
+        moved = moved or {(self._place, True): cast(self.moved_y, dtype)}
         found = moved | {(place, False): state for place, state in enumerate(own)}
         # No backward reads the values of the total.
         arrays = [*(found.get(pick) for pick in self.recipe.states), own[0], *others]
-        described = [None if array is None else (tuple(array.shape), str(array.dtype).removeprefix("torch.")) for array in arrays]
-        return arrays if described == [(tuple(shape), dtype) for shape, dtype in layouts] else None
+        return arrays if [*map(_layout_of, arrays)] == [(tuple(shape), dtype) for shape, dtype in layouts] else None
 
     def gradients_of_call(self, arriving: Arrays) -> list[Any]:
         """Return the gradients of the call's arrays from those of the joint call, None for arrays without a gradient."""
@@ -76,7 +75,7 @@ class JointCall(TangentCall):
         gradients, _, _ = self._gradients_of_arrays([*arriving[:at], *arriving[at + 1 : -1]], False)
         of_matrix = self._moved.of_matrix(self._of_products_kept)
         gradients[R] = gradients[R] + self._shaped(of_matrix, tuple(arrays[R].shape))
-        state = self.interface.slots.states.start + self.recipe.output
+        state = self.interface.slots.states.start + self._place
         if self._through_moved_R is not None and gradients[state] is not None:
             gradients[state] = gradients[state] + self._through_moved_R[1]
         return gradients
@@ -85,25 +84,36 @@ class JointCall(TangentCall):
     def _total_slot(self) -> int:
         return len(FIXED) + len(self.recipe.parameters) + len(self.recipe.states)
 
+    @property
+    def _place(self) -> int:
+        """The place of the output among the states."""
+        assert self.recipe.output is not None
+        return self.recipe.output
+
+    @property
+    def _sums(self) -> tuple[bool, ...]:
+        assert self.recipe.sums is not None
+        return self.recipe.sums
+
     @cached_property
     def _output(self) -> SavedOutput:
-        return SavedOutput(self.interface, self.xp, self.arrays, self.y, self.recipe.output)
+        return SavedOutput(self.interface, self.xp, self.arrays, self.y, self._place)
 
     @cached_property
     def _moved(self) -> SavedOutput:
         """The tangent of y, after that of its initial state."""
         slots, arrays = self.interface.slots, [*self.arrays]
         arrays[slots.states] = self.tangents[slots.states]
-        return SavedOutput(self.interface, self.xp, arrays, self.moved_y, self.recipe.output)
+        return SavedOutput(self.interface, self.xp, arrays, self.moved_y, self._place)
 
     @cached_property
     def _of_call(self) -> TangentProducts:
-        return TangentProducts(self.interface, self.recipe.sums, self._output, self._matrix, self._moved_matrix, None)
+        return TangentProducts(self.interface, self._sums, self._output, self._matrix, self._moved_matrix, None)
 
     @cached_property
     def _of_moved(self) -> TangentProducts:
         bias = self.tangents[RECURRENT_BIAS]
-        return TangentProducts(self.interface, self.recipe.sums, self._moved, self._matrix, None, bias)
+        return TangentProducts(self.interface, self._sums, self._moved, self._matrix, None, bias)
 
     @cached_property
     def _of_products_kept(self) -> Any:
@@ -132,3 +142,7 @@ class JointCall(TangentCall):
     @property
     def _moved_matrix(self) -> Any:
         return self._shaped(self.tangents[R], self.interface.R_shape)
+
+
+def _layout_of(array: Any) -> tuple[tuple[int, ...], str] | None:
+    return None if array is None else (tuple(array.shape), str(array.dtype).removeprefix("torch."))

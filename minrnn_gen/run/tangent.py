@@ -29,7 +29,7 @@ Backward = Callable[[Any], Arrays]
 class TangentCall:
     """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes.
 
-    `arrays` are the call's, by slot; `tangents` are theirs.
+    `arrays` are the call's, by slot; `tangents` are theirs. `preactivations`: x times the weight, where the call saved it.
     """
 
     interface: Interface
@@ -38,6 +38,7 @@ class TangentCall:
     arrays: Arrays
     tangents: Arrays
     y: Any
+    preactivations: Any = None
 
     def arguments(self) -> list[Any]:
         """Return the arrays of the tangent's call by its slots."""
@@ -104,7 +105,7 @@ class TangentCall:
     ) -> tuple[list[Any], list[Any], dict[tuple[int, bool], Any]]:
         """Return the gradients of the call's arrays but for those through y, of pre-activations and of inputs.
 
-        Those of pre-activations are followed by those of their tangents, which are None unless a weight or `reads_both` needs them.
+        Those of pre-activations are followed by those of their tangents, None unless a weight or `reads_both` needs them.
         """
         recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients: list[Any] = [None] * slots.total
@@ -116,7 +117,7 @@ class TangentCall:
             ]
             gradients[X] = of_x[0]
             if arrays[WEIGHT] is not None:
-                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, self.tangents, *of_x)
+                gradients[X], gradients[WEIGHT] = self.through_weight(*of_x)
         if arriving[BIAS] is not None:
             bias = self._apart(recipe.gates, arriving[BIAS], len(self.interface.directions), False)
             gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
@@ -164,7 +165,8 @@ class TangentCall:
         if weight is None:
             return x, dx
         moved = [self._product(*pair) for pair in ((dx, weight), (x, dweight)) if None not in map(_presence, pair)]
-        return self._product(x, weight), reduce(add, moved) if moved else None
+        product = self._product(x, weight) if self.preactivations is None else self.preactivations
+        return product, reduce(add, moved) if moved else None
 
     def _product(self, x: Any, weight: Any) -> Any:
         """Return x times the weight as pre-activations."""
@@ -176,15 +178,17 @@ class TangentCall:
         own = order + interface.gate_axes
         return permuted(product, [own.index(axis) for axis in interface.preactivation_axes])
 
-    def _through_weight(self, arrays: Arrays, tangents: Arrays, dx: Any, along: Any) -> tuple[Any, Any]:
+    def through_weight(self, dx: Any, along: Any = None) -> tuple[Any, Any]:
         """Return the gradients of x and of the weight from those of pre-activations and of their tangents, `along`."""
-        interface, x, weight = self.interface, arrays[X], arrays[WEIGHT]
-        order = interface.x_axes.replace("i", "")
+        interface, order = self.interface, self.interface.x_axes.replace("i", "")
+        sides = ((gradient, of[X], of[WEIGHT]) for gradient, of in ((dx, self.arrays), (along, self.tangents)))
         to_rows = [interface.x_axes.index(axis) for axis in (*order, "i")]
         back = [(order + "i").index(axis) for axis in interface.x_axes]
         own = order + interface.gate_axes
         of_x, of_weight = [], []
-        for gradient, inputs, matrix in ((dx, x, weight), (along, tangents[X], tangents[WEIGHT])):
+        for gradient, inputs, matrix in sides:
+            if gradient is None:
+                continue
             rows = permuted(gradient, [interface.preactivation_axes.index(axis) for axis in own])
             rows = rows.reshape((*rows.shape[:2], interface.weight_rows))
             if matrix is not None:

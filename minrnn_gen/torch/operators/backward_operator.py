@@ -29,13 +29,14 @@ def define_backward(
     run: Callable[..., Any],
     have_gradients: Callable[[Tensors], list[bool]],
     twice: Callable[..., Tensors] | None = None,
-    keeps: Callable[..., bool] = lambda *_: False,
+    keep: Callable[..., Callable[[], tuple[Tensors, Any]] | None] | None = None,
 ) -> Any:
     """Define and return the operator `name` of `settings`, a call, and the gradients that arrive at its results.
 
     `run` takes its arguments; `have_gradients` says for each tensor of a call whether its gradient is returned. `twice`, for an
     operator with gradients, takes its settings, the number of saved arrays and of arriving gradients of states, then the
-    arguments of `Twice`. `keeps` takes the settings and the tensors of a call, and says whether `twice` reads the first gradient.
+    arguments of `Twice`. `keep` takes what `run` takes, and returns
+    what `gradients_twice` takes as `keeping`.
     """
 
     def fake(*arguments: Any) -> list[Any]:
@@ -46,14 +47,10 @@ def define_backward(
 
     def record(*arguments: Any) -> list[Any]:
         *of_call, y, saved, dy, dstate = arguments[len(settings) :]
-        call, own = in_order(of_call, 0), arguments[: len(settings)]
-        again = None if twice is None else partial(twice, own, len(saved), len(dstate))
-
-        def run() -> Tensors:
-            return below_autograd(operator, *arguments)  # type: ignore[no-any-return]
-
-        tensors = (*call, y, *saved, dy, *dstate)
-        return list(gradients_twice(run, again, tensors, keeps=records(tensors) and keeps(own, call)))
+        tensors = (*in_order(of_call, 0), y, *saved, dy, *dstate)
+        again = None if twice is None else partial(twice, arguments[: len(settings)], len(saved), len(dstate))
+        keeping = keep(*arguments) if keep is not None and records(tensors) else None
+        return list(gradients_twice(lambda: below_autograd(operator, *arguments), again, tensors, keeping=keeping))
 
     operator = define(f"{name}({', '.join(settings)}, {call}, {_BEHIND_CALL}) -> Tensor[]", run, fake, record)
     return operator

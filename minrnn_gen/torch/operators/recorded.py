@@ -72,9 +72,9 @@ class RecurrenceFunction(torch.autograd.Function):
 
 
 Twice = Callable[[Tensors, Tensors, Any], Tensors]
-"""Returns second gradients, those of a gradient's input tensors: from these, the gradients of its results, and its first result.
+"""Returns second gradients, those of a gradient's input tensors: from these, the gradients of its results, and what it kept.
 
-The result is None where it was not kept, or was written since.
+The last is None where nothing was kept, or where it was written since.
 """
 
 _NO_SECOND = (
@@ -93,14 +93,18 @@ def gradients_once(run: Callable[[], Tensors], tensors: Tensors) -> Tensors:
 
 
 def gradients_twice(
-    run: Callable[[], Tensors], twice: Twice | None, tensors: Tensors, why: str = _NO_SECOND, keeps: bool = False
+    run: Callable[[], Tensors],
+    twice: Twice | None,
+    tensors: Tensors,
+    why: str = _NO_SECOND,
+    keeping: Callable[[], tuple[Tensors, Any]] | None = None,
 ) -> Tensors:
     """Return and record `run`'s gradients from `tensors`; `twice` computes theirs, or None refuses them with `why`.
 
-    `keeps`: `twice` reads the first gradient.
+    Recorded gradients come from `keeping`, if there is such a function, which also returns what `twice` reads of them.
     """
     if records(tensors):
-        return GradientFunction.apply(run, twice, why, keeps, *tensors)  # type: ignore[no-any-return]
+        return GradientFunction.apply(keeping or (lambda: (run(), None)), twice, why, *tensors)  # type: ignore[no-any-return]
     return run()
 
 
@@ -108,15 +112,15 @@ class GradientFunction(torch.autograd.Function):
     """Gradients as a node of autograd, whose own gradients `twice` computes; None refuses them."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensors], twice: Twice | None, why: str, keeps: bool, *tensors: Any) -> Any:
+    def forward(ctx: Any, run: Callable[[], tuple[Tensors, Any]], twice: Twice | None, why: str, *tensors: Any) -> Any:
         ctx.twice, ctx.why = twice, why
         ctx.set_materialize_grads(False)
         if twice is not None:
             ctx.save_for_backward(*tensors)
-        results = tuple(run())
+        results, kept = run()
         # Not as a saved tensor, which may not be written: gradients are clipped in place.
-        ctx.kept = (results[0].detach(), results[0]._version) if keeps else None
-        return results
+        ctx.kept = None if kept is None else (kept.detach(), kept._version)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -124,7 +128,7 @@ class GradientFunction(torch.autograd.Function):
             raise BadInput(ctx.why)
         tensors, along = ctx.saved_tensors, dense_gradients(gradients)
         if all(tangent is None for tangent in along):
-            return (None,) * (4 + len(tensors))
+            return (None,) * (3 + len(tensors))
         kept = None if ctx.kept is None or ctx.kept[0]._version != ctx.kept[1] else ctx.kept[0]
         second = gradients_twice(lambda: ctx.twice(tensors, along, kept), None, (*tensors, *along), _NO_THIRD)
-        return (None, None, None, None, *second)
+        return (None, None, None, *second)
