@@ -17,7 +17,7 @@ from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
 from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
-from minrnn_gen.run.saved_output import SavedOutput
+from minrnn_gen.run.saved_output import SavedOutput, multiplied
 from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts, zeros_of
 
 Arrays = Sequence[Any]
@@ -199,10 +199,7 @@ class TangentCall:
         return self._contiguous(reduce(add, of_x)), reduce(add, of_weight)
 
     def _multiplied(self, left: Any, right: Any) -> Any:
-        """Return a product of matrices; NumPy has no products of 16-bit dtypes."""
-        if self.xp.__name__ == "numpy" and left.dtype.itemsize == 2:
-            return self.xp.matmul(left.astype("float32"), right.astype("float32")).astype(left.dtype)
-        return self.xp.matmul(left, right)
+        return multiplied(self.xp, self.interface.precision, left, right)
 
     def _of_gates(self, primal: Any, tangent: Any) -> Any:
         """Return a bias and its tangent as one; None where there is neither."""
