@@ -72,7 +72,7 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
 
 @functools.lru_cache(maxsize=256)
 def joint_recipe(recipe: str) -> TangentRecipe | None:
-    """Return the recipe of the kernel of a cell beside its tangent, see `cell.tangent.joint_cell`; None where it has none.
+    """Return the recipe of the kernel of a cell with its tangent, see `cell.tangent.joint_cell`; None where it has none.
 
     Its last state and its last input, the total's, stand for no array of the cell and are in no list of picks.
     """

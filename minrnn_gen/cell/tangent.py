@@ -35,7 +35,7 @@ def tangent_cell(cell: Cell, moves_R: bool) -> tuple[dict[str, Any], TangentName
 
 
 def joint_cell(cell: Cell) -> tuple[dict[str, Any], TangentNames] | None:
-    """Return the file of a cell beside its tangent, whose products with R are known, and its names; None where it has none.
+    """Return the file of a cell with its tangent, whose products with R are known, and its names; None where it has none.
 
     Its output is the cell's. A further state, the total, sums the tangent of the output times an input X.*: with a
     gradient of 1 for the final total, the backward takes that input as the gradient of the output's tangent.

@@ -1,4 +1,4 @@
-"""The second backward of a call whose gradients of products are kept: one backward of the cell beside its tangent.
+"""The second backward of a call whose gradients of products are kept: one backward of the cell with its tangent.
 
 The adjoint of the tangent's output is known then: dy, plus R times the kept gradients in one multiplication over all steps.
 So the one recurrence that runs backwards is the cell's own, whose step adds what the tangent contributes.
@@ -12,19 +12,19 @@ from functools import cached_property
 from typing import Any
 
 from minrnn_gen.build.tangent_cells import TangentRecipe
-from minrnn_gen.call.slots import FIXED, RECURRENT_BIAS, R
+from minrnn_gen.call.slots import FIXED, RECURRENT_BIAS, R, X
 from minrnn_gen.gpu.memory import cast
 from minrnn_gen.run.saved_output import SavedOutput
 from minrnn_gen.run.tangent import Arrays, TangentCall, sum_of
 from minrnn_gen.run.tangent_products import TangentProducts, zeros_of
 
 Layouts = Sequence[tuple[tuple[int, ...], str]]
-"""The shape and dtype of each array that a backward reads beside those of its call."""
+"""The shape and dtype of each array that a backward reads in addition to those of its call."""
 
 
 @dataclass(frozen=True)
 class JointCall(TangentCall):
-    """A call of the kernel of a cell beside its tangent.
+    """A call of the kernel of a cell with its tangent.
 
     `moved_y`: the tangent of y. `dproducts`: the gradients of pre-activations that the first backward computed from `dy`.
     """
@@ -64,15 +64,17 @@ class JointCall(TangentCall):
         own = [*of_call[: len(of_call) - len(others)]] or [cast(self.y, dtype)]
         moved = dict(zip(tangent.states, of_tangent[: len(of_tangent) - len(others)], strict=False))
         moved = moved or {(self._place, True): cast(self.moved_y, dtype)}
-        found = moved | {(place, False): state for place, state in enumerate(own)}
+        by_pick = moved | {(place, False): state for place, state in enumerate(own)}
         # No backward reads the values of the total.
-        arrays = [*(found.get(pick) for pick in self.recipe.states), own[0], *others]
+        arrays = [*(by_pick.get(pick) for pick in self.recipe.states), own[0], *others]
         return arrays if [*map(_layout_of, arrays)] == [(tuple(shape), dtype) for shape, dtype in layouts] else None
 
     def gradients_of_call(self, arriving: Arrays) -> list[Any]:
         """Return the gradients of the call's arrays from those of the joint call, None for arrays without a gradient."""
         at, arrays = self._total_slot, self.arrays
         gradients, _, _ = self._gradients_of_arrays([*arriving[:at], *arriving[at + 1 : -1]], False)
+        # Not a part of an array of twice the size, which would stay with it.
+        gradients[X] = self._contiguous(gradients[X])
         of_matrix = self._moved.of_matrix(self._of_products_kept)
         gradients[R] = gradients[R] + self._shaped(of_matrix, tuple(arrays[R].shape))
         state = self.interface.slots.states.start + self._place
