@@ -6,10 +6,15 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minrnn_gen.build.recipe import cell_source_of, spec_from
 from minrnn_gen.errors import BadInput
+
+if TYPE_CHECKING:
+    from minrnn_gen.cell.language import Cell
+    from minrnn_gen.cell.tangent_names import TangentNames
+    from minrnn_gen.config.spec import Spec
 
 Picks = tuple[tuple[int, bool], ...]
 """Of each name of the tangent's kernel the place of the cell's own name, and whether it is that name's tangent."""
@@ -47,8 +52,6 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
     Raises BadInput for the recipe of a tangent, whose derivatives would be of third order, for clipped gradients, and for a
     cell whose tangent is larger than a cell may be.
     """
-    from minrnn_gen.cell import expressions as ex
-    from minrnn_gen.cell.files import find_cell
     from minrnn_gen.cell.language import parse_cell
     from minrnn_gen.cell.tangent import tangent_cell
 
@@ -63,10 +66,35 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
             "recurrent_gradient_clip has no second derivative: a clipped gradient is the derivative of nothing; leave it out "
             "of the spec of minrnn_gen, and clip the gradients of parameters"
         )
-    source = cell_source_of(spec)
-    cell = parse_cell(source)
-    data, names = tangent_cell(cell, moves_R)
-    data["recurrent_bias"] = source.recurrent_bias
+    cell = parse_cell(cell_source_of(spec))
+    return _recipe_of(recipe, spec, cell, *tangent_cell(cell, moves_R))
+
+
+@functools.lru_cache(maxsize=256)
+def joint_recipe(recipe: str) -> TangentRecipe | None:
+    """Return the recipe of the kernel of a cell with its tangent, see `cell.tangent.joint_cell`; None where it has none.
+
+    Its last state and its last input, the total's, stand for no array of the cell and are in no list of picks.
+    """
+    from minrnn_gen.cell.language import parse_cell
+    from minrnn_gen.cell.tangent import joint_cell
+
+    spec = spec_from(recipe)
+    cell = parse_cell(cell_source_of(spec))
+    try:
+        made = joint_cell(cell)
+        return None if made is None else _recipe_of(recipe, spec, cell, *made)
+    except BadInput:  # larger than a cell may be
+        return None
+
+
+def _recipe_of(recipe: str, spec: Spec, cell: Cell, data: dict[str, Any], names: TangentNames) -> TangentRecipe:
+    """Return the recipe of a tangent from its cell's file and names."""
+    from minrnn_gen.cell import expressions as ex
+    from minrnn_gen.cell.files import find_cell
+    from minrnn_gen.cell.language import parse_cell
+
+    data["recurrent_bias"] = cell_source_of(spec).recurrent_bias
     try:
         tangent = parse_cell(find_cell(data, spec.folder, spec.where))
     except BadInput as refused:
@@ -83,13 +111,17 @@ def tangent_recipe(recipe: str, moves_R: bool) -> TangentRecipe:
         of_R |= {of_matrix: (place, "dR")} if of_matrix else {}
     of_output = [names.input_of_output] if names.input_of_output else []
     reads_output = names.has_output or bool(of_output)
+    total, along = names.total or ("", "")
     return TangentRecipe(
         text,
         _picks(tangent.gates, names.gates),
-        _picks(tangent.states, names.states),
+        _picks([state for state in tangent.states if state != total], names.states),
         _picks(tangent.parameters, names.parameters),
         _picks(tangent.vectors.shared, names.shared),
-        _picks(tangent.inputs, {**names.inputs, **dict(names.inputs_of_products.values()), **dict(of_output)}),
+        _picks(
+            [name for name in tangent.inputs if name != along],
+            {**names.inputs, **dict(names.inputs_of_products.values()), **dict(of_output)},
+        ),
         tuple(of_R[gate] for gate in tangent.recurrent_gates),
         tuple(gate not in names.inputs_of_products for gate in cell.recurrent_gates) if names.has_output else None,
         next(place for place, state in enumerate(cell.states) if ex.current(state) == cell.output) if reads_output else None,

@@ -34,9 +34,21 @@ def tangent_cell(cell: Cell, moves_R: bool) -> tuple[dict[str, Any], TangentName
     return _Tangent(cell, moves_R).file()
 
 
+def joint_cell(cell: Cell) -> tuple[dict[str, Any], TangentNames] | None:
+    """Return the file of a cell with its tangent, whose products with R are known, and its names; None where it has none.
+
+    Its output is the cell's. A further state, the total, sums the tangent of the output times an input X.*: with a
+    gradient of 1 for the final total, the backward takes that input as the gradient of the output's tangent.
+    """
+    is_output = not (cell.arguments or cell.projection or cell.norms or cell.vectors)
+    if not (cell.recurrent_gates and is_output and len(_sums_of_products(cell)) == len(cell.recurrent_gates)):
+        return None
+    return _Tangent(cell, False, is_joint=True).file()
+
+
 class _Tangent:
-    def __init__(self, cell: Cell, moves_R: bool) -> None:
-        self._cell, self._moves_R = cell, moves_R
+    def __init__(self, cell: Cell, moves_R: bool, is_joint: bool = False) -> None:
+        self._cell, self._moves_R, self._is_joint = cell, moves_R, is_joint
         self._names = Names((*cell.states, *cell.parameters, *(name for name, _ in cell.lets)))
         of_gates = Names((*cell.gates, *cell.recurrent_gates))
         gates = of_gates.tangents_of(tuple(dict.fromkeys((*cell.gates, *cell.recurrent_gates))))
@@ -58,6 +70,7 @@ class _Tangent:
             has_output,
             {gate: (of_inputs.of_product(gate), of_inputs.of_matrix(gate)) for gate in beside},
             (of_inputs.of_output(cell.states[0]), of_inputs.tangent_of("last")) if _is_scan_of_output(cell) else None,
+            (self._names.tangent_of("total"), of_inputs.tangent_of("along")) if is_joint else None,
         )
         # Values that a definition gives another name.
         self._renamed: dict[str, str] = {}
@@ -80,7 +93,7 @@ class _Tangent:
         output = self._both(_plain(self._cell.output))[1]
         if output == ZERO:
             raise BadInput(f"the output of {self._cell.name} has no derivatives; use what it is made of without detach")
-        output = self._with_all_states(output)
+        output = self._with_all_states(self._summed(output) if self._is_joint else output)
         needed = self._needed(output)
         lines = [(self._renamed.get(name, name), value) for name, value in self._lines if name in needed]
         needed |= {self._renamed.get(name, name) for name in needed}
@@ -91,15 +104,16 @@ class _Tangent:
             for state in (tangent, of)
             if f"{state}[t]" in needed
         }
+        states |= dict.fromkeys([named.total[0]] if named.total else [], 1)
         cell, projection = self._cell, self._cell.projection
         parameters = {
             name: "n" if of in cell.vectors.parameters else "p" if of in projection.parameters else 1
             for name, of in _primal_first(named.parameters)
             if name in needed
         }
-        has_axes = bool(cell.vectors or projection)
+        has_axes, suffix = bool(cell.vectors or projection), "_joint" if self._is_joint else "_tangent"
         data: dict[str, Any] = {
-            "name": cell.name[: NAME_LENGTH - len("_tangent")] + "_tangent",
+            "name": cell.name[: NAME_LENGTH - len(suffix)] + suffix,
             "equations": "\n".join(f"{name} = {self._text(value)}" for name, value in lines),
             "output": self._text(output).removesuffix("[t]") if isinstance(output, Symbol) else self._text(output),
             "gates": [name for name, _ in _primal_first(named.gates) if ex.gate(name).name in needed],
@@ -109,7 +123,8 @@ class _Tangent:
         shared = [name for name, _ in _primal_first(named.shared) if ex.shared(name).name in needed]
         of_products = (name for names in zip(*named.inputs_of_products.values(), strict=True) for name in names)
         of_output = [named.input_of_output[0]] if named.input_of_output else []
-        inputs = [*(name for name, _ in _primal_first(named.inputs)), *of_products, *of_output]
+        of_total = [named.total[1]] if named.total else []
+        inputs = [*(name for name, _ in _primal_first(named.inputs)), *of_products, *of_output, *of_total]
         inputs = [name for name in inputs if ex.channel_input(name).name in needed]
         data |= {"shared": shared} if shared else {}
         data |= {"inputs": inputs} if inputs else {}
@@ -157,6 +172,8 @@ class _Tangent:
             return self._of_call(expression)
         if expression in self._sums:
             gate = self._sums[expression]
+            if self._is_joint:
+                return expression, self._tangents[ex.gate(gate)]
             return ex.gate(gate), _plus(self._tangents[ex.gate(gate)], self._along(gate))
         values, tangents = zip(*map(self._both, operands), strict=True)
         value = ex.rebuilt(expression, values)
@@ -253,9 +270,17 @@ class _Tangent:
     def _condition(self, condition: Expr) -> Expr:
         return ex.rebuilt(condition, [self._value(self._both(operand)[0]) for operand in condition.args])
 
+    def _summed(self, tangent: Expr) -> Expr:
+        """Write the equation of the total of the output's `tangent`, and return the cell's own output."""
+        assert self._named.total is not None
+        total, along = self._named.total
+        self._lines.append((ex.current(total).name, ex.add(ex.previous(total), ex.multiply(ex.channel_input(along), tangent))))
+        return self._cell.output
+
     def _with_all_states(self, output: Expr) -> Expr:
         """Return the output, which reads the tangents of all states; tangents that y does not depend on have no effect."""
-        missing = [tangent for tangent in self._named.states.values() if ex.current(tangent).name not in self._needed(output)]
+        reached, totals = self._needed(output), self._named.total[:1] if self._named.total else ()
+        missing = [tangent for tangent in (*self._named.states.values(), *totals) if ex.current(tangent).name not in reached]
         if not missing:
             return output
         wide = {self._named.states[name] for name in self._cell.vectors.states}
@@ -264,7 +289,10 @@ class _Tangent:
         if not self._cell.recurrent_gates:
             return ex.add(output, never)
         # R multiplies the output, which is a state.
-        self._lines = [(name, ex.add(value, never) if ex.named(name) == output else value) for name, value in self._lines]
+        self._lines = [
+            (name, ex.add(value, never) if ex.named(self._renamed.get(name, name)) == output else value)
+            for name, value in self._lines
+        ]
         return output
 
     def _needed(self, output: Expr) -> set[str]:
@@ -290,6 +318,8 @@ class _Tangent:
             gate = expression.name.removeprefix("R.")
             if gate == expression.name:
                 return ex.named(self._renamed.get(gate, gate))
+            if self._is_joint:
+                return expression
             return ex.named(f"R.{gate}({self._text(self._arguments[gate])})")
         operands = ex.operation(expression)[1]
         return ex.rebuilt(expression, [self._with_arguments(operand) for operand in operands]) if operands else expression

@@ -16,7 +16,7 @@ class TangentNames:
     tangent. Where `has_output`, R multiplies the tangent alone, since its products with the output are known.
     `inputs_of_products` then has, for each gate of R whose product is not added to its gate of x, the inputs X.* for the
     product with R and for the product with R's tangent. `input_of_output`: in a scan, the inputs X.* for the previous output
-    and for its tangent.
+    and for its tangent. `total`: in a joint cell, the state that sums the output's tangent, and the factor X.* of it.
     """
 
     gates: Mapping[str, str]
@@ -28,6 +28,7 @@ class TangentNames:
     has_output: bool
     inputs_of_products: Mapping[str, tuple[str, str]]
     input_of_output: tuple[str, str] | None
+    total: tuple[str, str] | None = None
 
 
 class Names:

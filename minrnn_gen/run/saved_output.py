@@ -15,6 +15,7 @@ from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.joined import zeros_like
 from minrnn_gen.call.slots import CU_SEQLENS, LENGTHS, RESETS
 from minrnn_gen.gpu.memory import cast
+from minrnn_gen.precision import Precision
 
 WORD_BYTES = 16  # of a complex number of two doubles
 
@@ -30,7 +31,8 @@ class SavedOutput:
         order = interface.channel_axes
         sizes = dict(zip(order.replace("d", ""), y.shape, strict=True)) | {"d": 2, "h": interface.hidden_size}
         self._rows, self._time = sizes["b"], sizes["t"]
-        self._whole = self.by_run(y.reshape(tuple(sizes[axis] for axis in order)), order)
+        self.shape = tuple(sizes[axis] for axis in order)
+        self._whole = self.by_run(y.reshape(self.shape), order)
 
     def by_run(self, array: Any, axes: str) -> Any:
         """Return an array with these axes in this file's order of axes."""
@@ -185,11 +187,14 @@ class SavedOutput:
         return integers.to(self._y.device) if hasattr(integers, "to") else self.xp.asarray(integers)
 
     def _multiplied(self, left: Any, right: Any) -> Any:
-        """Return a product of matrices as exact as a kernel's; NumPy and CuPy lack products of some 16-bit dtypes."""
-        if self.xp.__name__ == "jax.numpy":
-            return self.xp.matmul(left, right, precision="highest")
-        if self.xp.__name__ == "torch":
-            return self.xp.matmul(left, right)
-        precision = self._interface.precision
-        wide = (cast(side, precision.arithmetic_dtype) for side in (left, right))
-        return cast(self.xp.matmul(*wide), precision.storage_dtype)
+        return multiplied(self.xp, self._interface.precision, left, right)
+
+
+def multiplied(xp: Any, precision: Precision, left: Any, right: Any) -> Any:
+    """Return a product of matrices as exact as a kernel's; NumPy and CuPy lack products of some 16-bit dtypes."""
+    if xp.__name__ == "jax.numpy":
+        return xp.matmul(left, right, precision="highest")
+    if xp.__name__ == "torch":
+        return xp.matmul(left, right)
+    wide = (cast(side, precision.arithmetic_dtype) for side in (left, right))
+    return cast(xp.matmul(*wide), precision.storage_dtype)

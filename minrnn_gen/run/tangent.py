@@ -17,7 +17,7 @@ from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
 from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
-from minrnn_gen.run.saved_output import SavedOutput
+from minrnn_gen.run.saved_output import SavedOutput, multiplied
 from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts, zeros_of
 
 Arrays = Sequence[Any]
@@ -29,7 +29,7 @@ Backward = Callable[[Any], Arrays]
 class TangentCall:
     """A call of a kernel with this `interface`, whose tangent the kernel of `recipe` computes.
 
-    `arrays` are the call's, by slot; `tangents` are theirs.
+    `arrays` are the call's, by slot; `tangents` are theirs. `preactivations`: x times the weight, where the call saved it.
     """
 
     interface: Interface
@@ -38,19 +38,25 @@ class TangentCall:
     arrays: Arrays
     tangents: Arrays
     y: Any
+    preactivations: Any = None
 
     def arguments(self) -> list[Any]:
         """Return the arrays of the tangent's call by its slots."""
-        recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
-        x, dx = self._preactivations(arrays, tangents)
-        inputs, moved_inputs = ([*of[slots.inputs]] for of in (arrays, tangents))
+        slots = self.interface.slots
+        x, dx = self._preactivations(self.arrays, self.tangents)
+        inputs, moved_inputs = ([*of[slots.inputs]] for of in (self.arrays, self.tangents))
         if self._of_output is not None:
             known, beside = self._of_output.of(tangent=False)
             moved, moved_beside = self._of_output.of(tangent=True)
             x, dx = sum_of(x, known), sum_of(dx, moved)
             inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
+        return self._joined((x, dx), (inputs, moved_inputs))
+
+    def _joined(self, x: tuple[Any, Any], inputs: tuple[Arrays, Arrays]) -> list[Any]:
+        """Return the arrays of the tangent's call, from pre-activations and inputs, each with its tangent."""
+        recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
-        fixed = [self._contiguous(self._together(recipe.gates, x, dx, self._gate_axis)), None, None, bias, None]
+        fixed = [self._contiguous(self._together(recipe.gates, *x, self._gate_axis)), None, None, bias, None]
         if arrays[R] is not None:
             fixed[R] = self._matrices(arrays[R], tangents[R])
             fixed[RECURRENT_BIAS] = self._recurrent_biases(arrays[RECURRENT_BIAS], tangents[RECURRENT_BIAS])
@@ -60,7 +66,7 @@ class TangentCall:
             *_picked(recipe.parameters, arrays[slots.parameters], tangents[slots.parameters]),
             *_picked(recipe.states, arrays[slots.states], tangents[slots.states]),
             *_picked(recipe.shared, arrays[slots.shared], tangents[slots.shared]),
-            *map(self._contiguous, _picked(recipe.inputs, inputs, moved_inputs)),
+            *map(self._contiguous, _picked(recipe.inputs, *inputs)),
         ]
 
     def incoming(self, dstate: Arrays) -> list[Any]:
@@ -78,16 +84,40 @@ class TangentCall:
         `backward`: the call's backward, for gradients through the y that the tangent reads.
         """
         recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
+        gradients, of_x, of_inputs = self._gradients_of_arrays(arriving, recipe.sums is not None)
+        if self._of_output is None:
+            return gradients
+        count = slots.inputs.stop - slots.inputs.start
+        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
+        of_products = [
+            (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
+        ]
+        of_weights, of_y, of_initial = self._of_output.back(*of_products)
+        of_weights = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in of_weights.items()}
+        assert recipe.output is not None
+        if gradients[state := slots.states.start + recipe.output] is not None:
+            of_weights[state] = of_initial
+        more = backward(self._contiguous(of_y))
+        return [sum_of(sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
+
+    def _gradients_of_arrays(
+        self, arriving: Arrays, reads_both: bool
+    ) -> tuple[list[Any], list[Any], dict[tuple[int, bool], Any]]:
+        """Return the gradients of the call's arrays but for those through y, of pre-activations and of inputs.
+
+        Those of pre-activations are followed by those of their tangents, None unless a weight or `reads_both` needs them.
+        """
+        recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients: list[Any] = [None] * slots.total
         of_x: list[Any] = [None, None]
         if arriving[X] is not None:
-            reads_both = recipe.sums is not None or arrays[WEIGHT] is not None
+            reads_both = reads_both or arrays[WEIGHT] is not None
             of_x[: 1 + reads_both] = [
                 self._apart(recipe.gates, arriving[X], self._gate_axis, moved) for moved in (False, True)[: 1 + reads_both]
             ]
             gradients[X] = of_x[0]
             if arrays[WEIGHT] is not None:
-                gradients[X], gradients[WEIGHT] = self._through_weight(arrays, self.tangents, *of_x)
+                gradients[X], gradients[WEIGHT] = self.through_weight(*of_x)
         if arriving[BIAS] is not None:
             bias = self._apart(recipe.gates, arriving[BIAS], len(self.interface.directions), False)
             gradients[BIAS] = self._shaped(bias, tuple(arrays[BIAS].shape))
@@ -107,19 +137,7 @@ class TangentCall:
         count = slots.inputs.stop - slots.inputs.start
         own = tuple(pick for pick in recipe.inputs if pick[0] < count)
         gradients[slots.inputs] = _unpicked(own, count, [of_inputs[pick] for pick in own])
-        if self._of_output is None:
-            return gradients
-        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
-        of_products = [
-            (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
-        ]
-        of_weights, of_y, of_initial = self._of_output.back(*of_products)
-        of_weights = {slot: self._shaped(gradient, tuple(arrays[slot].shape)) for slot, gradient in of_weights.items()}
-        assert recipe.output is not None
-        if gradients[state := slots.states.start + recipe.output] is not None:
-            of_weights[state] = of_initial
-        more = backward(self._contiguous(of_y))
-        return [sum_of(sum_of(gradient, more[slot]), of_weights.get(slot)) for slot, gradient in enumerate(gradients)]
+        return gradients, of_x, of_inputs
 
     @cached_property
     def _of_output(self) -> TangentProducts | LastOutputs | None:
@@ -147,7 +165,8 @@ class TangentCall:
         if weight is None:
             return x, dx
         moved = [self._product(*pair) for pair in ((dx, weight), (x, dweight)) if None not in map(_presence, pair)]
-        return self._product(x, weight), reduce(add, moved) if moved else None
+        product = self._product(x, weight) if self.preactivations is None else self.preactivations
+        return product, reduce(add, moved) if moved else None
 
     def _product(self, x: Any, weight: Any) -> Any:
         """Return x times the weight as pre-activations."""
@@ -159,15 +178,17 @@ class TangentCall:
         own = order + interface.gate_axes
         return permuted(product, [own.index(axis) for axis in interface.preactivation_axes])
 
-    def _through_weight(self, arrays: Arrays, tangents: Arrays, dx: Any, along: Any) -> tuple[Any, Any]:
+    def through_weight(self, dx: Any, along: Any = None) -> tuple[Any, Any]:
         """Return the gradients of x and of the weight from those of pre-activations and of their tangents, `along`."""
-        interface, x, weight = self.interface, arrays[X], arrays[WEIGHT]
-        order = interface.x_axes.replace("i", "")
+        interface, order = self.interface, self.interface.x_axes.replace("i", "")
+        sides = ((gradient, of[X], of[WEIGHT]) for gradient, of in ((dx, self.arrays), (along, self.tangents)))
         to_rows = [interface.x_axes.index(axis) for axis in (*order, "i")]
         back = [(order + "i").index(axis) for axis in interface.x_axes]
         own = order + interface.gate_axes
         of_x, of_weight = [], []
-        for gradient, inputs, matrix in ((dx, x, weight), (along, tangents[X], tangents[WEIGHT])):
+        for gradient, inputs, matrix in sides:
+            if gradient is None:
+                continue
             rows = permuted(gradient, [interface.preactivation_axes.index(axis) for axis in own])
             rows = rows.reshape((*rows.shape[:2], interface.weight_rows))
             if matrix is not None:
@@ -178,10 +199,7 @@ class TangentCall:
         return self._contiguous(reduce(add, of_x)), reduce(add, of_weight)
 
     def _multiplied(self, left: Any, right: Any) -> Any:
-        """Return a product of matrices; NumPy has no products of 16-bit dtypes."""
-        if self.xp.__name__ == "numpy" and left.dtype.itemsize == 2:
-            return self.xp.matmul(left.astype("float32"), right.astype("float32")).astype(left.dtype)
-        return self.xp.matmul(left, right)
+        return multiplied(self.xp, self.interface.precision, left, right)
 
     def _of_gates(self, primal: Any, tangent: Any) -> Any:
         """Return a bias and its tangent as one; None where there is neither."""

@@ -65,18 +65,18 @@ class TangentProducts:
         known, moved: for the products with R and with its tangent, the gradients of pre-activations and of the inputs.
         """
         xp, axis = self._output.xp, len(self._interface.directions)
-        gradient = self._of_gates(*known)
+        gradient = self.of_gates(*known)
         of_weights = {R: self._output.of_matrix(gradient)}
         if self._bias is not None:
             of_weights[RECURRENT_BIAS] = self._output.of_bias(gradient, self._bias)
         matrix = self._matrix
         if self._moved is not None:
-            gradient = xp.concatenate([gradient, self._of_gates(*moved)], axis=GATES)
+            gradient = xp.concatenate([gradient, self.of_gates(*moved)], axis=GATES)
             matrix = xp.concatenate([matrix, self._moved], axis=axis)
         return of_weights, *self._output.of_output(gradient, matrix)
 
-    def _of_gates(self, of_x: Any, of_inputs: Sequence[Any]) -> Any:
-        """Return the gradients of the products of all gates of R."""
+    def of_gates(self, of_x: Any, of_inputs: Sequence[Any] = ()) -> Any:
+        """Return the gradients of the products of all gates of R, from those of pre-activations and of inputs."""
         interface, inputs = self._interface, iter(of_inputs)
         x, own = self._output.by_run(of_x, interface.preactivation_axes), self._gates_with_sums
         if tuple(own) == interface.gates == interface.recurrent_gates:

@@ -26,12 +26,21 @@ from minrnn_gen.errors import BadInput
 BATCH, TIME, HIDDEN = 2, 5, 4
 Arrays = dict[str, Any]
 Draw = Callable[[tuple[int, ...]], Any]
+# With a tangent of R, three times the products that a cell may have.
+MOST_PRODUCTS = {
+    "name": "most_products",
+    "equations": "r = sigmoid(W.g0 + R.g0)\nh[t] = tanh("
+    + " + ".join(f"W.g{k} * R.g{k}(r * h[t-1])" for k in range(1, 16))
+    + ")",
+    "gates": [f"g{k}" for k in range(16)],
+    "states": ["h"],
+}
 OF_AXES = {"state_size": 2, "groups": 2}
 CELLS: dict[str, tuple[Any, dict[str, Any]]] = {
     **{name: (name, {}) for name in (*library_names(), *input_library_names())},
     **{name: (name, {"projection_size": 2}) for name in projected_library_names()},
     **{name: (name, OF_AXES if name != "s4d" else {"state_size": 2}) for name in vector_library_names()},
-    **{cell["name"]: (cell, {}) for cell in (*OF_ROUNDS, *OF_NORMS, *OF_INPUTS)},
+    **{cell["name"]: (cell, {}) for cell in (*OF_ROUNDS, *OF_NORMS, *OF_INPUTS, MOST_PRODUCTS)},
     **{cell["name"]: (cell, {"projection_size": 2}) for cell in (TWO_ROUNDS, OVER_ALL)},
 }
 OF_EVERY_DAY = ("gru", "selective", "biquad", "lif")

@@ -134,6 +134,31 @@ def test_values_and_gradients_are_those_of_lax_scan(model: str) -> None:
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9), ours, expected)
 
 
+@pytest.mark.parametrize("model", ["lstm", "gru", "min_gru"])
+def test_derivatives_along_tangents_are_those_of_lax_scan(model: str) -> None:
+    """In forward mode, of gradients in both modes, and a batch of Hessian-vector products."""
+    spec = {"model": model, "hidden_size": 64, "precision": "fp64"}
+    arrays, sequences = split(drawn(kernel_of(spec), boundaries="resets", time=20))
+    along = jax.tree.map(lambda array: np.cos(np.arange(array.size, dtype=array.dtype)).reshape(array.shape), arrays)
+
+    def derivatives(run: Any) -> Any:
+        def loss(arrays: Any) -> Any:
+            y, final = run(**arrays, **sequences)
+            return (y**2).sum() + sum((array**3).sum() for array in final.values())
+
+        def product(along: Any) -> Any:
+            return jax.jvp(jax.grad(loss), (arrays,), (along,))[1]
+
+        batch = jax.tree.map(lambda *pair: jnp.stack(pair), along, arrays)
+        reverse = jax.vjp(jax.grad(loss), arrays)[1](along)[0]
+        return jax.jvp(loss, (arrays,), (along,)), product(along), reverse, jax.vmap(product)(batch)
+
+    ours = jax.jit(lambda: derivatives(lambda **arrays: front.recurrence(spec, **arrays)))()
+    expected = jax.jit(lambda: derivatives(lambda **arrays: by_lax_scan(model, **arrays)))()
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-9 * np.abs(other).max())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
 def test_raw_scans_are_those_of_cupy(dtype: str) -> None:
     import minrnn_gen

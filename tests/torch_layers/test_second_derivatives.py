@@ -147,8 +147,9 @@ OF_OTHER_VALUES = ("lif", "recurrent_lif", "slstm")
 
 @pytest.mark.matrix_full
 @pytest.mark.parametrize("name", [name for name in OF_LIBRARY if name not in OF_OTHER_VALUES])
-def test_gradgradcheck(name: str) -> None:
-    """Of every cell in both directions, with states and resets, by torch's own check."""
+@pytest.mark.parametrize("has_resets", [False, True])
+def test_gradgradcheck(name: str, has_resets: bool) -> None:
+    """Of every cell in both directions, with states, with and without resets, by torch's own check."""
     spec = {"model": name, "hidden_size": 2, "precision": "fp64", "direction": "bidirectional", **KEYS.get(name, {})}
     kernel, generator = minrnn_gen.compile(spec), torch.Generator().manual_seed(2)
     interface, leaves = kernel.interface, []
@@ -178,7 +179,7 @@ def test_gradgradcheck(name: str) -> None:
         )
         return y, *final.values()
 
-    resets = torch.tensor([[False, True, False]])
+    resets = torch.tensor([[False, True, False]]) if has_resets else None
     assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 

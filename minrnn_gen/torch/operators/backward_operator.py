@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from minrnn_gen.torch.operators.dispatch import below_autograd, define
+from minrnn_gen.torch.operators.dispatch import below_autograd, define, records
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_twice
 
 _BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
@@ -29,12 +29,14 @@ def define_backward(
     run: Callable[..., Any],
     have_gradients: Callable[[Tensors], list[bool]],
     twice: Callable[..., Tensors] | None = None,
+    keep: Callable[..., Callable[[], tuple[Tensors, Any]] | None] | None = None,
 ) -> Any:
     """Define and return the operator `name` of `settings`, a call, and the gradients that arrive at its results.
 
     `run` takes its arguments; `have_gradients` says for each tensor of a call whether its gradient is returned. `twice`, for an
     operator with gradients, takes its settings, the number of saved arrays and of arriving gradients of states, then the
-    arguments of `Twice`.
+    arguments of `Twice`. `keep` takes what `run` takes, and returns
+    what `gradients_twice` takes as `keeping`.
     """
 
     def fake(*arguments: Any) -> list[Any]:
@@ -47,7 +49,8 @@ def define_backward(
         *of_call, y, saved, dy, dstate = arguments[len(settings) :]
         tensors = (*in_order(of_call, 0), y, *saved, dy, *dstate)
         again = None if twice is None else partial(twice, arguments[: len(settings)], len(saved), len(dstate))
-        return list(gradients_twice(lambda: below_autograd(operator, *arguments), again, tensors))
+        keeping = keep(*arguments) if keep is not None and records(tensors) else None
+        return list(gradients_twice(lambda: below_autograd(operator, *arguments), again, tensors, keeping=keeping))
 
     operator = define(f"{name}({', '.join(settings)}, {call}, {_BEHIND_CALL}) -> Tensor[]", run, fake, record)
     return operator

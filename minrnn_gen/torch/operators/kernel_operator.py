@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
-from minrnn_gen.build.tangent_cells import tangent_recipe
-from minrnn_gen.call.slots import R, has_gradient
+from minrnn_gen.build.tangent_cells import joint_recipe, tangent_recipe
+from minrnn_gen.build.widened_recipes import without_projection
+from minrnn_gen.call.altered import permuted
+from minrnn_gen.call.slots import RESETS, WEIGHT, R, X, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
+from minrnn_gen.run.joint import JointCall
 from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
@@ -114,7 +118,7 @@ def gradients_of(
 
 
 def _second_gradients(
-    settings: tuple[str, bool], saved_count: int, states_count: int, arguments: Tensors, along: Tensors
+    settings: tuple[str, bool], saved_count: int, states_count: int, arguments: Tensors, along: Tensors, dx: Any
 ) -> list[Any]:
     """Return the gradients of a backward's `arguments`, from those of its results, `along`; see `Twice`.
 
@@ -132,31 +136,110 @@ def _second_gradients(
     tensors = (*present[: slots.states.start], *absent, *present[slots.states.start :])
     in_order = iter(along)
     tangents = [next(in_order) if has_gradient else None for has_gradient in _have_gradients(tensors)]
-    gradients, ddy, ddstate = _second_gradients_of(kernel, settings[1], tensors, tangents, results, dy, dstate)
+    first = _First(tensors, results, dy, dstate, dx)
+    gradients, ddy, ddstate = _second_gradients_of(kernel, settings[1], first, tangents)
     of_present = [*gradients[: slots.states.start], *gradients[slots.states.start + len(absent) :]]
     of_tensors = [None if tensor is None else gradient for tensor, gradient in zip(present, of_present, strict=True)]
     return [*of_tensors, *(None,) * len(results), ddy, *(ddstate if dstate else ())]
 
 
+def _keep(recipe: str, all_states: bool, *arguments: Any) -> Callable[[], tuple[Tensors, Any]] | None:
+    """Return a backward that also returns the gradients of pre-activations; None where second gradients do not read them."""
+    *call, y, extra, dy, dstate = arguments
+    tensors = in_order(call, len(kernel_by(recipe).states))
+    # A reset would cut the gradient of the total.
+    if tensors[RESETS] is not None or joint_recipe(recipe) is None:
+        return None
+    # Native code saves the product of x and a 16-bit weight in float32; rounded, it would give other first gradients.
+    if tensors[WEIGHT] is not None and extra[-1].dtype is not tensors[X].dtype:
+        return None
+    return partial(_kept, recipe, all_states, tensors, (y, *extra), dy, dstate)
+
+
+def _kept(recipe: str, all_states: bool, tensors: Tensors, results: Tensors, dy: Any, dstate: Tensors) -> tuple[list[Any], Any]:
+    """Return the gradients of a backward's tensors, and those of pre-activations."""
+    kernel, (y, *extra), on_products = kernel_by(recipe), results, list(tensors)
+    if tensors[WEIGHT] is not None:
+        on_products[X], on_products[WEIGHT] = _projected(kernel, extra.pop()), None
+        kernel = kernel_by(without_projection(recipe))
+    with torch._C._AutoDispatchBelowAutograd():
+        gradients = gradients_of(kernel, on_products, y, extra, dy, dstate, all_states)
+        x = gradients[X]
+        if tensors[WEIGHT] is not None:
+            nothing = (None,) * len(tensors)
+            call = TangentCall(kernel_by(recipe).interface, tangent_recipe(recipe, False), torch, tensors, nothing, y)
+            gradients[X], gradients[WEIGHT] = call.through_weight(x)
+    return [gradient for gradient, has in zip(gradients, _have_gradients(tensors), strict=True) if has], x
+
+
+def _projected(kernel: Kernel, saved: Any) -> Any:
+    """Return x times the weight, as a call saved it, in the axes of pre-activations."""
+    run = kernel.executor.cpu if saved.device.type == "cpu" else kernel.executor.gpu
+    return permuted(saved, [run.preactivation_axes.index(axis) for axis in kernel.interface.preactivation_axes])
+
+
+class _First(NamedTuple):
+    """A first backward: the tensors of its call, what it read, and the gradients of pre-activations, None if not kept."""
+
+    tensors: Tensors
+    results: Tensors
+    dy: Any
+    dstate: Tensors
+    dx: Any
+
+
 def _second_gradients_of(
-    kernel: Kernel, all_states: bool, tensors: Tensors, tangents: Tensors, results: Tensors, dy: Any, dstate: Tensors
+    kernel: Kernel, all_states: bool, first: _First, tangents: Tensors
 ) -> tuple[list[Any], Any, list[Any]]:
     """Return the gradients of sum(gradient * tangent) over the gradients of a call: of its tensors by slot, dy and dstate.
 
     The last two are the derivatives of y and of the final states along the tangents.
     """
-    own_y, *own_extra = results
+    tensors, (own_y, *own_extra), dy, dstate, _ = first
     recipe = tangent_recipe(kernel.recipe, tangents[R] is not None)
-    moving, as_called = kernel_by(recipe.recipe), TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y)
+    moving = kernel_by(recipe.recipe)
+    projected = None if first.dx is None or tensors[WEIGHT] is None else _projected(kernel, own_extra[-1])
+    as_called = TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y, projected)
     arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
+    gradients = _joint_gradients(kernel, first, as_called, (y, final, extra))
+    if gradients is not None:
+        return gradients, y, as_called.final(final)
     gradients = gradients_of(moving, arrays, y, extra, dy, as_called.incoming(dstate))
 
     def backward(dy: Any) -> list[Any]:
         return gradients_of(kernel, tensors, own_y, own_extra, dy, (), all_states)
 
     return as_called.gradients(gradients, backward), y, as_called.final(final)
+
+
+def _joint_gradients(
+    kernel: Kernel, first: _First, of_tangent: TangentCall, moved: tuple[Any, Tensors, Tensors]
+) -> list[Any] | None:
+    """Return the second gradients of a call's tensors by one backward; None where the first one's are not kept.
+
+    `of_tangent`: the tangent's call; `moved`: its y, final states and saved arrays.
+    """
+    tensors, (own_y, *own_extra), dy, dstate, dx = first
+    recipe = None if dx is None else joint_recipe(kernel.recipe)
+    if recipe is None:
+        return None
+    y, final, extra = moved
+    joint, x = kernel_by(recipe.recipe), tensors[X]
+    as_called = JointCall(
+        kernel.interface, recipe, torch, tensors, of_tangent.tangents, own_y, of_tangent.preactivations, y, dx, dy
+    )
+    batch, time = (x.shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
+    layouts = joint.executor.saved_layouts(batch, time, on_cpu=x.device.type == "cpu", all_states=False)
+    own_saved = own_extra if tensors[WEIGHT] is None else own_extra[:-1]
+    saved = as_called.saved(layouts, own_saved, extra, of_tangent.recipe)
+    if saved is None:
+        return None
+    incoming = as_called.dstate(dstate, final)
+    return as_called.gradients_of_call(
+        gradients_of(joint, as_called.arguments(), own_y, saved, as_called.dy_of_joint(), incoming)
+    )
 
 
 def _have_gradients(tensors: Tensors) -> list[bool]:
@@ -209,5 +292,11 @@ def _record(recipe: str, saves: bool, all_states: bool, *call: Any) -> list[Any]
 
 OPERATOR = define(f"recurrence(str recipe, bool saves, bool all_states, {_CALL}) -> Tensor[]", _run, _fake, _record)
 _BACKWARD = define_backward(
-    "recurrence_backward", ("str recipe", "bool all_states"), _CALL, _run_backward, _have_gradients, _second_gradients
+    "recurrence_backward",
+    ("str recipe", "bool all_states"),
+    _CALL,
+    _run_backward,
+    _have_gradients,
+    _second_gradients,
+    _keep,
 )

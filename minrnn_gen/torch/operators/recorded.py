@@ -71,8 +71,11 @@ class RecurrenceFunction(torch.autograd.Function):
         raise BadInput(NO_FORWARD_MODE)
 
 
-Twice = Callable[[Tensors, Tensors], Tensors]
-"""Returns second gradients: from a gradient's input tensors and the gradients of its results, the inputs' gradients."""
+Twice = Callable[[Tensors, Tensors, Any], Tensors]
+"""Returns second gradients, those of a gradient's input tensors: from these, the gradients of its results, and what it kept.
+
+The last is None where nothing was kept, or where it was written since.
+"""
 
 _NO_SECOND = (
     "a gradient of a gradient was asked for, which this call of minrnn_gen does not have; differentiate it once, or take the "
@@ -89,10 +92,19 @@ def gradients_once(run: Callable[[], Tensors], tensors: Tensors) -> Tensors:
     return gradients_twice(run, None, tensors)
 
 
-def gradients_twice(run: Callable[[], Tensors], twice: Twice | None, tensors: Tensors, why: str = _NO_SECOND) -> Tensors:
-    """Return and record `run`'s gradients from `tensors`; `twice` computes theirs, or None refuses them with `why`."""
+def gradients_twice(
+    run: Callable[[], Tensors],
+    twice: Twice | None,
+    tensors: Tensors,
+    why: str = _NO_SECOND,
+    keeping: Callable[[], tuple[Tensors, Any]] | None = None,
+) -> Tensors:
+    """Return and record `run`'s gradients from `tensors`; `twice` computes theirs, or None refuses them with `why`.
+
+    Recorded gradients come from `keeping`, if there is such a function, which also returns what `twice` reads of them.
+    """
     if records(tensors):
-        return GradientFunction.apply(run, twice, why, *tensors)  # type: ignore[no-any-return]
+        return GradientFunction.apply(keeping or (lambda: (run(), None)), twice, why, *tensors)  # type: ignore[no-any-return]
     return run()
 
 
@@ -100,12 +112,15 @@ class GradientFunction(torch.autograd.Function):
     """Gradients as a node of autograd, whose own gradients `twice` computes; None refuses them."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Tensors], twice: Twice | None, why: str, *tensors: Any) -> Any:
+    def forward(ctx: Any, run: Callable[[], tuple[Tensors, Any]], twice: Twice | None, why: str, *tensors: Any) -> Any:
         ctx.twice, ctx.why = twice, why
         ctx.set_materialize_grads(False)
         if twice is not None:
             ctx.save_for_backward(*tensors)
-        return tuple(run())
+        results, kept = run()
+        # Not as a saved tensor, which may not be written: gradients are clipped in place.
+        ctx.kept = None if kept is None else (kept.detach(), kept._version)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -114,5 +129,6 @@ class GradientFunction(torch.autograd.Function):
         tensors, along = ctx.saved_tensors, dense_gradients(gradients)
         if all(tangent is None for tangent in along):
             return (None,) * (3 + len(tensors))
-        second = gradients_twice(lambda: ctx.twice(tensors, along), None, (*tensors, *along), _NO_THIRD)
+        kept = None if ctx.kept is None or ctx.kept[0]._version != ctx.kept[1] else ctx.kept[0]
+        second = gradients_twice(lambda: ctx.twice(tensors, along, kept), None, (*tensors, *along), _NO_THIRD)
         return (None, None, None, *second)
