@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy
+from support.drafts import NOTES, OF_DRAFTS, drafted, placed
 from support.halves import take_halves
 from support.input_cells import GAPS, HIGHWAY, NORMED
 from support.last_steps import unlike_final_state
@@ -142,11 +143,16 @@ class Problem:
     # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
     # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
     # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1. Of a pool it is
-    # one of support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond").
+    # one of support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of
+    # drafts it is rounds of them, of lengths or in a "narrow" cache, or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
         return f"{self.name}, {self.kernel_pass}, {self.call}"
+
+
+# The passes of the kernels of a call, where it is of several.
+PASSES_OF = {"backward": OF_BACKWARD, "pool": ("step", "slots"), "draft": ("step", "slots", "drafts")}
 
 
 @dataclass
@@ -167,7 +173,7 @@ class Prepared:
     def plans(self) -> list[KernelPlan]:
         """The plans of the kernels of the pass itself."""
         its_pass = self.problem.kernel_pass
-        passes = {"backward": OF_BACKWARD, "pool": ("step", "slots")}.get(its_pass, (its_pass,))
+        passes = PASSES_OF.get(its_pass, (its_pass,))
         return [plan for plan in self.texts.values() if plan.problem.kernel_pass in passes or its_pass == "step"]
 
     def render(self, plan: KernelPlan) -> str:
@@ -213,6 +219,8 @@ class Prepared:
                 return self.on_pool.expected(kernel, inputs.forward)
             with patch.object(pool_checks, "check_values"):  # as on a GPU, where slots are not read back
                 return self.on_pool.results(kernel)
+        if its_pass == "draft":
+            return _on_cache(kernel, inputs.forward, self.problem.call)
         if its_pass == "step":
             return dict(step_of(kernel, inputs))
         if its_pass == "dropout":
@@ -289,6 +297,15 @@ def _on_zeros(kernel: Kernel, problem: Problem) -> dict[str, Any]:
     return {"none": numpy.zeros(0)}
 
 
+def _on_cache(kernel: Kernel, forward: Any, call: str) -> dict[str, Any]:
+    """Return the results of drafts of a cache, or of the kernel that notes them."""
+    is_emulated = isinstance(kernel, InterpretedKernel)
+    if call in NOTES:
+        return placed(call, lambda draft: kernel.executor.gpu.places(draft, None)) if is_emulated else placed(call)
+    dtype = kernel.interface.precision.storage_dtype if is_emulated and "narrow" in call else None
+    return drafted(kernel, forward, 3, "lengths" in call, dtype)
+
+
 def _dropped(kernel: Kernel, source: Any) -> Any:
     """Return what dropout makes of a piece of time of `source`, with zeros around it."""
     time, target = source.shape[1], numpy.zeros_like(source)
@@ -310,6 +327,9 @@ def _filtered(kernel: Kernel, x: Any, kernel_pass: Any, call: str) -> dict[str, 
     (rows, channels, _), order = x.shape, len(kernel.states)
     random = numpy.random.default_rng(0)
     poles = random.uniform(-0.8, 0.8, (channels, order))
+    if call == "groups":
+        # A state is seen many tiles later.
+        poles[:, 0] = 0.9999, 0.9998
     state = random.standard_normal((rows, channels, order))
     if call == "zeros":
         # A power of these is infinite after the steps of a tile.
@@ -354,6 +374,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         return Case(3, DROPOUT_STEPS)
     if problem.kernel_pass == "pool":
         return Case(1, 1)
+    if problem.kernel_pass == "draft":
+        return OF_DRAFTS
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
@@ -642,6 +664,22 @@ THREE_STATES: dict[str, Any] = {
         "output": "sum[t] + c[t]",
     },
     "hidden_size": 9,
+}
+# A round of block-diagonal products, of whose blocks a block of a cluster has one or a part.
+BLOCKS_OF_R: dict[str, Any] = {
+    "model": {
+        "name": "blocks_of_r",
+        "gates": ["k"],
+        "block_diagonal": {"d": 2, "z": 2, "n": 2},
+        "recurrent_bias": True,
+        "equations": """
+            a    = silu(R.a)
+            k    = silu(W.k + R.d + R.e(a))
+            z    = sigmoid(R.z(k) - 1)
+            h[t] = z * tanh(R.n(k)) + (1 - z) * h[t-1]
+        """,
+    },
+    "precision": "bf16",
 }
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
@@ -999,6 +1037,16 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("inputs", BF16 | {"model": GAPS, "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("blocks of R", BLOCKS_OF_R | {"hidden_size": 32}, DENSE | CLUSTER | {"row_warps": 1}, "resets", BOTH),
+        (
+            "shared blocks of R",
+            BLOCKS_OF_R | WIDE,
+            DENSE | FOUR_BLOCKS | {"row_warps": 1, "split_k_warps": 2},
+            "long resets",
+            BOTH,
+        ),
+        ("more blocks of R", BLOCKS_OF_R | WIDE, DENSE | FOUR_BLOCKS | {"row_warps": 1}, "resets", BACKWARD),
+        ("pairs of blocks of R", BLOCKS_OF_R | {"hidden_size": 32}, DENSE | PAIRS | {"row_warps": 4}, "resets", FORWARD),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
@@ -1171,6 +1219,19 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
     ("steps first", {"model": "min_gru", "hidden_size": 5, "layout": "TBD"}, CHANNELS, OVER_TIME[:2]),
     ("channels first", SELECTIVE | BDT | {"model": "selective", "hidden_size": 6, "state_size": 4}, {}, OVER_TIME[:2]),
 )
+# (name, spec, wanted, calls): a warp of several sequences or of one, values that lanes lack, and chunks.
+ROUNDS_OF_DRAFTS = ("drafts", "drafts of lengths")
+DRAFTS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] = (
+    ("places", {"model": "min_gru", "hidden_size": 5}, {}, NOTES),
+    ("n values", SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5, "groups": 2}, {"lanes": 4}, ROUNDS_OF_DRAFTS),
+    ("both kinds of states", BOTH_KINDS | {"hidden_size": 16, "state_size": 5}, {"lanes": 2}, ROUNDS_OF_DRAFTS),
+    (
+        "chunks",
+        SELECTIVE | BF16 | {"hidden_size": 16, "state_size": 8, "layout": "BDT"},
+        {"lanes": 2},
+        ("narrow drafts of lengths",),
+    ),
+)
 # So many steps that blocks take more than one turn, and the probability with which values are dropped.
 DROPOUT_STEPS, DROPPED = 23, 0.3
 DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -1179,7 +1240,8 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dropout in fp32, one by one", {"model": "ind_rnn", "hidden_size": 5}),
     ("dropout in fp64", {"model": "ind_rnn", "hidden_size": 6, "precision": "fp64"}),
 )
-# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or a step.
+# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or a step;
+# or a group of them and two tiles of the next.
 FILTER_CASES = {
     "long": Case(2, 1100),
     "whole": Case(2, 1096),
@@ -1187,11 +1249,13 @@ FILTER_CASES = {
     "row": Case(1, 1100),
     "step": Case(2, 1),
     "bare": Case(2, 1),
+    "groups": Case(1, 33 * 512 + 5),
 }
-FILTERS: tuple[tuple[str, int, PrecisionName], ...] = (
-    ("filter", 2, "fp32"),
-    ("filter of order 1", 1, "fp64"),
-    ("filter of order 4", 4, "fp64"),
+# (name, order, precision, tiles in shared memory, calls)
+FILTERS: tuple[tuple[str, int, PrecisionName, int, tuple[str, ...]], ...] = (
+    ("filter", 2, "fp32", 1, (*FILTER_CASES,)),
+    ("filter of order 1", 1, "fp64", 2, (*FILTER_CASES,)[:-1]),
+    ("filter of order 4", 4, "fp64", 1, (*FILTER_CASES,)[:-1]),
 )
 
 
@@ -1211,20 +1275,26 @@ def problems_of(family: str) -> tuple[Problem, ...]:
             for kind in kinds
             for call in CALLS
         )
+    if family == "draft":
+        return tuple(
+            Problem(f"drafts, {name}", (*spec.items(), ("training", False)), tuple(wanted.items()), "draft", call)
+            for name, spec, wanted, calls in DRAFTS
+            for call in calls
+        )
     if family == "filter":
         wanted = (("threads", 64), ("steps_per_thread", 8))
-        specs = ((name, filter_spec(precision, order)) for name, order, precision in FILTERS)
+        specs = ((name, filter_spec(precision, order), stages, calls) for name, order, precision, stages, calls in FILTERS)
         return tuple(
             Problem(
                 name,
                 (("model", spec.model), ("hidden_size", 2), ("precision", spec.precision), ("layout", "BDT")),
-                wanted,
+                (*wanted, ("stages", stages)),
                 kernel_pass,
                 call,
             )
-            for name, spec in specs
+            for name, spec, stages, calls in specs
             for kernel_pass in FILTER_PASSES
-            for call in FILTER_CASES
+            for call in calls
         )
     if family == "dropout":
         return tuple(Problem(name, tuple(spec.items()), (("threads", 64),), "dropout", "long") for name, spec in DROPOUTS)
