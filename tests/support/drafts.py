@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy
 from support.pools import BATCH, SLOTS
 
-from minrnn_gen.call.array import wrap_numpy
+from minrnn_gen.call.array import as_numpy, wrap_numpy
 from minrnn_gen.call.interface import Y_AXES
 from minrnn_gen.call.pool import PoolRows
-from minrnn_gen.call.results import Places
+from minrnn_gen.call.results import StepResult
+from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.interpret.cases import Case, inputs_of
+from minrnn_gen.interpret.kernel import InterpretedKernel
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.run.cache import Cache
-from minrnn_gen.run.drafts import Draft, places_on_host
+from minrnn_gen.run.drafts import Draft, launch_starts, places_on_host
 from minrnn_gen.run.verify import steps_of
 
 READ, PAD = numpy.array((7, -1, 2, 0, 5)), 1
@@ -25,7 +27,7 @@ LIVE = READ >= 0
 STEPS, LENGTHS = 3, numpy.array((3, 2, 0, 3, 1))
 OF_DRAFTS = Case(BATCH, STEPS)
 # Calls of the kernel that says where steps have their states, and the slots and sequences there are.
-NOTES, ALL_SLOTS, ROWS = ("noted", "lengths", "folds", "copies"), 70, 66
+NOTES, ALL_SLOTS, ROWS, PLACES = ("noted", "lengths", "folds", "copies", "starts"), 70, 66, 4
 
 
 def check_drafts(kernel: Kernel, rounds: int = STEPS + 1, has_lengths: bool = False, dtype: Any = None) -> None:
@@ -72,27 +74,42 @@ def drafted(kernel: Kernel, forward: Mapping[str, Any], rounds: int, has_lengths
     return results | {name: states.astype(float) for name, states in cache.states.items()}
 
 
-def placed(note: str, places: Callable[[Draft], Places] = places_on_host) -> dict[str, Any]:
-    """Return where steps read and write, and the drafts that are noted.
+def placed(note: str, kernel: InterpretedKernel | None = None) -> dict[str, Any]:
+    """Return where steps read and write, or where each draft starts, and the drafts that are noted.
 
-    `places` on a GPU is given slots that a pool lacks and counts beyond a draft; in host memory the padding they stand for.
+    A kernel is given slots that a pool lacks and counts beyond a draft, but where it copies; NumPy the padding they stand for.
     """
     random, folds, copies = numpy.random.default_rng(0), note in ("folds", "copies"), note == "copies"
     dtype = (numpy.int64, numpy.int32)[NOTES.index(note) % 2]
     reads, drafts = random.permutation(ALL_SLOTS)[:ROWS], random.integers(0, 4, (ALL_SLOTS, 2))
-    kept, wrong = random.integers(0, drafts[reads, 1] + 1), random.integers(0, ROWS, 8)
-    into = random.permutation(ALL_SLOTS)[:ROWS] if copies else None
+    kept, wrong = random.integers(0, drafts[reads, 1] + 1), random.permutation(ROWS)[:8]
+    into = random.permutation(ALL_SLOTS)[:ROWS]
     plain = reads.copy()
-    plain[wrong] = -1
-    reads[wrong[::2]] = random.choice([-1, -2, ALL_SLOTS, 2**31 - 1], 4)
-    kept[wrong[1::2]] = random.choice([-1, 4, 99], 4)
+    plain[wrong] = into[wrong[3:] - 1] = -1
+    reads[wrong[:4]], kept[wrong[4:]] = (-1, -2, ALL_SLOTS, 2**31 - 1), (-1, 4, 99, -1)
     lengths = _rows_of(random.integers(0, 4, ROWS)) if note == "lengths" else None
-    if places is places_on_host or copies:
+    if kernel is None or copies:
         reads, kept = plain, numpy.clip(kept, 0, drafts[plain, 1])
-    rows = PoolRows(_rows_of(reads, dtype, 3), None if into is None else _rows_of(into), -1, ALL_SLOTS)
-    draft = Draft(rows, wrap_numpy(drafts, "drafts"), 4, 1 if folds else 3, None, lengths, folds)
-    found = places(draft if copies else replace(draft, accepted=_rows_of(kept, dtype, 2)))
+    rows = PoolRows(_rows_of(reads, dtype, 3), _rows_of(into) if copies else None, -1, ALL_SLOTS)
+    draft = Draft(rows, wrap_numpy(drafts, "drafts"), PLACES, 1 if folds else 3, None, lengths, folds)
+    draft = draft if copies else replace(draft, accepted=_rows_of(kept, dtype, 2))
+    if note == "starts":
+        return {"starts": _starts(draft, kernel), "drafts": drafts}
+    found = places_on_host(draft) if kernel is None else kernel.executor.gpu.places(draft, None)
     return {"reads": found.reads, "writes": found.writes, "drafts": drafts}
+
+
+def _starts(draft: Draft, kernel: InterpretedKernel | None) -> Any:
+    """Return each sequence's slot, -1 for none, first place and kept steps, and note the draft."""
+    if kernel is not None:
+        recorder = kernel.backend.begin(draft.drafts, None, draft.flat())
+        starts = launch_starts(recorder, kernel.builder, ArrayNames((), ()), draft)
+        return recorder.finish(StepResult(starts, ()), None).result.y
+    slots, kept, drafts = (as_numpy(array) for array in (draft.rows.slots, draft.accepted, draft.drafts))
+    exists = slots >= 0
+    first = (drafts[slots, 0] + kept) % PLACES
+    places_on_host(draft)
+    return numpy.where(exists, [slots, first, kept], [[-1], [0], [0]])
 
 
 def _rows_of(values: Any, dtype: Any = numpy.int64, stride: int = 1) -> Any:

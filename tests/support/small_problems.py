@@ -144,7 +144,8 @@ class Problem:
     # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
     # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1. Of a pool it is
     # one of support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of
-    # drafts it is rounds of them, of lengths or in a "narrow" cache, or a call of the kernel that notes them.
+    # drafts it is rounds of them, of lengths or in a "narrow" cache, or inputs S.* of a step begin at no vector's place ("odd
+    # steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -301,8 +302,10 @@ def _on_cache(kernel: Kernel, forward: Any, call: str) -> dict[str, Any]:
     """Return the results of drafts of a cache, or of the kernel that notes them."""
     is_emulated = isinstance(kernel, InterpretedKernel)
     if call in NOTES:
-        return placed(call, lambda draft: kernel.executor.gpu.places(draft, None)) if is_emulated else placed(call)
+        return placed(call, kernel if is_emulated else None)
     dtype = kernel.interface.precision.storage_dtype if is_emulated and "narrow" in call else None
+    if call.endswith("odd steps"):
+        forward = {**forward, "shared": _each(forward["shared"], _in_longer_steps)}
     return drafted(kernel, forward, 3, "lengths" in call, dtype)
 
 
@@ -504,6 +507,13 @@ def _in_longer_rows(given: Any) -> Any:
     rows = numpy.empty((*given.shape[:-1], given.shape[-1] + 1), given.dtype)
     rows[..., :-1] = given
     return rows[..., :-1]
+
+
+def _in_longer_steps(given: Any) -> Any:
+    """Return an array [sequence, step, .., n] whose steps have a value more between them, and whose sequences stay aligned."""
+    steps = numpy.empty((given.shape[0], 16, *given.shape[2:-1], given.shape[-1] + 1), given.dtype)
+    steps[:, : given.shape[1], ..., :-1] = given
+    return steps[:, : given.shape[1], ..., :-1]
 
 
 def _wider(name: str, given: Any) -> Any:
@@ -1223,13 +1233,18 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
 ROUNDS_OF_DRAFTS = ("drafts", "drafts of lengths")
 DRAFTS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] = (
     ("places", {"model": "min_gru", "hidden_size": 5}, {}, NOTES),
-    ("n values", SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5, "groups": 2}, {"lanes": 4}, ROUNDS_OF_DRAFTS),
-    ("both kinds of states", BOTH_KINDS | {"hidden_size": 16, "state_size": 5}, {"lanes": 2}, ROUNDS_OF_DRAFTS),
+    (
+        "n values",
+        SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5, "groups": 2, "layout": "BDT"},
+        {"lanes": 4},
+        ROUNDS_OF_DRAFTS,
+    ),
+    ("both kinds of states", BOTH_KINDS | {"hidden_size": 16, "state_size": 5}, {"lanes": 2} | BY_THREADS, ROUNDS_OF_DRAFTS),
     (
         "chunks",
-        SELECTIVE | BF16 | {"hidden_size": 16, "state_size": 8, "layout": "BDT"},
+        SELECTIVE | BF16 | {"hidden_size": 16, "state_size": 16},
         {"lanes": 2},
-        ("narrow drafts of lengths",),
+        ("narrow drafts of lengths", "drafts of odd steps"),
     ),
 )
 # So many steps that blocks take more than one turn, and the probability with which values are dropped.
