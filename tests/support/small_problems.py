@@ -142,10 +142,10 @@ class Problem:
     # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
     # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
     # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
-    # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1. Of a pool it is
-    # one of support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of
-    # drafts it is rounds of them, of lengths or in a "narrow" cache, or inputs S.* of a step begin at no vector's place ("odd
-    # steps"), or a call of the kernel that notes them.
+    # "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has "zeros" and poles
+    # beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or padding has the
+    # slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or inputs S.* of a
+    # step begin at no vector's place ("odd steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -333,6 +333,9 @@ def _filtered(kernel: Kernel, x: Any, kernel_pass: Any, call: str) -> dict[str, 
     if call == "groups":
         # A state is seen many tiles later.
         poles[:, 0] = 0.9999, 0.9998
+    if call == "grows":
+        # Finite in a row, infinite after the steps of a tile.
+        poles[0] = 8
     state = random.standard_normal((rows, channels, order))
     if call == "zeros":
         # A power of these is infinite after the steps of a tile.
@@ -780,8 +783,10 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "coupled": (
-        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare", FORWARD),
+        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare packed", FORWARD),
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
+        # Blocks share the columns of shorter sequences.
+        ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets", FORWARD),
         ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
         (
             "reverse",
@@ -1255,8 +1260,8 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dropout in fp32, one by one", {"model": "ind_rnn", "hidden_size": 5}),
     ("dropout in fp64", {"model": "ind_rnn", "hidden_size": 6, "precision": "fp64"}),
 )
-# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or a step;
-# or a group of them and two tiles of the next.
+# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or few
+# steps; or a group of tiles and two of the next.
 FILTER_CASES = {
     "long": Case(2, 1100),
     "whole": Case(2, 1096),
@@ -1265,12 +1270,14 @@ FILTER_CASES = {
     "step": Case(2, 1),
     "bare": Case(2, 1),
     "groups": Case(1, 33 * 512 + 5),
+    "grows": Case(2, 20),
 }
+USUAL = tuple(call for call in FILTER_CASES if call not in ("groups", "grows"))
 # (name, order, precision, tiles in shared memory, calls)
 FILTERS: tuple[tuple[str, int, PrecisionName, int, tuple[str, ...]], ...] = (
-    ("filter", 2, "fp32", 1, (*FILTER_CASES,)),
-    ("filter of order 1", 1, "fp64", 2, (*FILTER_CASES,)[:-1]),
-    ("filter of order 4", 4, "fp64", 1, (*FILTER_CASES,)[:-1]),
+    ("filter", 2, "fp32", 1, (*USUAL, "groups")),
+    ("filter of order 1", 1, "fp64", 2, (*USUAL, "grows")),
+    ("filter of order 4", 4, "fp64", 1, USUAL),
 )
 
 
