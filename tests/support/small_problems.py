@@ -641,6 +641,15 @@ ENTANGLED: dict[str, Any] = {
     "model": {"name": "entangled", "equations": "a[t] = tanh(W.a + b[t-1])\nb[t] = sigmoid(W.b) * b[t-1] + tanh(a[t-1])"},
     "hidden_size": 20,
 }
+# Steps whose map of gradients is mostly the identity, or adds nothing to a gradient.
+SUMS_UP_TO: dict[str, Any] = {
+    "model": {
+        "name": "sums_up_to",
+        "equations": "k = min(exp(W.k), 1)\na[t] = max(k * a[t-1] + W.a, -50)\nb[t] = min(k * b[t-1] + W.b, 50)",
+        "output": "relu(W.o) * (tanh(a[t]) + tanh(b[t]))",
+    },
+    "hidden_size": 20,
+}
 # A scan whose y depends on the state before the step, and one whose gradients depend on two states before and after it.
 LOOKING: dict[str, Any] = {
     "model": {
@@ -678,7 +687,7 @@ THREE_STATES: dict[str, Any] = {
     },
     "hidden_size": 9,
 }
-# A round of block-diagonal products, of whose blocks a block of a cluster has one or a part.
+# Two rounds of block-diagonal products, of whose blocks a block of a cluster has one or a part.
 BLOCKS_OF_R: dict[str, Any] = {
     "model": {
         "name": "blocks_of_r",
@@ -686,10 +695,11 @@ BLOCKS_OF_R: dict[str, Any] = {
         "block_diagonal": {"d": 2, "z": 2, "n": 2},
         "recurrent_bias": True,
         "equations": """
+            b    = tanh(R.d)
             a    = silu(R.a)
-            k    = silu(W.k + R.d + R.e(a))
+            k    = silu(W.k + b + R.e(a))
             z    = sigmoid(R.z(k) - 1)
-            h[t] = z * tanh(R.n(k)) + (1 - z) * h[t-1]
+            h[t] = z * tanh(R.n(z * k)) + (1 - z) * h[t-1]
         """,
     },
     "precision": "bf16",
@@ -779,6 +789,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("divided states", ENTANGLED, DIVIDED, "long resets", BACKWARD),
         ("divided columns", ENTANGLED | {"hidden_size": 60, "batch": 64}, DIVIDED, "resets", BACKWARD),
         ("divided, packed", ENTANGLED | BF16, DIVIDED, "packed", BACKWARD),
+        ("divided sums", SUMS_UP_TO, DIVIDED, "long resets", BACKWARD),
         ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
