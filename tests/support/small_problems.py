@@ -797,7 +797,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare packed", FORWARD),
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
         # Blocks share the columns of shorter sequences.
-        ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets", FORWARD),
+        ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
         ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
         (
             "reverse",
