@@ -41,8 +41,8 @@ faults, one at a time:
 - it makes every relaxed or atomic access a plain one, and leaves half of the lanes out of every shuffle;
 - it turns every predicate and mask that is known only at run time into true, and moves every bound by one.
 
-Each mutant is rendered, compiled and run on small problems that have its line, under up to eight seeds each, or under one where
-its code is the original's. A finding, a wrong result or the compiler *kills* it. Under the same seeds none of the problems reports
+Each mutant is rendered, compiled and run on small problems that have its line, under up to eight seeds each. A finding, a wrong
+result or the compiler *kills* it. The original's own code runs under one seed: under all of them no problem reports
 anything of the originals.
 
 Four things are left out:

@@ -30,6 +30,7 @@ from minrnn_gen.call.pieces import Piece
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import STEP, STEP_SIGNATURE
 from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.interpret.backend import WARP_FALLS_BEHIND
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, SLOW, Case, Inputs, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
@@ -133,19 +134,19 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
-    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or,
-    # of a dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it
-    # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
-    # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
-    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch,
-    # of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every
-    # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
-    # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
-    # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
-    # "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has "zeros" and poles
-    # beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or padding has the
-    # slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or inputs S.* of a
-    # step begin at no vector's place ("odd steps"), or a call of the kernel that notes them.
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of a
+    # dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it and a
+    # step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without
+    # what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before every
+    # step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch, of one
+    # sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every bit of
+    # them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of them
+    # without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of parameters with n
+    # values are "unasked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a
+    # filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a
+    # channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be
+    # "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a
+    # "narrow" cache, or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -207,7 +208,8 @@ class Prepared:
             return others.get(text, text)
 
         self.kernel.backend.substitute = other
-        with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
+        late = LATE_WARP * WARP_FALLS_BEHIND if self.problem.call.endswith("late") else 0
+        with self.kernel.seeded(seed + late), numpy.errstate(all="ignore"):
             return self.results(self.kernel, self.inputs, self.saved)
 
     def results(self, kernel: Kernel, inputs: Inputs, saved: Any = None) -> dict[str, Any]:
@@ -536,6 +538,8 @@ COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lan
 SERIAL = {"threads": 32}
 # Time of a diagonal cell that blocks and their segments share.
 DIVIDED = {"threads": 64, "channels_per_lane": 1, "stages": 2, "segments": 4}
+# The first warp of the second warpgroup, from 1 on.
+LATE_WARP = 5
 # A scan in one kernel with its projection, of more chunks than there are stages.
 PROJECTED = {"channel_warpgroups": 2, "stages": 2}
 INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
@@ -704,6 +708,17 @@ BLOCKS_OF_R: dict[str, Any] = {
     },
     "precision": "bf16",
 }
+# Two states that turn, and may shrink slowly.
+TURNING: dict[str, Any] = {
+    "model": {
+        "name": "turning",
+        "equations": "f = sigmoid(W.f)\n"
+        "a[t] = f * 0.8 * a[t-1] - f * 0.6 * b[t-1] + (1 - f) * W.a\n"
+        "b[t] = f * 0.6 * a[t-1] + f * 0.8 * b[t-1]",
+        "output": "a[t] + b[t]",
+    },
+    "hidden_size": 8,
+}
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
@@ -731,7 +746,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "projected": (
         ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-slow tiles-bare", BOTH),
         ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles tiles-slow", FORWARD),
-        ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
+        ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles tiles-late", FORWARD),
+        ("two stages", GRU | INPUTS, PROJECTED, "tiles-late", FORWARD),
         ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
         ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
         ("log", GRU | LOG | INPUTS, PROJECTED, "tiles tiles-slow", FORWARD),
@@ -796,6 +812,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "coupled": (
         ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare packed", FORWARD),
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
+        ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
         # Blocks share the columns of shorter sequences.
         ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
         ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
@@ -1071,6 +1088,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long resets",
             BOTH,
         ),
+        (
+            "halves of blocks of R",
+            BLOCKS_OF_R | {"hidden_size": 32},
+            DENSE | CLUSTER | {"row_warps": 1, "split_k_warps": 2},
+            "resets",
+            BACKWARD,
+        ),
         ("more blocks of R", BLOCKS_OF_R | WIDE, DENSE | FOUR_BLOCKS | {"row_warps": 1}, "resets", BACKWARD),
         ("pairs of blocks of R", BLOCKS_OF_R | {"hidden_size": 32}, DENSE | PAIRS | {"row_warps": 4}, "resets", FORWARD),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
@@ -1236,6 +1260,7 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
     ("diagonal", BF16 | {"model": "ind_rnn", "hidden_size": 5}, {}, NARROW_STEPS),
     ("n values", SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5}, {"lanes": 4}, NARROW_STEPS),
     ("chunks", SELECTIVE | BF16 | {"hidden_size": 6, "state_size": 8}, {"lanes": 2}, NARROW_STEPS),
+    ("n values of a warp", SELECTIVE | {"hidden_size": 16, "state_size": 4}, {"lanes": 2} | BY_THREADS, ("step",)),
     ("both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}, STEPS_ON_POOL),
     ("dense", {"model": "lstm", "hidden_size": 12}, {"units": 2, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),
     ("units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),
