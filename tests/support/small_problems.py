@@ -443,6 +443,11 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
             {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
         )
         return Inputs(forward, inputs.dy, {}, step)
+    if call == "resets slow":
+        # Most tiles have none.
+        resets = numpy.zeros_like(inputs.forward["resets"])
+        resets[:, case.time // 3] = True
+        return replace(inputs, forward={**inputs.forward, "resets": resets})
     if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
@@ -820,7 +825,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "reverse",
             BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 33},
             COUPLED | {"channel_lanes": 32},
-            "resets",
+            "long resets",
             FORWARD,
         ),
         ("reverse time", BDT | REVERSE | FP64 | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "resets whole", FORWARD),
