@@ -1096,7 +1096,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         (
             "halves of blocks of R",
             BLOCKS_OF_R | {"hidden_size": 32},
-            DENSE | CLUSTER | {"row_warps": 1, "split_k_warps": 2},
+            DENSE | CLUSTER | SHARED_CELLS,
             "resets",
             BACKWARD,
         ),
