@@ -35,6 +35,8 @@ GROUPS_AT_ONCE = 2
 COOPERATIVE_BLOCKS = 6
 # Seeds of launches from one seed of a kernel to the next.
 LAUNCHES_PER_SEED = 1 << 20
+# Added to a seed, so many times as the number of a warp, counted from 1: that warp of each block falls behind all others.
+WARP_FALLS_BEHIND = 1 << 32
 
 
 class EmulatedBackend:

@@ -164,6 +164,13 @@ __device__ void misuse(int fault, unsigned char* h, unsigned* counter, float* y)
                 y[0] = shared.slot[0][15];
             }
             break;
+        case 41:                                                                        // two phases: a late thread takes the second for none
+            for (int n = 0; n < 256 && thread == 0; ++n) {
+                mbarrier_wait(&shared.full[0], 1);                                      // passes at once
+                if (n % 64 == 0) mbarrier_arrive(&shared.full[1]);
+            }
+            if (thread == 32) mbarrier_wait(&shared.full[1], 0);
+            break;
     }
     __syncthreads();
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.machine_kernels import MachineKernel, bf16_bits, bf16_values, machine_kernel, swizzled_rows, wrappers
 
+from minrnn_gen.interpret.backend import LAUNCHES_PER_SEED, WARP_FALLS_BEHIND
 from minrnn_gen.interpret.findings import Finding
 from minrnn_gen.interpret.toolchain import has_compiler
 
@@ -69,15 +70,23 @@ MISUSES = {
 }  # fmt: skip
 
 
+def misuse(kernel: MachineKernel, fault: int, seed: int) -> set[str]:
+    """Return the kinds of what is found."""
+    h, counter = np.zeros(16 * SLOT_BYTES, np.uint8), np.zeros(2, np.uint32)
+    left, y = np.zeros(1, np.uint32), np.zeros(128, np.float32)
+    return {finding.kind for finding in kernel.launch((MISUSE, fault, 0, 0, 0, h, counter, left, y), seed)}
+
+
 @pytest.mark.parametrize(("fault", "kind"), MISUSES.items())
 def test_misuse_of_an_instruction_is_found(kernel: MachineKernel, fault: int, kind: str) -> None:
-    def found(seed: int) -> set[str]:
-        h, counter = np.zeros(16 * SLOT_BYTES, np.uint8), np.zeros(2, np.uint32)
-        left, y = np.zeros(1, np.uint32), np.zeros(128, np.float32)
-        return {finding.kind for finding in kernel.launch((MISUSE, fault, 0, 0, 0, h, counter, left, y), seed)}
-
-    kinds = [found(seed) for seed in range(SEEDS if kind else 4)]
+    kinds = [misuse(kernel, fault, seed) for seed in range(SEEDS if kind else 4)]
     assert any(kind in of_seed for of_seed in kinds) if kind else not any(kinds)
+
+
+@pytest.mark.parametrize(("late", "kinds"), [(0, set()), (1, set()), (2, {"deadlock"})])
+def test_a_warp_that_falls_behind_misses_a_phase(kernel: MachineKernel, late: int, kinds: set[str]) -> None:
+    first = late * WARP_FALLS_BEHIND * LAUNCHES_PER_SEED
+    assert [misuse(kernel, 41, first + seed) for seed in range(6)] == [kinds] * 6
 
 
 def decoded(element: str, rows: Any) -> Any:

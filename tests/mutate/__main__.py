@@ -27,7 +27,7 @@ FIRST = (
     "scan_forward_time", "parts/time", "parts/step", "parts/affine", "scan_backward_channels", "scan_backward_time",
     "persistent_backward", "large_batch", "parts/large_batch",
 )  # fmt: skip
-EVERY_FAMILY = (*FAMILIES, "step", "pool", "dropout", "filter")
+EVERY_FAMILY = (*FAMILIES, "step", "pool", "draft", "dropout", "filter")
 
 Item, Answer = TypeVar("Item"), TypeVar("Answer")
 

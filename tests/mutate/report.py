@@ -42,7 +42,8 @@ faults, one at a time:
 - it turns every predicate and mask that is known only at run time into true, and moves every bound by one.
 
 Each mutant is rendered, compiled and run on small problems that have its line, under up to eight seeds each. A finding, a wrong
-result or the compiler *kills* it. Under the same seeds none of the problems reports anything of the originals.
+result or the compiler *kills* it. The original's own code runs under one seed: under all of them no problem reports
+anything of the originals.
 
 Four things are left out:
 

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy
+from support.drafts import NOTES, OF_DRAFTS, drafted, placed
 from support.halves import take_halves
 from support.input_cells import GAPS, HIGHWAY, NORMED
 from support.last_steps import unlike_final_state
@@ -29,6 +30,7 @@ from minrnn_gen.call.pieces import Piece
 from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import STEP, STEP_SIGNATURE
 from minrnn_gen.config.spec import Spec, load_spec
+from minrnn_gen.interpret.backend import WARP_FALLS_BEHIND
 from minrnn_gen.interpret.builder import EmulatedBuilder
 from minrnn_gen.interpret.cases import DENSE_STEPS, PIECE_STEPS, SLOW, Case, Inputs, inputs_of
 from minrnn_gen.interpret.findings import KernelMisbehaved
@@ -132,21 +134,27 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
-    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or,
-    # of a dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it
-    # and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
-    # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
-    # every step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch,
-    # of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every
-    # bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of
-    # them without steps, are "packed" one behind the other; or gradients of parameters with n values are "unasked" for; or
-    # states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of
-    # "whole" steps of threads, or of one "row", or of a "step"; or a channel has "zeros" and poles beyond 1. Of a pool it is
-    # one of support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond").
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of a
+    # dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it and a
+    # step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without
+    # what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before every
+    # step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch, of one
+    # sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every bit of
+    # them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of them
+    # without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of parameters with n
+    # values are "unasked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a
+    # filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a
+    # channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be
+    # "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a
+    # "narrow" cache, or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
         return f"{self.name}, {self.kernel_pass}, {self.call}"
+
+
+# The passes of the kernels of a call, where it is of several.
+PASSES_OF = {"backward": OF_BACKWARD, "pool": ("step", "slots"), "draft": ("step", "slots", "drafts")}
 
 
 @dataclass
@@ -167,7 +175,7 @@ class Prepared:
     def plans(self) -> list[KernelPlan]:
         """The plans of the kernels of the pass itself."""
         its_pass = self.problem.kernel_pass
-        passes = {"backward": OF_BACKWARD, "pool": ("step", "slots")}.get(its_pass, (its_pass,))
+        passes = PASSES_OF.get(its_pass, (its_pass,))
         return [plan for plan in self.texts.values() if plan.problem.kernel_pass in passes or its_pass == "step"]
 
     def render(self, plan: KernelPlan) -> str:
@@ -200,7 +208,8 @@ class Prepared:
             return others.get(text, text)
 
         self.kernel.backend.substitute = other
-        with self.kernel.seeded(seed), numpy.errstate(all="ignore"):
+        late = LATE_WARP * WARP_FALLS_BEHIND if self.problem.call.endswith("late") else 0
+        with self.kernel.seeded(seed + late), numpy.errstate(all="ignore"):
             return self.results(self.kernel, self.inputs, self.saved)
 
     def results(self, kernel: Kernel, inputs: Inputs, saved: Any = None) -> dict[str, Any]:
@@ -213,6 +222,8 @@ class Prepared:
                 return self.on_pool.expected(kernel, inputs.forward)
             with patch.object(pool_checks, "check_values"):  # as on a GPU, where slots are not read back
                 return self.on_pool.results(kernel)
+        if its_pass == "draft":
+            return _on_cache(kernel, inputs.forward, self.problem.call)
         if its_pass == "step":
             return dict(step_of(kernel, inputs))
         if its_pass == "dropout":
@@ -289,6 +300,17 @@ def _on_zeros(kernel: Kernel, problem: Problem) -> dict[str, Any]:
     return {"none": numpy.zeros(0)}
 
 
+def _on_cache(kernel: Kernel, forward: Any, call: str) -> dict[str, Any]:
+    """Return the results of drafts of a cache, or of the kernel that notes them."""
+    is_emulated = isinstance(kernel, InterpretedKernel)
+    if call in NOTES:
+        return placed(call, kernel if is_emulated else None)
+    dtype = kernel.interface.precision.storage_dtype if is_emulated and "narrow" in call else None
+    if call.endswith("odd steps"):
+        forward = {**forward, "shared": _each(forward["shared"], _in_longer_steps)}
+    return drafted(kernel, forward, 3, "lengths" in call, dtype)
+
+
 def _dropped(kernel: Kernel, source: Any) -> Any:
     """Return what dropout makes of a piece of time of `source`, with zeros around it."""
     time, target = source.shape[1], numpy.zeros_like(source)
@@ -310,6 +332,12 @@ def _filtered(kernel: Kernel, x: Any, kernel_pass: Any, call: str) -> dict[str, 
     (rows, channels, _), order = x.shape, len(kernel.states)
     random = numpy.random.default_rng(0)
     poles = random.uniform(-0.8, 0.8, (channels, order))
+    if call == "groups":
+        # A state is seen many tiles later.
+        poles[:, 0] = 0.9999, 0.9998
+    if call == "grows":
+        # Finite in a row, infinite after the steps of a tile.
+        poles[0] = 8
     state = random.standard_normal((rows, channels, order))
     if call == "zeros":
         # A power of these is infinite after the steps of a tile.
@@ -354,6 +382,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         return Case(3, DROPOUT_STEPS)
     if problem.kernel_pass == "pool":
         return Case(1, 1)
+    if problem.kernel_pass == "draft":
+        return OF_DRAFTS
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
@@ -413,6 +443,11 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
             {name: one for name, one in each.items() if name not in left_out} for each in (inputs.forward, inputs.step)
         )
         return Inputs(forward, inputs.dy, {}, step)
+    if call == "resets slow":
+        # Most tiles have none.
+        resets = numpy.zeros_like(inputs.forward["resets"])
+        resets[:, case.time // 3] = True
+        return replace(inputs, forward={**inputs.forward, "resets": resets})
     if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
@@ -484,6 +519,13 @@ def _in_longer_rows(given: Any) -> Any:
     return rows[..., :-1]
 
 
+def _in_longer_steps(given: Any) -> Any:
+    """Return an array [sequence, step, .., n] whose steps have a value more between them, and whose sequences stay aligned."""
+    steps = numpy.empty((given.shape[0], 16, *given.shape[2:-1], given.shape[-1] + 1), given.dtype)
+    steps[:, : given.shape[1], ..., :-1] = given
+    return steps[:, : given.shape[1], ..., :-1]
+
+
 def _wider(name: str, given: Any) -> Any:
     if name == "parameters":
         return {key: one.astype(numpy.float32) for key, one in given.items()}
@@ -501,6 +543,8 @@ COOPERATIVE = {"lag": 1, "time_warps": 4, "steps_per_lane": 4, "channels_per_lan
 SERIAL = {"threads": 32}
 # Time of a diagonal cell that blocks and their segments share.
 DIVIDED = {"threads": 64, "channels_per_lane": 1, "stages": 2, "segments": 4}
+# The first warp of the second warpgroup, from 1 on.
+LATE_WARP = 5
 # A scan in one kernel with its projection, of more chunks than there are stages.
 PROJECTED = {"channel_warpgroups": 2, "stages": 2}
 INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
@@ -606,6 +650,15 @@ ENTANGLED: dict[str, Any] = {
     "model": {"name": "entangled", "equations": "a[t] = tanh(W.a + b[t-1])\nb[t] = sigmoid(W.b) * b[t-1] + tanh(a[t-1])"},
     "hidden_size": 20,
 }
+# Steps whose map of gradients is mostly the identity, or adds nothing to a gradient.
+SUMS_UP_TO: dict[str, Any] = {
+    "model": {
+        "name": "sums_up_to",
+        "equations": "k = min(exp(W.k), 1)\na[t] = max(k * a[t-1] + W.a, -50)\nb[t] = min(k * b[t-1] + W.b, 50)",
+        "output": "relu(W.o) * (tanh(a[t]) + tanh(b[t]))",
+    },
+    "hidden_size": 20,
+}
 # A scan whose y depends on the state before the step, and one whose gradients depend on two states before and after it.
 LOOKING: dict[str, Any] = {
     "model": {
@@ -643,6 +696,34 @@ THREE_STATES: dict[str, Any] = {
     },
     "hidden_size": 9,
 }
+# Two rounds of block-diagonal products, of whose blocks a block of a cluster has one or a part.
+BLOCKS_OF_R: dict[str, Any] = {
+    "model": {
+        "name": "blocks_of_r",
+        "gates": ["k"],
+        "block_diagonal": {"d": 2, "z": 2, "n": 2},
+        "recurrent_bias": True,
+        "equations": """
+            b    = tanh(R.d)
+            a    = silu(R.a)
+            k    = silu(W.k + b + R.e(a))
+            z    = sigmoid(R.z(k) - 1)
+            h[t] = z * tanh(R.n(z * k)) + (1 - z) * h[t-1]
+        """,
+    },
+    "precision": "bf16",
+}
+# Two states that turn, and may shrink slowly.
+TURNING: dict[str, Any] = {
+    "model": {
+        "name": "turning",
+        "equations": "f = sigmoid(W.f)\n"
+        "a[t] = f * 0.8 * a[t-1] - f * 0.6 * b[t-1] + (1 - f) * W.a\n"
+        "b[t] = f * 0.6 * a[t-1] + f * 0.8 * b[t-1]",
+        "output": "a[t] + b[t]",
+    },
+    "hidden_size": 8,
+}
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
@@ -670,7 +751,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "projected": (
         ("kept steps", GRU | INPUTS, PROJECTED, "tiles tiles-slow tiles-bare", BOTH),
         ("three stages", GRU | INPUTS | FP16, PROJECTED | {"stages": 3}, "tiles tiles-slow", FORWARD),
-        ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles", FORWARD),
+        ("one chunk", GRU | INPUTS | {"hidden_size": 256, "input_size": 64}, PROJECTED, "tiles tiles-late", FORWARD),
+        ("two stages", GRU | INPUTS, PROJECTED, "tiles-late", FORWARD),
         ("parameter", TRACKING | INPUTS, PROJECTED, "tiles tiles-mixed", BOTH),
         ("looking back", LOOKING | INPUTS, PROJECTED, "tiles", FORWARD),
         ("log", GRU | LOG | INPUTS, PROJECTED, "tiles tiles-slow", FORWARD),
@@ -728,18 +810,22 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("divided states", ENTANGLED, DIVIDED, "long resets", BACKWARD),
         ("divided columns", ENTANGLED | {"hidden_size": 60, "batch": 64}, DIVIDED, "resets", BACKWARD),
         ("divided, packed", ENTANGLED | BF16, DIVIDED, "packed", BACKWARD),
+        ("divided sums", SUMS_UP_TO, DIVIDED, "long resets", BACKWARD),
         ("bounded", BOUNDED | {"gpu": "t4"}, {}, "resets", FORWARD),
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "coupled": (
-        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare", FORWARD),
+        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare packed", FORWARD),
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
+        ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
+        # Blocks share the columns of shorter sequences.
+        ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
         ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
         (
             "reverse",
             BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 33},
             COUPLED | {"channel_lanes": 32},
-            "resets",
+            "long resets",
             FORWARD,
         ),
         ("reverse time", BDT | REVERSE | FP64 | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "resets whole", FORWARD),
@@ -999,6 +1085,23 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("inputs", BF16 | {"model": GAPS, "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
+        ("blocks of R", BLOCKS_OF_R | {"hidden_size": 32}, DENSE | CLUSTER | {"row_warps": 1}, "resets", BOTH),
+        (
+            "shared blocks of R",
+            BLOCKS_OF_R | WIDE,
+            DENSE | FOUR_BLOCKS | {"row_warps": 1, "split_k_warps": 2},
+            "long resets",
+            BOTH,
+        ),
+        (
+            "halves of blocks of R",
+            BLOCKS_OF_R | {"hidden_size": 32},
+            DENSE | CLUSTER | SHARED_CELLS,
+            "resets",
+            BACKWARD,
+        ),
+        ("more blocks of R", BLOCKS_OF_R | WIDE, DENSE | FOUR_BLOCKS | {"row_warps": 1}, "resets", BACKWARD),
+        ("pairs of blocks of R", BLOCKS_OF_R | {"hidden_size": 32}, DENSE | PAIRS | {"row_warps": 4}, "resets", FORWARD),
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
@@ -1176,6 +1279,7 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
     ("diagonal", BF16 | {"model": "ind_rnn", "hidden_size": 5}, {}, NARROW_STEPS),
     ("n values", SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5}, {"lanes": 4}, NARROW_STEPS),
     ("chunks", SELECTIVE | BF16 | {"hidden_size": 6, "state_size": 8}, {"lanes": 2}, NARROW_STEPS),
+    ("n values of a warp", SELECTIVE | {"hidden_size": 16, "state_size": 4}, {"lanes": 2} | BY_THREADS, ("step",)),
     ("both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}, STEPS_ON_POOL),
     ("dense", {"model": "lstm", "hidden_size": 12}, {"units": 2, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),
     ("units left", {"model": "gru", "hidden_size": 20}, {"units": 4, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),
@@ -1185,6 +1289,24 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
     ("steps first", {"model": "min_gru", "hidden_size": 5, "layout": "TBD"}, CHANNELS, OVER_TIME[:2]),
     ("channels first", SELECTIVE | BDT | {"model": "selective", "hidden_size": 6, "state_size": 4}, {}, OVER_TIME[:2]),
 )
+# (name, spec, wanted, calls): a warp of several sequences or of one, values that lanes lack, and chunks.
+ROUNDS_OF_DRAFTS = ("drafts", "drafts of lengths")
+DRAFTS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] = (
+    ("places", {"model": "min_gru", "hidden_size": 5}, {}, NOTES),
+    (
+        "n values",
+        SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5, "groups": 2, "layout": "BDT"},
+        {"lanes": 4},
+        ROUNDS_OF_DRAFTS,
+    ),
+    ("both kinds of states", BOTH_KINDS | {"hidden_size": 16, "state_size": 5}, {"lanes": 2} | BY_THREADS, ROUNDS_OF_DRAFTS),
+    (
+        "chunks",
+        SELECTIVE | BF16 | {"hidden_size": 16, "state_size": 16},
+        {"lanes": 2},
+        ("narrow drafts of lengths", "drafts of odd steps"),
+    ),
+)
 # So many steps that blocks take more than one turn, and the probability with which values are dropped.
 DROPOUT_STEPS, DROPPED = 23, 0.3
 DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -1193,7 +1315,8 @@ DROPOUTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dropout in fp32, one by one", {"model": "ind_rnn", "hidden_size": 5}),
     ("dropout in fp64", {"model": "ind_rnn", "hidden_size": 6, "precision": "fp64"}),
 )
-# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or a step.
+# Of tiles of 512 steps: two and a part of a third, which ends within the steps of a thread or with them ("whole"); or few
+# steps; or a group of tiles and two of the next.
 FILTER_CASES = {
     "long": Case(2, 1100),
     "whole": Case(2, 1096),
@@ -1201,11 +1324,15 @@ FILTER_CASES = {
     "row": Case(1, 1100),
     "step": Case(2, 1),
     "bare": Case(2, 1),
+    "groups": Case(1, 33 * 512 + 5),
+    "grows": Case(2, 20),
 }
-FILTERS: tuple[tuple[str, int, PrecisionName], ...] = (
-    ("filter", 2, "fp32"),
-    ("filter of order 1", 1, "fp64"),
-    ("filter of order 4", 4, "fp64"),
+USUAL = tuple(call for call in FILTER_CASES if call not in ("groups", "grows"))
+# (name, order, precision, tiles in shared memory, calls)
+FILTERS: tuple[tuple[str, int, PrecisionName, int, tuple[str, ...]], ...] = (
+    ("filter", 2, "fp32", 1, (*USUAL, "groups")),
+    ("filter of order 1", 1, "fp64", 2, (*USUAL, "grows")),
+    ("filter of order 4", 4, "fp64", 1, USUAL),
 )
 
 
@@ -1225,20 +1352,26 @@ def problems_of(family: str) -> tuple[Problem, ...]:
             for kind in kinds
             for call in CALLS
         )
+    if family == "draft":
+        return tuple(
+            Problem(f"drafts, {name}", (*spec.items(), ("training", False)), tuple(wanted.items()), "draft", call)
+            for name, spec, wanted, calls in DRAFTS
+            for call in calls
+        )
     if family == "filter":
         wanted = (("threads", 64), ("steps_per_thread", 8))
-        specs = ((name, filter_spec(precision, order)) for name, order, precision in FILTERS)
+        specs = ((name, filter_spec(precision, order), stages, calls) for name, order, precision, stages, calls in FILTERS)
         return tuple(
             Problem(
                 name,
                 (("model", spec.model), ("hidden_size", 2), ("precision", spec.precision), ("layout", "BDT")),
-                wanted,
+                (*wanted, ("stages", stages)),
                 kernel_pass,
                 call,
             )
-            for name, spec in specs
+            for name, spec, stages, calls in specs
             for kernel_pass in FILTER_PASSES
-            for call in FILTER_CASES
+            for call in calls
         )
     if family == "dropout":
         return tuple(Problem(name, tuple(spec.items()), (("threads", 64),), "dropout", "long") for name, spec in DROPOUTS)

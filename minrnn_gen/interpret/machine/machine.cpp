@@ -50,6 +50,7 @@ int minrnn_launch(const char* name, unsigned blocks, unsigned threads, unsigned 
     accesses_left = 1 + random_below(ACCESSES_AT_ONCE_MOST);
     is_over = false;
     prefers_recent = random_below(2);
+    late_warp = int(seed >> LATE_WARP_BIT) - 1;
     watches_arrays = !arrays.empty();
     findings.clear();
     unconfirmed = 0;

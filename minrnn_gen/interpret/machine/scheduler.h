@@ -18,6 +18,8 @@ constexpr int POISON = 0xff;                // NaN, whatever the type
 constexpr unsigned CLUSTERS_RESIDENT_MOST = 4, FIBERS_RESIDENT_MOST = 4096;     // where blocks do not wait for each other
 // In every other launch mostly one of the fibers that became runnable last: they are what a core's caches hold.
 constexpr unsigned RECENT = 64, ANY_ONE_IN = 8;
+// Upper bits of a seed are the number of a warp of each block that falls behind, from 1 on: one draw of so many has no regard to it.
+constexpr unsigned LATE_WARP_BIT = 52, REGARDLESS_ONE_IN = 64;
 
 static void run_fiber() {
     kernel->run(words);
@@ -84,7 +86,9 @@ static void admit_cluster(unsigned first_block) {
 }
 static void run_next() {
     const unsigned count = unsigned(runnable.size()), among = prefers_recent && random_below(ANY_ONE_IN) ? std::min(count, RECENT) : count;
-    const std::size_t which = count - 1 - random_below(among);
+    std::size_t which = count - 1 - random_below(among);
+    const bool has_regard = late_warp >= 0 && random_below(REGARDLESS_ONE_IN);
+    for (unsigned n = 1; has_regard && n < count && runnable[which]->warp->number == late_warp; ++n) which = (which + 1) % count;
     std::swap(runnable[which], runnable.back());
     current = runnable.back();
     runnable.pop_back();

@@ -141,6 +141,7 @@ static unsigned block_threads, blocks_of_cluster, steps, memory_changes, accesse
 static std::size_t shared_size;
 static uint64_t random_state;
 static bool is_over, watches_arrays, prefers_recent;
+static int late_warp;                       // of every block, -1 for none
 static const Entry* kernel;
 static long long words[1 << 10];          // the arguments: static, as kernels read them too
 static unsigned char *code_begin, *code_end;
