@@ -186,7 +186,7 @@ class Kernel(Derivatives, Steps):
         Raises BadInput for other sizes, and what `compile` raises.
         """
         if reset_states or holds:
-            self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states)
+            self.altered(reset_states, holds)[0].prepare(sizes, watch, resets=resets or reset_states, slots=slots)
         elif self.embedded is not None:
             self.embedded.prepare(sizes := tuple(sizes), watch, resets=resets, slots=slots)
             if self.folded:

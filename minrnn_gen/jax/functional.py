@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Unpack
 
 import jax
@@ -32,6 +32,7 @@ from minrnn_gen.jax.fp32_precision import multiplies_in_tf32
 from minrnn_gen.jax.over_time import check_cell, local_boundaries, run_over_time, with_initial_states
 from minrnn_gen.jax.primitive import bind
 from minrnn_gen.jax.request import Request
+from minrnn_gen.jax.slots import on_rows
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import has_recurrent_product, kernel_by, known
 from minrnn_gen.run.embedded import EmbeddedExecutor
@@ -47,6 +48,10 @@ def recurrence(
     *,
     all_states: bool = False,
     axis_name: str | None = None,
+    slots: Any = None,
+    into_slots: Any = None,
+    has_state: Any = None,
+    pad_slot: int = PAD_SLOT,
     **arrays: Unpack[CallArrays],
 ) -> tuple[Any, ...]:
     """Return (y, final state) of a spec's recurrence over time, with gradients for every floating-point array.
@@ -56,11 +61,25 @@ def recurrence(
     The product with `weight` is JAX's own. Values of `lengths` and `cu_seqlens` are checked where they are known; tracers' are
     clipped to the steps of x. With `axis_name` x and resets are this device's pieces of time in a `jax.shard_map` over that
     axis; states, lengths and cu_seqlens are of the whole. A call has derivatives in forward mode, and gradients have gradients,
-    but over an axis (docs/how-to/derivatives.md). Raises BadInput for arguments that do not fit.
+    but over an axis (docs/how-to/derivatives.md). slots, into_slots, has_state, pad_slot: as of a kernel's call, on a pool of
+    states {name: [slots, H]}, which is returned as it is after the call. Raises BadInput for arguments that do not fit.
     """
     check_static(all_states, "all_states")
     if not isinstance(all_states, bool):
         raise BadInput(f"all_states is {kind_of(all_states)}; True or False is expected")
+    pool = pool_arguments(slots, into_slots, pad_slot, has_state)
+    if pool is not None:
+        if all_states or axis_name is not None:
+            what = "all_states" if all_states else "axis_name"
+            raise BadInput(f"slots were given with {what}, but only whole final states go into the pool; leave one of them out")
+        of_rows: Any = {name: array for name, array in arrays.items() if name != "state"}
+        return on_rows(
+            _of_one_direction(kernel_of(spec)),
+            arrays.get("state"),
+            pool,
+            arrays.get("cu_seqlens"),
+            lambda state: recurrence(spec, x, R, state=state, **of_rows),
+        )
     for name in ("resets", "holds"):
         if (marks := arrays.get(name)) is not None:
             arrays[name] = as_array(marks if is_traced(marks) else as_marks(marks, name), name)
@@ -117,7 +136,9 @@ def step(
     pool = pool_arguments(slots, into_slots, pad_slot)
     if (kernel := kernel_by(_recipe(spec))).embedded is not None:
         if pool is not None:
-            raise BadInput("slots were given, but the cell has units of several sizes, which JAX has no pool of; pass states")
+            rows: Any = {name: array for name, array in arrays.items() if name != "state"}
+            run = partial(step, kernel, x_t, R, **rows)
+            return on_rows(_of_one_direction(kernel), arguments.state, pool, None, lambda state: run(state=state))
         embedding, inner = _of_embedded(kernel, _taken(kernel, arguments))
         named: Any = {name: getattr(inner, name) for name in StepArrays.__annotations__}
         y, state = step(kernel.embedded, inner.x, inner.R, **named)
@@ -144,6 +165,17 @@ def step(
     request = Request("step", present, recipe) if is_plain else Request("step_on_pool", present, recipe, pad_slot=pad_slot)
     y, *results = bind(request, operands)
     return y, dict(zip(interface.states, results, strict=True))
+
+
+def kernel_of(spec: SpecLike) -> Kernel:
+    """Return the kernel of a spec, as JAX's settings have it."""
+    return kernel_by(_recipe(spec))
+
+
+def _of_one_direction(kernel: Kernel) -> Interface:
+    if kernel.interface.directions:
+        raise BadInput("slots were given, but the spec is bidirectional; pass the states of the sequences, without slots")
+    return kernel.interface
 
 
 def _embedded(

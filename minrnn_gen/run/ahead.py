@@ -111,9 +111,12 @@ def prepare(
 ) -> None:
     """Plan and compile, in parallel, the kernels that calls of the sizes `wanted` run on a GPU.
 
-    `resets`: the calls have resets. `slots`: also single steps on slots, and drafts. Raises the errors of building a kernel.
+    `resets`: the calls have resets. `slots`: also single steps on slots, and drafts. Raises the errors of building a kernel,
+    and BadInput for slots where the spec is bidirectional.
     """
     wanted = tuple(wanted)
+    if slots and len(RUNS_REVERSED[builder.spec.direction]) > 1:
+        raise BadInput("slots were given to prepare, but the spec is bidirectional and has no calls on slots; leave them out")
     _prepare(builder, backend.plan, wanted, watch, resets, slots)
     if builder.spec.training:
         backend.prepare_gradients()

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from support import fronts, fronts_page, strategy_fronts
 from support.documentation import table
-from support.fronts_page import GROUPS, OF_STRATEGIES, PAGE, REASONS, WRITE
+from support.fronts_page import FRONTS, GROUPS, OF_STRATEGIES, PAGE, REASONS, WRITE
 from support.uncompiled_kernels import nothing_compiled
 
 from minrnn_gen.interpret.toolchain import has_compiler
@@ -33,8 +33,8 @@ def of_classes(column: str) -> dict[str, str]:
 
 
 def test_the_tables_have_every_class_and_every_strategy(rows: dict[str, fronts.Row]) -> None:
-    assert [column for group in GROUPS.values() for column in group] == list(fronts.FRONTS)
-    for column in fronts.FRONTS:
+    assert [column for group in GROUPS.values() for column in group] == list(FRONTS)
+    for column in FRONTS:
         assert list(of_classes(column)) == list(fronts.SPECS)
     classes = {(row.kernel.builder.cell_shape.kind, row.kernel.interface.has_vectors) for row in rows.values()}
     # Kernels of n values per channel ask whether a cell is a scan, and no more.
@@ -47,7 +47,7 @@ def test_the_tables_have_every_class_and_every_strategy(rows: dict[str, fronts.R
 def test_every_entry_is_yes_or_a_reason_of_the_page() -> None:
     numbered = {int(number): why for number, why in re.findall(r"^(\d+)\. (.+)$", PAGE.read_text(), flags=re.MULTILINE)}
     assert numbered == dict(enumerate((reason.why for reason in (*REASONS, *OF_STRATEGIES)), 1))
-    entries = {(column, row): one for column in fronts.FRONTS for row, one in of_classes(column).items()}
+    entries = {(column, row): one for column in FRONTS for row, one in of_classes(column).items()}
     for name, *answers in table(PAGE, "kernel", *strategy_fronts.FRONTS):
         entries |= {(column, name.strip("`")): one for column, one in zip(strategy_fronts.FRONTS, answers, strict=True)}
     reasoned = {
@@ -61,10 +61,10 @@ def test_every_entry_is_yes_or_a_reason_of_the_page() -> None:
 
 @pytest.mark.parametrize(
     "column",
-    [pytest.param(column, marks=pytest.mark.matrix_full if front.is_slow else ()) for column, front in fronts.FRONTS.items()],
+    [pytest.param(column, marks=pytest.mark.matrix_full if front.is_slow else ()) for column, front in FRONTS.items()],
 )
 def test_a_front_takes_what_the_table_says(rows: dict[str, fronts.Row], column: str, tmp_path: Path) -> None:
-    if needed := fronts.FRONTS[column].needs:
+    if needed := FRONTS[column].needs:
         pytest.importorskip(needed)
     assert fronts_page.entries_of_column(rows, column, tmp_path) == of_classes(column), WRITE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import fronts, strategy_fronts
+from support import fronts, slot_fronts, strategy_fronts
 from support.documentation import ROOT, name_of
 from support.uncompiled_kernels import nothing_compiled
 
@@ -21,6 +21,7 @@ from benchmarks.pages import filled_sections
 
 PAGE = ROOT / "docs" / "fronts.md"
 WRITE = "PYTHONPATH=tests python -m support.fronts_page writes the page"
+FRONTS = {**fronts.FRONTS, **slot_fronts.FRONTS}
 # The columns of the classes of cells, in tables that a page has room for.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Calls": ("NumPy", "native C", "GPU", "`verify`", "single step", "`reset_states`, `holds`", "second gradients"),
@@ -38,6 +39,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Without Python": ("C for CPUs", "C for GPUs", "operators"),
     "Over ranks": ("`pipeline`", "`correct`", "`summary`", "`head_group`"),
     "Ahead of calls": ("`prepare`", "`tune`", "CUDA graphs"),
+    "On slots of a pool": slot_fronts.OF_CALLS,
+    "On slots of a pool, ahead of calls": tuple(name for name in slot_fronts.FRONTS if name not in slot_fronts.OF_CALLS),
 }
 
 _COMPLEX, _LOG, _DIAGONAL, _DENSE = "a scan of complex numbers", "a scan with `scan_arithmetic: log`", "diagonal", "dense"
@@ -58,8 +61,9 @@ class Reason(NamedTuple):
 REASONS = (
     Reason(
         "`minrnn_gen.scan` is given its coefficients. It has no weights that a layer could hold, its step is `a * h + b`, "
-        "which begins from b where a is 0, and no channel reads another, so that each rank scans its own.",
-        ("single step", "`reset_states`, `holds`", "torch `RNN`", "JAX `RNN`", "`head_group`"),
+        "which begins from b where a is 0, and no channel reads another, so that each rank scans its own. That step on slots "
+        "of a pool is an index of the caller's own array.",
+        ("single step", "`reset_states`, `holds`", "torch `RNN`", "JAX `RNN`", "`head_group`", *slot_fronts.FRONTS),
         (_COMPLEX,),
     ),
     Reason(
@@ -75,14 +79,15 @@ REASONS = (
         (_COMPLEX,),
     ),
     Reason(
-        "The reverse direction begins at the last step of a sequence: there is no next step before all steps are known.",
-        ("single step",),
+        "The reverse direction begins at the last step of a sequence: there is no next step before all steps are known, and "
+        "no state to keep in a slot for it.",
+        ("single step", *slot_fronts.FRONTS),
         (_BOTH,),
     ),
     Reason(
         "A single step begins from the state that it is given: a caller gives the reset state, or keeps the state and takes no "
         "step.",
-        ("single step",),
+        ("single step", *slot_fronts.OF_STEPS),
         (fronts.ALTERED,),
     ),
     Reason(
@@ -145,7 +150,7 @@ def _numbered() -> Iterable[tuple[int, Reason]]:
 
 def entries_of_column(rows: Mapping[str, fronts.Row], column: str, folder: Path) -> dict[str, str]:
     """Return the entry of each class of cells in a column."""
-    front = fronts.FRONTS[column]
+    front = FRONTS[column]
     return {
         row: entry(fronts.takes(front, made, folder / str(number)), column, row)
         for number, (row, made) in enumerate(rows.items())
@@ -189,9 +194,7 @@ def main() -> None:
         patch.setenv("MINRNN_CPU", "numpy")
         with nothing_compiled():
             rows = fronts.rows()
-            classes = {
-                column: entries_of_column(rows, column, folder / str(number)) for number, column in enumerate(fronts.FRONTS)
-            }
+            classes = {column: entries_of_column(rows, column, folder / str(number)) for number, column in enumerate(FRONTS)}
         with nothing_compiled(plans_sizes=True):
             strategies = {one: entries_of_strategy(one, folder / one) for one in strategy_fronts.STRATEGIES}
     PAGE.write_text(page_of(classes, strategies), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,15 @@ layers = needed("minrnn_gen.torch")
 drop_ins = needed("minrnn_gen.torch.nn")
 
 FULL = pytest.mark.matrix_full
+
+
+@pytest.fixture(autouse=True)
+def dynamo_takes_classes_of_torch() -> Iterator[None]:
+    """Let torch.compile trace subclasses of torch.nn.LSTM, as its setting allows."""
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+
+
 SLOTS, INPUTS, HIDDEN = 5, 6, 8
 MADE: dict[str, Callable[[], Any]] = {
     "two of LSTM": lambda: layers.RNN("lstm", INPUTS, HIDDEN, 2),
@@ -46,6 +55,35 @@ def test_steps_on_a_cache_are_steps_on_states(name: str, is_compiled: bool) -> N
     for pool, last in zip(cache.states.values(), state if isinstance(state, tuple) else (state,), strict=True):
         # Projected units have zeros beyond their own.
         assert torch.equal(pool[:, [4, 2], : last.shape[2]], last[:, [0, 2]]) and not pool[:, [0, 1, 3]].any()
+
+
+@pytest.mark.parametrize("name", [*MADE][:1] + [pytest.param(name, marks=FULL) for name in [*MADE][1:2] + [*MADE][3:]])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=FULL)])
+def test_calls_on_a_cache_are_calls_on_states(name: str, is_compiled: bool) -> None:
+    torch.manual_seed(0)
+    layer = MADE[name]()
+    dtype = next(layer.parameters()).dtype
+    cache, slots, lengths = layer.cache(SLOTS), torch.tensor([4, -1, 2, 0], dtype=torch.int32), torch.tensor([3, 2, 0, 1])
+    for states in cache.states.values():
+        states.normal_()
+    before = {name: states.clone() for name, states in cache.states.items()}
+    has_state, into = torch.tensor([True, True, True, False]), torch.tensor([4, 1, 3, 0])
+
+    def call(x: Any) -> Any:
+        on_cache = {"cache": cache, "slots": slots, "into_slots": into, "has_state": has_state}
+        return layer(x, lengths=lengths, **on_cache)[0]
+
+    x = torch.randn(4, 3, INPUTS, dtype=dtype)
+    hx = tuple(torch.stack([states[:, 4], states[:, 2] * 0, states[:, 2], states[:, 0] * 0], 1) for states in before.values())
+    expected, final = layer(x, hx if len(hx) > 1 else hx[0], lengths=lengths)
+    x[1] = torch.nan
+    y = (torch.compile(call, fullgraph=True, backend="aot_eager") if is_compiled else call)(x)
+    torch.testing.assert_close(y[::2], expected[::2], rtol=0, atol=0)
+    torch.testing.assert_close(y[3], expected[3], rtol=0, atol=0)
+    assert not y[1].any()
+    for (name, pool), last in zip(cache.states.items(), final if isinstance(final, tuple) else (final,), strict=True):
+        # A sequence without steps copies its slot; nothing else changes.
+        assert torch.equal(pool[:, [4, 3, 0]], last[:, [0, 2, 3]]) and torch.equal(pool[:, [1, 2]], before[name][:, [1, 2]])
 
 
 def test_states_in_slots_may_be_in_the_dtype_of_the_weights() -> None:
@@ -104,6 +142,10 @@ def test_what_has_no_cache_and_what_is_none_say_so() -> None:
         "cache is of 1 layers; one of 2 is expected": lambda: layer.step(x, cache=other.cache(3), slots=slots),
         "without slots; give the slot of each sequence": lambda: layer.step(x, cache=layer.cache(3)),
         "slots were given without a cache": lambda: layer.step(x, slots=slots),
+        "a cache was given with hx; sequences are whole": lambda: layers.RNN("lstm", INPUTS, HIDDEN)(
+            x[:, None], (torch.zeros(1, 3, HIDDEN),) * 2, cache=layers.RNN("lstm", INPUTS, HIDDEN).cache(3), slots=slots
+        ),
+        r"input has shape \[3, 6\]; \[batch, time, 6\] is expected": lambda: layer(x, cache=layer.cache(3), slots=slots),
         "with state or resets": lambda: layer.step(x, torch.zeros(1), cache=layer.cache(3), slots=slots),
         "draft is 2.0; the steps of the longest draft, 0 for none": lambda: layer.cache(3, 2.0),
         "x has 2 steps, but a draft of the cache has 1 to 1": lambda: layer.verify_draft(

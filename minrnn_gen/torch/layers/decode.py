@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 
+from minrnn_gen.build.altered_cells import refuse_projected
 from minrnn_gen.build.explain import explain
 from minrnn_gen.call.pool import PAD_SLOT
 from minrnn_gen.errors import BadInput, kind_of, shown
@@ -15,6 +16,7 @@ from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.run.ahead import build_plain, sizes_from
 from minrnn_gen.torch.dtypes import STATES, STORAGE
 from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.altering import altered_layer, marks_of
 from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.cache import LayerCache
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
@@ -23,10 +25,10 @@ from minrnn_gen.torch.layers.stack import LayerStack
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import refuse_others
 from minrnn_gen.torch.operators.stack_operator import together
-from minrnn_gen.torch.operators.step_operator import places_of_draft, step_on_pool
+from minrnn_gen.torch.operators.step_operator import forward_on_pool, places_of_draft, step_on_pool
 from minrnn_gen.torch.sequence_group.cells import ways_in_words
 from minrnn_gen.torch.sequence_group.group import member_of
-from minrnn_gen.torch.tensors import check_tensor
+from minrnn_gen.torch.tensors import check_tensor, integers_in
 
 Pass = Literal["forward", "backward", "step"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
@@ -211,6 +213,50 @@ class DecodingStack(LayerStack):
         embedding = embedding_of(self._made)
         return x if embedding is None else embedding.y_of_step(x), cache
 
+    def _call_on_cache(
+        self,
+        input: Any,
+        marked: tuple[Any, Any, Any],
+        ends: tuple[Any, Any],
+        inputs: Any,
+        cache: Any,
+        rows: tuple[Any, Any, Any, int],
+        others: Mapping[str, Any],
+    ) -> tuple[Any, LayerCache]:
+        """Return the output of all layers over time on slots, and the cache.
+
+        `marked`: resets, reset states and holds; `ends`: lengths and cu_seqlens; `rows`: slots, into_slots, has_state and
+        pad_slot; `others`: arguments that such a call refuses.
+        """
+        refuse_others()
+        self._check_cached(cache, rows[0])
+        if self._made.projected is not None:
+            refuse_projected(self._made.name, *marked[1:])
+        for name, value in others.items():
+            if value is not None:
+                raise BadInput(f"a cache was given with {name}; sequences are whole and start from their slots, leave it out")
+        check_tensor(input, "input")
+        if input.dim() != 3 or input.shape[-1] != self.input_size:
+            axes = "batch, time" if self.batch_first else "time, batch"
+            raise BadInput(f"input has shape {list(input.shape)}; [{axes}, {self.input_size}] is expected")
+        lengths, cu_seqlens = integers_in(ends[0], "lengths"), integers_in(ends[1], "cu_seqlens")
+        count = input.shape[0 if self.batch_first else 1] if cu_seqlens is None else cu_seqlens.numel() - 1
+        resets, altering = marks_of(self._made, input, count, self.hidden_size, marked, self.batch_first)
+        of_layers = inputs_of_layers(inputs, self._made, input.shape[:-1], (self.hidden_size,))
+        with torch.no_grad():
+            x, precision, casts = self._in_precision(input.detach())
+            pools = [[*own.states.values()] for own in cache.layers]
+            checks.check_state_dtypes(pools[0], self._made.states, (STATES[precision], STORAGE[precision]))
+            for layer, (recipe, pool) in enumerate(zip(self._recipes(precision), pools, strict=True)):
+                own, tensors = self._call_of_step(x, layer, casts, pool, of_layers[layer], (resets, lengths, cu_seqlens))
+                if altering[0] or altering[1] is not None:
+                    marks, hidden = (resets, cu_seqlens), self.hidden_size
+                    recipe, added = altered_layer(self._made, recipe, layer, x, marks, altering, self._input_axes, hidden)
+                    tensors += added
+                x = forward_on_pool(recipe, own, len(pool), tensors, rows)
+        embedding = embedding_of(self._made)
+        return x if embedding is None else embedding.y(x), cache
+
     def _check_steps(self) -> None:
         if self.bidirectional:
             raise BadInput("step needs one direction, but the layer is bidirectional; call the layer on whole sequences")
@@ -234,15 +280,21 @@ class DecodingStack(LayerStack):
         return x, [together(layers, False) for layers in zip(*final, strict=True)]
 
     def _call_of_step(
-        self, x: Any, layer: int, casts: bool, states: Sequence[Any], inputs: Sequence[Any]
+        self,
+        x: Any,
+        layer: int,
+        casts: bool,
+        states: Sequence[Any],
+        inputs: Sequence[Any],
+        sequences: tuple[Any, Any, Any] = (None, None, None),
     ) -> tuple[int, tuple[Any, ...]]:
-        """Return how many parameters of its cell a layer has, and the tensors of its step in the order of slots."""
+        """Return how many parameters of its cell a layer has, and the tensors of its step or call in the order of slots."""
         R, weight, bias, recurrent_bias, *own = (
             parameter if parameter is None else parameter.detach() for parameter in self._beside(x, layer, casts)
         )
         shared = self._shared_of(x, layer, casts)
         beside = [values.detach().to(x.dtype) if casts else values.detach() for values in inputs]
-        return len(own), (x, R, weight, bias, recurrent_bias, None, None, None, *own, *states, *shared, *beside)
+        return len(own), (x, R, weight, bias, recurrent_bias, *sequences, *own, *states, *shared, *beside)
 
 
 def _named(layers: Sequence[int]) -> str:

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Never, Unpack, cast
 
 import torch
 
+from minrnn_gen.call.pool import PAD_SLOT
 from minrnn_gen.layers.architecture import architecture_of
 from minrnn_gen.layers.kernels import recipe_in_layout
 from minrnn_gen.precision import named_precision
 from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.cache import LayerCache
 from minrnn_gen.torch.layers.decode import DecodingStack
 from minrnn_gen.torch.layers.initial import begin, draw
 from minrnn_gen.torch.layers.options import KEYWORDS, SpecOptions, shows_options
@@ -177,6 +179,11 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         sequence_group: Any = None,
         head_group: Any = None,
         inputs: Any = None,
+        cache: LayerCache | None = None,
+        slots: Any = None,
+        into_slots: Any = None,
+        has_state: Any = None,
+        pad_slot: int = PAD_SLOT,
     ) -> tuple[Any, Any]:
         """Return (output, h_n), or (output, (h_n, c_n, …)) for a cell of several states.
 
@@ -189,8 +196,15 @@ class RNN(DecodingStack, Settled, torch.nn.Module):
         kernel's call. inputs: of a cell with inputs X.*, each by name in the shape of input with hidden_size instead of I (in
         both directions [B, T, 2, hidden_size]), the same for all layers, or a list with a mapping for each layer. Tensors on
         the meta device give results there. sequence_group: a process group whose ranks split time; head_group: a process group
-        whose ranks split heads (docs/how-to/several-gpus.md). Raises BadInput for arguments that do not fit.
+        whose ranks split heads (docs/how-to/several-gpus.md). cache, slots, into_slots, pad_slot: as of `step`, instead of hx;
+        the cache is returned. Where has_state, bool [B], is False, a sequence begins with zeros. Such a call has no gradients
+        and no dropout. Raises BadInput for arguments that do not fit.
         """
+        if cache is not None or slots is not None or into_slots is not None or has_state is not None:
+            rows, others = (slots, into_slots, has_state, pad_slot), {"hx": hx, "sequence_group": sequence_group}
+            others["head_group"] = head_group
+            marked, ends = (resets, reset_states, holds), (lengths, cu_seqlens)
+            return self._call_on_cache(input, marked, ends, inputs, cache, rows, others)
         output, states = self._call(
             input, hx, resets, lengths, cu_seqlens, sequence_group, head_group, inputs, reset_states, holds
         )

@@ -17,13 +17,14 @@ from minrnn_gen.precision import why_unsupported
 from minrnn_gen.run.ahead import sizes_from
 from minrnn_gen.torch.dtypes import PRECISIONS, STATES, STORAGE
 from minrnn_gen.torch.layers import checks
+from minrnn_gen.torch.layers.altering import altered_layer, marks_of
 from minrnn_gen.torch.layers.beside import beside_each_other
 from minrnn_gen.torch.layers.channel_inputs import inputs_of_layers
 from minrnn_gen.torch.layers.dropout import draw_masks, dropped
 from minrnn_gen.torch.layers.fp32_precision import Setting, multiplies_in_tf32
 from minrnn_gen.torch.layers.projected import embedding_of, parameters_of_kernels, projected
 from minrnn_gen.torch.layers.shared_inputs import project_shared
-from minrnn_gen.torch.operators.altered import altered, by_layer, checked_holds, inputs_of
+from minrnn_gen.torch.operators.altered import altered
 from minrnn_gen.torch.operators.dispatch import has_transforms, refuse_scripting, refuse_tracing
 from minrnn_gen.torch.operators.recurrence import run, run_unrecorded
 from minrnn_gen.torch.operators.stack_operator import of_layer, run_layers, together
@@ -189,14 +190,9 @@ class LayerStack:
             of_layers = tuple(tuple(values.unsqueeze(batch_axis) for values in of_layer) for of_layer in of_layers)
         count = x.shape[batch_axis] if cu_seqlens is None else cu_seqlens.numel() - 1
         states = () if hx is None else self._states(hx, count, batched)
-        beginnings: Sequence[Any] = ()
-        if reset_states is not None:
-            runs = self.num_layers * (2 if self.bidirectional else 1)
-            beginnings = by_layer(reset_states, resets, self.states, runs, count, self.hidden_size, batched=batched)
-        sequences = (checks.marks_beside(input, resets, "resets", self.batch_first), lengths, cu_seqlens)
-        holds = None if holds is None else checked_holds(holds)
-        held = checks.marks_beside(input, holds, "holds", self.batch_first)
-        y, final = self._run(x, states, sequences, ranks, of_layers, (beginnings, held))
+        marked = (resets, reset_states, holds)
+        resets, altering = marks_of(self._made, input, count, self.hidden_size, marked, self.batch_first, batched)
+        y, final = self._run(x, states, (resets, lengths, cu_seqlens), ranks, of_layers, altering)
         if not batched:
             y, final = y.squeeze(batch_axis), [state.squeeze(1) for state in final]
         return y, tuple(final)
@@ -262,7 +258,7 @@ class LayerStack:
         if states:
             checks.check_state_dtypes(states, made.states, taken_as)
             states = [state.to(STATES[precision]) for state in states]
-        (beginnings, holds), is_altered = altering, len(altering[0]) > 0 or altering[1] is not None
+        beginnings, is_altered = altering[0], len(altering[0]) > 0 or altering[1] is not None
         if beginnings:
             checks.check_state_dtypes(beginnings, made.states, taken_as, "reset_states")
         parameters = [self._beside(x, layer, casts, made) for layer in range(self.num_layers)]
@@ -284,10 +280,9 @@ class LayerStack:
             shared = self._shared_of(x, layer, casts, ranks)
             beside = [values.to(x.dtype) if casts else values for values in (inputs[layer] if inputs else ())]
             if is_altered:
-                recipe, begins = altered(recipe, len(beginnings) > 0, holds is not None)
-                begun = [of_layer(beginnings[made.states.index(name)], layer, self.bidirectional) for name in begins]
-                width = (*((2,) if self.bidirectional else ()), self.hidden_size)
-                beside += inputs_of(self._input_axes, begun, width, x, (sequences[0], sequences[2], holds), x.dtype, ranks)
+                marks, hidden = (sequences[0], sequences[2]), self.hidden_size
+                recipe, added = altered_layer(made, recipe, layer, x, marks, altering, self._input_axes, hidden, ranks)
+                beside += added
             tensors = (x, R, weight, bias, recurrent_bias, *sequences, *own, *initial, *shared, *beside)
             if ranks is None:
                 is_alone = self.num_layers == 1 and self._has_narrow_states and not casts

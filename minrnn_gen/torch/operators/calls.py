@@ -70,6 +70,15 @@ def step_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, 
     return kernel.executor.step(arguments._replace(state=named), pool).y
 
 
+def forward_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, has_state: Any, pad_slot: int) -> Any:
+    """Run over time on slots of a pool, the states of the call, and return y."""
+    pool = pool_arguments(slots, into_slots, pad_slot, has_state)
+    assert pool is not None
+    states, arguments = tensors[kernel.interface.slots.states], _arguments(kernel, tensors)
+    named = dict(zip(kernel.states, states, strict=True))  # unchanged: they are written
+    return kernel.executor.forward_on_pool(arguments._replace(state=named), pool)
+
+
 def backward(
     kernel: Kernel,
     tensors: Tensors,

@@ -1,4 +1,4 @@
-"""Single steps on slots of a pool, and places of drafts, as operators that torch traces; they change their pool in place."""
+"""Steps and calls over time on slots of a pool, and places of drafts, as operators of torch that write in place."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from minrnn_gen.torch.operators.recorded import Tensors
 _SCHEMA = (
     "step_on_pool(str recipe, Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor[] streams, "
     "Tensor[] parameters, Tensor(a!)[] pool, Tensor slots, Tensor? into_slots, int pad_slot) -> Tensor"
+)
+
+_FORWARD_SCHEMA = (
+    "forward_on_pool(str recipe, Tensor x, Tensor? R, Tensor? weight, Tensor? bias, Tensor? recurrent_bias, Tensor? resets, "
+    "Tensor? lengths, Tensor? cu_seqlens, Tensor[] streams, Tensor[] parameters, Tensor(a!)[] pool, Tensor slots, "
+    "Tensor? into_slots, Tensor? has_state, int pad_slot) -> Tensor"
 )
 
 _PLACES_SCHEMA = (
@@ -56,10 +62,42 @@ def step_on_pool(
     return OPERATOR(recipe, *tensors[:RESETS], streams, of_cell, [*tensors[first.states]], slots, into_slots, pad_slot)
 
 
+def forward_on_pool(
+    recipe: str, parameters: int, states: int, tensors: tuple[Any, ...], rows: tuple[Any, Any, Any, int]
+) -> Any:
+    """Run a call over time whose states are a pool, and return y.
+
+    `rows`: slots, into_slots, has_state and pad_slot; `parameters` and `states`: as of `step_on_pool`.
+    """
+    if is_plain((*tensors, *rows[:3])):
+        return calls.forward_on_pool(kernel_by(recipe), tensors, *rows)
+    first = CallSlots.of(parameters, states)
+    streams, of_cell = [*tensors[first.states.stop :]], [*tensors[first.parameters]]
+    return OVER_TIME(recipe, *tensors[: first.parameters.start], streams, of_cell, [*tensors[first.states]], *rows)
+
+
 def _tensors(call: Sequence[Any]) -> Tensors:
     """Return the tensors of a call in the order of its slots."""
-    x, R, weight, bias, recurrent_bias, streams, parameters, pool = call
-    return (x, R, weight, bias, recurrent_bias, None, None, None, *parameters, *pool, *streams)
+    x, R, weight, bias, recurrent_bias, *sequences, streams, parameters, pool = call
+    return (x, R, weight, bias, recurrent_bias, *(sequences or (None,) * 3), *parameters, *pool, *streams)
+
+
+def _run_over_time(recipe: str, *arguments: Any) -> Any:
+    *call, slots, into_slots, has_state, pad_slot = arguments
+    return calls.forward_on_pool(kernel_by(recipe), _tensors(call), slots, into_slots, has_state, pad_slot)
+
+
+def _fake_over_time(recipe: str, x: Any, *_: Any) -> Any:
+    kernel = kernel_by(recipe)
+    rows, time = (x.shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
+    return x.new_empty(kernel.interface.y_shape(rows, time), dtype=calls.storage_dtype(kernel))
+
+
+def _record_over_time(recipe: str, *arguments: Any) -> Any:
+    *call, _slots, _into_slots, _has_state, _pad_slot = arguments
+    if records(_tensors(call)):
+        raise BadInput("a call on slots was asked for with gradients, which it has none of; call it under torch.no_grad()")
+    return below_autograd(OVER_TIME, recipe, *arguments)
 
 
 def _run(recipe: str, *arguments: Any) -> Any:
@@ -79,5 +117,6 @@ def _record(recipe: str, *arguments: Any) -> Any:
     return below_autograd(OPERATOR, recipe, *arguments)
 
 
+OVER_TIME: Any = define(_FORWARD_SCHEMA, _run_over_time, _fake_over_time, _record_over_time)
 OPERATOR: Any = define(_SCHEMA, _run, _fake, _record)
 PLACES: Any = define(_PLACES_SCHEMA, _places, _fake_places, _record_places)
