@@ -85,7 +85,7 @@ class Gradients:
     """Context of the template of gradients outside the recurrence.
 
     Sums are added up by blocks of `rows` warps, each for `lanes` channels. `moves`: with copies between arrays of different
-    widths.
+    widths; `slots`: with copies between a pool and rows.
     """
 
     problem: Types
@@ -94,6 +94,7 @@ class Gradients:
     lanes: int = SUMMED_LANES
     rows: int = SUMMED_ROWS
     moves: bool = False
+    slots: bool = False
 
 
 def render_gradients(plan: Gradients) -> str:

@@ -119,7 +119,7 @@ class _Collected:
         variants = self._variants()
         variants.sort(key=lambda variant: variant.kernel_pass != "backward")
         for builder in self._builders:
-            if self.has_backward or self._moves:
+            if self._has_others:
                 yield partial(self._expect_gradients, builder.target)
             yield partial(self._projecting, builder)
             for variant in variants:
@@ -149,6 +149,15 @@ class _Collected:
         """Whether there are gradients."""
         return self._builders[0].spec.training
 
+    @property
+    def _has_steps(self) -> bool:
+        return len(self._interface.runs_reversed) == 1
+
+    @property
+    def _has_others(self) -> bool:
+        """Whether there are kernels outside the recurrence."""
+        return self.has_backward or self._moves or self._has_steps
+
     def code(self, source: ExportSource) -> CudaCode:
         """Compile the remaining kernels, and print the calls that run all of them."""
         variants = self._variants()
@@ -176,6 +185,7 @@ class _Collected:
             output_state,
             len(self._packed) > 1,
             self._moves,
+            self._has_steps,
         )
 
     def _gpu(
@@ -199,7 +209,7 @@ class _Collected:
             len(own),
             dispatch,
             is_exact=any(not kernel.plan.problem.arch[-1].isdigit() for kernel in own),
-            gradients=self._gradients(builder.target) if self.has_backward or self._moves else None,
+            gradients=self._gradients(builder.target) if self._has_others else None,
             needs_cublas=any(kernel.is_stepwise and kernel.plan.problem.kernel_pass == "forward" for kernel in own),
         )
 
@@ -224,7 +234,7 @@ class _Collected:
         variants = [Variant("forward", *choices) for choices in forwards]
         if self.has_backward:
             variants += [Variant("backward", *choices) for choices in product(self._packed, self._resets)]
-        if len(self._interface.runs_reversed) == 1:
+        if self._has_steps:
             variants.append(Variant("step"))
         return variants
 
@@ -381,7 +391,7 @@ class _Collected:
         profile, precision = target.profile, self._interface.precision
         arch = f"sm_{profile.compute_capability.replace('.', '')}"
         types = Types(arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
-        plan = Gradients(types, moves=self._moves)
+        plan = Gradients(types, moves=self._moves, slots=self._has_steps)
         if plan not in self._cubins_of_gradients:
             self._cubins_of_gradients[plan] = compile_source(render_gradients(plan), plan).cubin
         return self._cubins_of_gradients[plan]

@@ -10,6 +10,7 @@ from minrnn_gen.build.target import Target
 from minrnn_gen.codegen.render import Gradients
 from minrnn_gen.codegen.signature import suffixes_of
 from minrnn_gen.export.emit_c import Functions, called_in
+from minrnn_gen.export.source import MOVES_SLOTS_ARGUMENTS
 from minrnn_gen.export.widened import MOVE_SLOTS
 from minrnn_gen.plan.kernel_plan import KernelPlan, StatesOut
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
@@ -95,7 +96,7 @@ class CudaCode:
     `programs`: the number of a function and its row of numbers. `states_out`: the types in which a forward writes the states
     after every step, first "none"; `saved_states` is the index in it of the type that a backward needs. `output_state` is the
     state that R multiplies. `has_packed`: packed sequences have kernels of their own. `moves`: arrays are copied into wider
-    ones.
+    ones. `has_steps`: there are single steps.
     """
 
     gpus: tuple[ExportedGpu, ...]
@@ -108,6 +109,7 @@ class CudaCode:
     output_state: str | None
     has_packed: bool
     moves: bool = False
+    has_steps: bool = False
     striding_threads: int = 256
     striding_blocks: int = 4 * STRIDING_BLOCKS
     root_steps: int = ROOT_STEPS
@@ -125,7 +127,8 @@ class CudaCode:
     @property
     def slots_most(self) -> int:
         """The most arguments that a kernel has, those of gradients outside the recurrence included."""
-        return max(self.functions.slots_most, MOVE_SLOTS if self.moves else 8)
+        others = (MOVE_SLOTS if self.moves else 8, MOVES_SLOTS_ARGUMENTS if self.has_steps else 0)
+        return max(self.functions.slots_most, *others)
 
     @property
     def programs_most(self) -> int:

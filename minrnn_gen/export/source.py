@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,8 @@ _STORAGE = {
 SHARED = ("workspace", "products")
 # Kernels that copy elements of either type.
 MOVES = ("move_storage", "move_real")
+# The kernel that copies states between a pool and rows, and the number of its arguments.
+MOVES_SLOTS, MOVES_SLOTS_ARGUMENTS = ("move_slots",), 14
 
 
 class ExportArray(NamedTuple):
@@ -133,6 +136,17 @@ class ExportSource:
         return self.runs == 1
 
     @property
+    def state_widths(self) -> tuple[tuple[str, int], ...]:
+        """Each state and its elements of one sequence."""
+        interface = self.interface
+        return tuple((name, math.prod(interface.shape_of_state(name, 1)[1:])) for name in interface.states)
+
+    @property
+    def step_width(self) -> int:
+        """The elements of y of one sequence after a single step."""
+        return math.prod(self.interface.step_shape(1)[1:])
+
+    @property
     def is_dispatched(self) -> bool:
         """Whether a call chooses among compiled kernels, none of them for features that the interface leaves out."""
         return self.target == "cuda"
@@ -146,7 +160,7 @@ class ExportSource:
     def other_kernels(self) -> tuple[str, ...]:
         """The kernels for GPUs outside the recurrence: of gradients, and of copies between arrays of other widths."""
         gradients = ("add_up", "add_parts", "store", "zero_beyond") if self.has_backward else ()
-        return (*gradients, *(MOVES if self.widening else ()))
+        return (*gradients, *(MOVES if self.widening else ()), *(MOVES_SLOTS if self.has_step else ()))
 
     @property
     def casts_states(self) -> bool:

@@ -12,7 +12,7 @@ from minrnn_gen.codegen.signature import names_of, signature, suffixes_of
 from minrnn_gen.export.cuda import cuda_export
 from minrnn_gen.export.cuda_code import CudaCode, ExportedGpu
 from minrnn_gen.export.folder import targets_of
-from minrnn_gen.export.source import MOVES, ExportSource
+from minrnn_gen.export.source import MOVES, MOVES_SLOTS, ExportSource
 from minrnn_gen.interpret.toolchain import compiled
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
@@ -49,8 +49,8 @@ def emulated_kernels(folder: Path, kernel: Kernel, code: CudaCode) -> Path:
         _write(to, built.cubin, library, exported.cluster_blocks, floats)
     for gpu in code.gpus:
         if gpu.gradients is not None:
-            entries = (*OTHER_KERNELS, *(MOVES if code.moves else ()))
-            library = compiled(render_gradients(_gradients_of(kernel, gpu, code.moves)), entries, is_bfloat16, builder.store)
+            entries = (*OTHER_KERNELS, *(MOVES if code.moves else ()), *(MOVES_SLOTS if code.has_steps else ()))
+            library = compiled(render_gradients(_gradients_of(kernel, gpu, code)), entries, is_bfloat16, builder.store)
             _write(to, code.images[gpu.gradients], library, 1, [])
     return to
 
@@ -60,7 +60,7 @@ def _write(to: Path, cubin: bytes, library: bytes, cluster_blocks: int, floats: 
     (to / f"{hash_of(cubin)}.txt").write_text(" ".join(map(str, [cluster_blocks, *floats])))
 
 
-def _gradients_of(kernel: Kernel, gpu: ExportedGpu, moves: bool) -> Gradients:
+def _gradients_of(kernel: Kernel, gpu: ExportedGpu, code: CudaCode) -> Gradients:
     profile, precision = gpu.target.profile, kernel.interface.precision
     types = Types(profile.arch, precision.storage_dtype, precision.arithmetic_dtype, profile.has_bf16_arithmetic)
-    return Gradients(types, moves=moves)
+    return Gradients(types, moves=code.moves, slots=code.has_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,19 @@ import numpy as np
 import pytest
 from support.call_corpus import PlannedKernels
 from support.fake_device import as_if_on_a_device, executor_on
-from support.fronts import HIDDEN, INPUTS, SIZES, Front, NotThere, Row, a_cell, library_of, mapped
+from support.fronts import (
+    HIDDEN,
+    INPUTS,
+    SIZES,
+    Front,
+    NotThere,
+    Row,
+    a_cell,
+    export_for_cpus,
+    export_for_gpus,
+    library_of,
+    mapped,
+)
 
 from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.pool import PoolArguments
@@ -116,6 +129,14 @@ def prepared(row: Row, _: Path) -> None:
     assert {"slots", "drafts"} <= {key.kernel_pass for key in row.served.kernel.plans}
 
 
+def in_c(row: Row, folder: Path, ask: Callable[[Row, Path], None]) -> None:
+    """An export, by one of its fronts, that has steps on slots."""
+    of_steps(row)
+    ask(row, folder)
+    if "rnn_cell_step_on_slots" not in (folder / "rnn_cell.h").read_text():
+        raise NotThere
+
+
 def captured(row: Row, _: Path) -> None:
     """Record a call over time on slots, and a step: what is replayed reads nothing back, so that a graph takes it."""
     a_cell(row)
@@ -147,10 +168,12 @@ FRONTS: dict[str, Front] = {
     "`jax.step`": Front(jax_steps, "jax"),
     "`jax.recurrence`": Front(jax_over_time, "jax"),
     "`jax.verify_draft`": Front(jax_drafts, "jax"),
+    "steps on slots in C for CPUs": Front(functools.partial(in_c, ask=export_for_cpus), compiles=True),
+    "steps on slots in C for GPUs": Front(functools.partial(in_c, ask=export_for_gpus), compiles=True),
     "`prepare(slots=True)`": Front(prepared),
     "slots in CUDA graphs": Front(captured, "torch"),
 }
 _OF_STEPS = (steps, drafts, layer_steps, layer_drafts, jax_steps, jax_drafts)
 # The columns of steps, which calls over time have none of.
-OF_STEPS = tuple(name for name, front in FRONTS.items() if front.ask in _OF_STEPS)
+OF_STEPS = tuple(name for name, front in FRONTS.items() if front.ask in _OF_STEPS or name.startswith("steps on slots"))
 OF_CALLS = tuple(FRONTS)[:9]
