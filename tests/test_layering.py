@@ -101,7 +101,7 @@ OWNERS = {
         "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.flashinfer "
         "compat.mamba_ssm compat.selective_kernels compat.mingru_pytorch "
         "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.torchrl "
-        "compat.transformers_mamba compat.xlstm"
+        "compat.transformers_mamba compat.transformers_slots compat.xlstm"
     ),
     "jax": "jax.* benchmarks.contenders.baselines benchmarks.contenders.jax_calls benchmarks.contenders.jax_equations",
     "accelerated_scan": "benchmarks.contenders.baselines",
@@ -110,7 +110,9 @@ OWNERS = {
     "onnx": "torch.operators.onnx_translations",
     "onnxscript": "torch.operators.onnx_translations",
     "xlstm": "compat.xlstm",
-    "transformers": "compat.recurrent_gemma compat.transformers_mamba benchmarks.contenders.selective_scans",
+    "transformers": (
+        "compat.recurrent_gemma compat.transformers_mamba compat.transformers_slots benchmarks.contenders.selective_scans"
+    ),
     "mamba_ssm": "benchmarks.contenders.selective_scans",
     "minGRU_pytorch": "compat.mingru_pytorch",
     "torchrl": "compat.torchrl",

@@ -39,6 +39,11 @@ class Exchange:
         for name, value in ours.items():
             setattr(place, name, value)
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether attributes are exchanged now."""
+        return bool(self._theirs)
+
     def theirs(self, name: str) -> Any:
         """Return the package's original attribute."""
         return self._theirs[name]

@@ -24,6 +24,8 @@ def _module(model: str) -> Any:
     ]
 
 
+# An attribute of the states that a single step is called with where they are a pool: the slot of each row.
+SLOTS = "minrnn_gen_slots"
 # Models whose training tries mamba_ssm's whole block first.
 _WITH_BLOCKS = ("mamba", "falcon_mamba")
 _EXCHANGES = {model: Exchange(partial(_module, model), "transformers==5.23.0") for model in (*_WITH_BLOCKS, "jamba", "zamba")}
@@ -49,6 +51,11 @@ def uninstall() -> None:
     """Give `transformers` its loops back."""
     for exchange in _EXCHANGES.values():
         exchange.uninstall()
+
+
+def is_installed() -> bool:
+    """Say whether the kernels here compute the scans of these models."""
+    return all(exchange.is_installed for exchange in _EXCHANGES.values())
 
 
 def _no_block(*_arguments: Any, **_named: Any) -> None:
@@ -88,7 +95,12 @@ def _step(
     z: Any = None,
     **_kwargs: Any,
 ) -> Any:
-    """Return out [batch, dim], and write the state."""
+    """Return out [batch, dim], and write the state: that of each row, or those in the slots of a `SlotCache`."""
+    slots = getattr(state, SLOTS, None)
+    if slots is not None:
+        with torch.no_grad():
+            arrays = (state, hidden_states, dt, A, B, C, D, z, dt_bias)
+            return mamba_ssm.selective_state_update(*arrays, dt_softplus, state_batch_indices=slots)
     if not torch.is_grad_enabled():
         return mamba_ssm.selective_state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
     # A step with gradients is a scan of one step, which writes into the state.

@@ -219,6 +219,56 @@ def test_mamba_models_are_theirs(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert counts == [dict.fromkeys(calls, 0), {"selective_scan_fn": 2 * scans, "selective_state_update": 7 * scans}]
 
 
+@pytest.mark.matrix_full
+@pytest.mark.parametrize("name", ["Mamba", "FalconMamba"])
+def test_tokens_from_slots_are_those_of_each_prompt_alone(name: str) -> None:
+    """Requests come one by one and go when they are done, beside a row of padding; unused slots are NaN."""
+    model, counts = mamba_model(name), (5, 1, 9)
+    transformers_slots = pytest.importorskip("minrnn_gen.compat.transformers_slots")
+    prompts, slots, most = [torch.randint(3, 90, (1, count)) for count in counts], (2, 0, 3), 6
+    wanted = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "min_new_tokens": most, "max_new_tokens": most}
+    expected = [model.generate(prompt, **wanted)[0, prompt.shape[1] :].tolist() for prompt in prompts]
+    cache = transformers_slots.SlotCache(model, 4)
+    with pytest.raises(BadInput, match="the steps of transformers have no slots; call"):
+        cache.rows(torch.tensor([0]), begins=True)
+    transformers_mamba.install()
+    for pool in (*cache.convolutions, *cache.states):
+        pool.fill_(torch.nan)
+    tokens: list[list[int]] = [[], [], []]
+    with torch.no_grad():
+        for turn in range(len(prompts) + most):
+            live = [request for request in range(len(prompts)) if 0 < len(tokens[request]) < most]
+            if live:
+                last = torch.tensor([[tokens[request][-1]] for request in live] + [[7]])
+                rows = cache.rows(torch.tensor([*(slots[request] for request in live), -1]), begins=False)
+                for request, token in zip(live, model(last, cache_params=rows).logits[:, -1].argmax(-1).tolist(), strict=False):
+                    tokens[request].append(token)
+            if turn < len(prompts):
+                rows = cache.rows(torch.tensor([slots[turn]]), begins=True)
+                tokens[turn].append(int(model(prompts[turn], cache_params=rows).logits[0, -1].argmax()))
+    assert tokens == expected
+    with pytest.raises(BadInput, match="a call on rows with states has several tokens"), torch.no_grad():
+        model(prompts[2], cache_params=cache.rows(torch.tensor([0]), begins=False))
+    assert all(pool[1].isnan().all() for pool in (*cache.convolutions, *cache.states))
+
+
+def test_slots_of_models_that_do_not_fit_are_refused() -> None:
+    model = mamba_model("Mamba")
+    transformers_slots = pytest.importorskip("minrnn_gen.compat.transformers_slots")
+    transformers_mamba.install()
+    cache = transformers_slots.SlotCache(model, 4)
+    refusals = {
+        r"slots is torch.int32 \[1\]; torch.int64 \[batch\] is expected": lambda: cache.rows(torch.tensor([0]).int(), True),
+        r"slots is \[0, 4\]; different slots of 0 to 3, or -1": lambda: cache.rows(torch.tensor([0, 4]), True),
+        r"slots is \[1, 1\]; different slots": lambda: cache.rows(torch.tensor([1, 1]), False),
+        "slots is 0; a positive integer": lambda: transformers_slots.SlotCache(model, 0),
+        "a Mamba or FalconMamba model of transformers is expected": lambda: transformers_slots.SlotCache(torch.nn.ReLU(), 1),
+    }
+    for sentence, call in refusals.items():
+        with pytest.raises(BadInput, match=sentence):
+            call()
+
+
 def test_mamba_models_are_exchanged_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     mamba = pytest.importorskip("transformers.models.mamba.modeling_mamba")
     zamba = pytest.importorskip("transformers.models.zamba.modeling_zamba")
