@@ -25,6 +25,7 @@ from minrnn_gen.run.cache import Cache, new_states
 # Launches of a graph, bytes of states that they touch at least, and bytes of a pool at most.
 LAUNCHES, COLD_BYTES, POOL_BYTES = 8, 200 << 20, 3 << 30
 ROUNDS, WARM_ROUNDS, DRAFT, GROUPS = 7, 2, 4, 1
+DEVICE = "cuda"
 CELL = {
     "name": "selective_scan",
     "gates": ["dt", "x", "z"],
@@ -78,27 +79,27 @@ class Arrays:
 
     def __init__(self, problem: Problem) -> None:
         """Draw them on the current GPU."""
-        generator = torch.Generator("cuda").manual_seed(0)
+        generator = torch.Generator(DEVICE).manual_seed(0)
         batch, heads, width, n, dtype = vars(problem).values()
         channels = heads * width
         rows = min(max(2 * batch, COLD_BYTES // problem.row_bytes), max(2 * batch, POOL_BYTES // problem.row_bytes))
         self.launches = max(LAUNCHES, min(64, COLD_BYTES // (batch * problem.row_bytes)))
-        self.pool = torch.randn(rows, heads, width, n, device="cuda", generator=generator).to(dtype)
+        self.pool = torch.randn(rows, heads, width, n, device=DEVICE, generator=generator).to(dtype)
         self.slots = torch.stack(
-            [torch.randperm(rows, device="cuda", generator=generator)[:batch] for _ in range(self.launches)]
+            [torch.randperm(rows, device=DEVICE, generator=generator)[:batch] for _ in range(self.launches)]
         )
 
         def drawn(*shape: int) -> Any:
-            return torch.randn(*shape, device="cuda", generator=generator).to(dtype)
+            return torch.randn(*shape, device=DEVICE, generator=generator).to(dtype)
 
         self.x, self.z = drawn(batch, heads, width), drawn(batch, heads, width)
         self.b, self.c = drawn(batch, GROUPS, n), drawn(batch, GROUPS, n)
         of_heads = (batch, heads, 1) if heads > 1 else (batch, 1, width)
         self.dt = drawn(*of_heads).expand(batch, heads, width)
-        a = -torch.rand(heads, 1, 1, device="cuda", generator=generator) if heads > 1 else None
-        self.a = (-torch.rand(1, width, n, device="cuda", generator=generator) if a is None else a).expand(heads, width, n)
-        self.d = torch.randn(heads, 1, device="cuda", generator=generator).expand(heads, width)
-        bias = torch.randn(*((heads, 1) if heads > 1 else (1, width)), device="cuda", generator=generator)
+        a = -torch.rand(heads, 1, 1, device=DEVICE, generator=generator) if heads > 1 else None
+        self.a = (-torch.rand(1, width, n, device=DEVICE, generator=generator) if a is None else a).expand(heads, width, n)
+        self.d = torch.randn(heads, 1, device=DEVICE, generator=generator).expand(heads, width)
+        bias = torch.randn(*((heads, 1) if heads > 1 else (1, width)), device=DEVICE, generator=generator)
         self.bias = bias.expand(heads, width)
         self.kernel = minrnn_gen.compile({
             "model": CELL, "hidden_size": channels, "state_size": n, "groups": GROUPS, "training": False,
@@ -106,7 +107,7 @@ class Arrays:
         })  # fmt: skip
         self.step: dict[str, Any] = {
             "x_t": torch.stack([array.reshape(batch, -1) for array in (self.dt, self.x, self.z)], 1),
-            "bias": torch.stack([self.bias.reshape(-1), *torch.zeros(2, channels, device="cuda")]),
+            "bias": torch.stack([self.bias.reshape(-1), *torch.zeros(2, channels, device=DEVICE)]),
             "parameters": {"a": self.a.reshape(channels, n).contiguous(), "d": self.d.reshape(-1).contiguous()},
             "shared": {"b": self.b, "c": self.c},
         }
@@ -125,7 +126,7 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
     """Return what is measured by name: a function of the number of a launch that returns y, or nothing to compare."""
     kernel, step, states, slots = arrays.kernel, arrays.step, arrays.states, arrays.slots
     batch = slots.shape[1]
-    half = torch.where(torch.arange(batch, device="cuda") % 2 == 0, slots, -1)
+    half = torch.where(torch.arange(batch, device=DEVICE) % 2 == 0, slots, -1)
     carried = torch.float32
     rows = {"h": states["h"][:batch].to(carried)}
     others = [torch.empty_like(arrays.pool[:batch]) for _ in range(2)]
@@ -137,7 +138,7 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
         "shared": {name: array[:, None].expand(-1, DRAFT, -1, -1).contiguous() for name, array in step["shared"].items()},
     }
     constants = {"parameters": step["parameters"], "bias": step["bias"]}
-    accepted, drafted = torch.full((batch,), 2, device="cuda"), torch.arange(batch, device="cuda")
+    accepted, drafted = torch.full((batch,), 2, device=DEVICE), torch.arange(batch, device=DEVICE)
 
     def gathered(number: int) -> Any:
         y, after = kernel.step(**step, state={"h": states["h"][slots[number]].to(carried)})
