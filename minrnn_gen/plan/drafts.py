@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import Problem
+from minrnn_gen.plan.vectors.cost import STEPS_OF_DRAFT
+
+# Steps that run in all for each step of a draft, half of which are kept and run again; terms that they take the time of.
+STEPS_OF_ONE, TERMS_OF_STEPS = 1.5, ("issue", "transcendental", "chain")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,13 @@ class DraftPlan:
             return f"{text}, and only cells with n values per channel have a kernel that runs steps again"
         times = f"{self.snapshots_us:.3g} and {self.replay_us:.3g} us for batch {self.batch}"
         return f"{text}, steps that run again {self.replay_bytes:,}: {times}"
+
+
+def again_us(predicted_us: Mapping[str, float], steps: int) -> float:
+    """Return the time of a draft of `steps` by a kernel that runs steps again, from its terms as planned."""
+    scale = STEPS_OF_ONE * steps / STEPS_OF_DRAFT
+    terms = {name: us * (scale if name in TERMS_OF_STEPS else 1.0) for name, us in predicted_us.items()}
+    return float(total_us(terms))
 
 
 def draft_plan(problem: Problem, steps: int, predicted_us: tuple[float, float] | None = None) -> DraftPlan:

@@ -22,7 +22,7 @@ from minrnn_gen.call.validate import check_call, check_gradient, check_place, ch
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu import memory
 from minrnn_gen.gpu.ranges import mark_ranges
-from minrnn_gen.plan.drafts import DraftPlan, draft_plan
+from minrnn_gen.plan.drafts import DraftPlan, again_us, draft_plan
 from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
@@ -280,7 +280,7 @@ class Executor:
         if self.interface.has_vectors:
             on_pool = (replace(hinted, pool="arithmetic", replays=replays) for replays in (False, True))
             single, again = (builder.solve(builder.key_of("step", kind)).plan() for kind in on_pool)
-            predicted = single.predicted_total_us, again.predicted_total_us
+            predicted = single.predicted_total_us, again_us(again.prediction.predicted_us, steps)
         return draft_plan(problem, steps, predicted)
 
     def record_forward(self, arguments: CallArguments, all_states: bool, trains: bool) -> ForwardReplay | None:
