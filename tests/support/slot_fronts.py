@@ -168,8 +168,8 @@ FRONTS: dict[str, Front] = {
     "`jax.step`": Front(jax_steps, "jax"),
     "`jax.recurrence`": Front(jax_over_time, "jax"),
     "`jax.verify_draft`": Front(jax_drafts, "jax"),
-    "steps on slots in C for CPUs": Front(functools.partial(in_c, ask=export_for_cpus), compiles=True),
-    "steps on slots in C for GPUs": Front(functools.partial(in_c, ask=export_for_gpus), compiles=True),
+    "steps on slots in C for CPUs": Front(functools.partial(in_c, ask=export_for_cpus), is_slow=True),
+    "steps on slots in C for GPUs": Front(functools.partial(in_c, ask=export_for_gpus), is_slow=True),
     "`prepare(slots=True)`": Front(prepared),
     "slots in CUDA graphs": Front(captured, "torch"),
 }
