@@ -102,7 +102,7 @@ class _Collected:
         moves: bool,
     ) -> None:
         self._interface, self._builders, self._sizes, self._absent = interface, builders, sizes, absent
-        self._moves = moves
+        self._moves, self._has_steps = moves, len(interface.runs_reversed) == 1
         self._images: list[bytes] = []
         self._kernels: list[ExportedKernel] = []
         self._built: dict[str, BuiltKernel] = {}
@@ -148,10 +148,6 @@ class _Collected:
     def has_backward(self) -> bool:
         """Whether there are gradients."""
         return self._builders[0].spec.training
-
-    @property
-    def _has_steps(self) -> bool:
-        return len(self._interface.runs_reversed) == 1
 
     @property
     def _has_others(self) -> bool:

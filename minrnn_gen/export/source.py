@@ -142,11 +142,6 @@ class ExportSource:
         return tuple((name, math.prod(interface.shape_of_state(name, 1)[1:])) for name in interface.states)
 
     @property
-    def step_width(self) -> int:
-        """The elements of y of one sequence after a single step."""
-        return math.prod(self.interface.step_shape(1)[1:])
-
-    @property
     def is_dispatched(self) -> bool:
         """Whether a call chooses among compiled kernels, none of them for features that the interface leaves out."""
         return self.target == "cuda"
