@@ -440,7 +440,7 @@ def delayed(group: Any, rank: int, *, runs: int, seed: int) -> list[Any]:
     a = torch.rand(3, 4, 2, generator=generator)
     outcomes: list[list[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("all_gather", "broadcast", "isend", "recv"):
+        for name in ("all_gather", "broadcast", "isend", "irecv"):
             function = getattr(dist, name)
 
             def late(*arguments: Any, function: Any = function, **keywords: Any) -> Any:

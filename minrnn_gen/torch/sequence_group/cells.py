@@ -41,7 +41,7 @@ from minrnn_gen.torch.sequence_group.cost import (
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
-from minrnn_gen.torch.sequence_group.group import Member, Way
+from minrnn_gen.torch.sequence_group.group import Member, Way, is_on_gpu
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
@@ -69,7 +69,7 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
     Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
     held, key = _SETTLED.setdefault(member.process_group, ByKey()), None
-    if tensors[0].is_cuda:
+    if is_on_gpu(tensors[0]):
         asked = (kernel.recipe, all_states, member.way, member.micro_batches, records(tensors))
         with torch.no_grad():
             key = keyed(asked, [*tensors])
@@ -101,7 +101,7 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
         _check_way(kernel, member)
         batch, time = (tensors[0].shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
         along, counts = cuts_of(kernel, batch, is_packed, member.micro_batches)
-        seconds = seconds_of(kernel, batch, time, (along, counts), tensors[0].is_cuda)
+        seconds = seconds_of(kernel, batch, time, (along, counts), is_on_gpu(tensors[0]))
     except BadInput as refused:
         refusal = refused
     form = {} if refusal else {**form_of(kernel, tensors), **asked}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minrnn_gen.torch.sequence_group.group import Member
+from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
 
 Around = Callable[[int], AbstractContextManager[None]]
 """Returns the context of an exchange to which this rank contributes this many bytes."""
@@ -38,14 +39,20 @@ def _contributing(count: int) -> AbstractContextManager[None]:
     return _AROUND[-1](count)
 
 
+@functools.lru_cache(maxsize=1)
+def _gather_into() -> Any:
+    """Return torch's gather into one tensor, which had another name before torch 2.13."""
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def all_gather(tensor: Any, member: Member) -> Any:
     """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
     own = _real(tensor)
     gathered = own.new_empty((member.size, *own.shape))
     if own.numel():
         with _contributing(own.nbytes):
-            if own.is_cuda:  # a launch instead of one and a copy for each rank
-                dist.all_gather_into_tensor(gathered, own, group=member.process_group)
+            if is_on_gpu(own):  # a launch instead of one and a copy for each rank
+                _gather_into()(gathered, own, group=member.process_group)
             else:
                 dist.all_gather([*gathered.unbind()], own, group=member.process_group)
     return _as(tensor, gathered)
@@ -109,7 +116,7 @@ class Neighbours:
         values = torch.empty_like(real, memory_format=torch.contiguous_format)
         if values.numel():
             with _contributing(0):
-                dist.recv(values, group=self._group, group_src=self._before)
+                dist.irecv(values, group=self._group, group_src=self._before).wait()
         return _as(like, values)
 
     def send(self, tensor: Any) -> None:

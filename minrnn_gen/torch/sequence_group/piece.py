@@ -15,7 +15,7 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.exchange import broadcast
-from minrnn_gen.torch.sequence_group.group import Member
+from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
 from minrnn_gen.torch.sequence_group.pieces import with_local_sequences
 from minrnn_gen.torch.sequence_group.states import apart, together
 
@@ -168,7 +168,7 @@ class Piece:
         """Whether kernels write into existing arrays."""
         interface = self.kernel.interface
         # Kernels read inputs X.* at the strides of y, which a part of an array lacks.
-        return bool(call[0].is_cuda) and not interface.input_size and not interface.inputs
+        return is_on_gpu(call[0]) and not interface.input_size and not interface.inputs
 
     def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
         """Whether a backward reads saved states in place, even in parts of arrays, and writes into such parts."""
