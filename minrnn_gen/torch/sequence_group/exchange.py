@@ -60,13 +60,20 @@ def all_gather(tensor: Any, member: Member) -> Any:
 
 def all_gather_in_order(tensor: Any, member: Member, reverse: bool) -> list[Any]:
     """Return the tensors of all ranks in the order in which a recurrence passes their pieces."""
-    gathered = [*all_gather(tensor, member).unbind()]
-    return gathered[::-1] if reverse else gathered
+    return in_order(all_gather(tensor, member), reverse)
+
+
+def in_order(gathered: Any, reverse: bool) -> list[Any]:
+    """Return what `all_gather` returned in the order in which a recurrence passes the ranks' pieces."""
+    of_ranks = [*gathered.unbind()]
+    return of_ranks[::-1] if reverse else of_ranks
 
 
 def broadcast(tensor: Any, source: int, member: Member) -> Any:
-    """Return rank `source`'s values; other ranks' tensors give only the shape."""
-    values = _real(tensor).clone()
+    """Return rank `source`'s values, there the tensor itself if it has no gaps; other ranks' tensors give only the shape."""
+    values = _real(tensor)
+    if member.rank != source:
+        values = torch.empty_like(values)
     if values.numel():
         with _contributing(values.nbytes if member.rank == source else 0):
             dist.broadcast(values, group=member.process_group, group_src=source)
@@ -136,8 +143,11 @@ class Neighbours:
 
 def _real(tensor: Any) -> Any:
     """Return a tensor in a form that every backend sends: without gaps, complex numbers as pairs."""
-    tensor = tensor.detach().resolve_conj().contiguous()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_complex():
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return torch.view_as_real(tensor.resolve_conj().contiguous())
 
 
 def _as(like: Any, values: Any) -> Any:

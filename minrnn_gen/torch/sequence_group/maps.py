@@ -65,7 +65,7 @@ class StageMaps:
 
     def nothing(self, like: Any) -> Any:
         """Return the zero map: entering states do not count after the piece; `like` is an array of all states."""
-        nothing = self._alike(like, 0.0)
+        nothing = torch.zeros_like(like) if self._is_diagonal else self._alike(like, 0.0)
         return nothing.double() if self.is_constant else nothing
 
     def of_piece(self, piece: Piece) -> Piece:

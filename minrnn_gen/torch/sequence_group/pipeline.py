@@ -53,7 +53,7 @@ class Pipeline:
             steps_from = behind + (piece.states if piece.all_states else 0)
             steps = [cut.y(states) for states in zip(*(part[behind:steps_from] for part in parts), strict=True)]
             saved = [tensor for part in parts for tensor in part[steps_from:]]
-        returned = [y, *piece.final_of_all(cut.states(ends), like), *steps]
+        returned = [y, *piece.final_of_all(cut.states(ends)), *steps]
         return [*returned, *saved, cut.states(entered)] if piece.saves else returned
 
     @staticmethod
@@ -69,7 +69,7 @@ class Pipeline:
         cut = Cut.of(piece, call, self.along, self.count)
         y, *extra, entering = results
         dy = piece.gradient_of_y(y, gradients)
-        dfinal = sum_in_order(piece.gradient_of_final(piece.states_like(call), gradients), piece.member)
+        dfinal = sum_in_order(piece.gradient_of_final(piece.states_like(call, zeros=True), gradients), piece.member)
         is_whole = self._writes_in_parts(cut, call)
         steps, saved = (extra[: piece.states], extra[piece.states :]) if piece.all_states else ([], extra)
         steps, saved = (extra, []) if is_whole else (steps, saved)
