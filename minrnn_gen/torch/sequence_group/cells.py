@@ -45,6 +45,7 @@ from minrnn_gen.torch.sequence_group.group import Member, Way, is_on_gpu
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
+from minrnn_gen.torch.sequence_group.summary import Summary
 
 # A rank's message has the digest of a recipe that is longer than this.
 _RECIPE_CHARACTERS = 400
@@ -188,17 +189,23 @@ def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
 
 
 def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _Settled, all_states: bool) -> list[Any]:
-    agreement, choice = settled.agreement, settled.choice
+    agreement = settled.agreement
     local = with_local_sequences(tensors, agreement.begin(member.rank), agreement.times[member.rank])
     piece = Piece(kernel, member, all_states, agreement.records)
-    way: Gathered | Pipeline = Gathered(piece, choice.way == "correct")
-    if choice.way == "pipeline":
-        way = Pipeline(piece, settled.along, choice.micro_batches)
+    way = _way_of(piece, settled, Piece.has_sequences(local))
     if not agreement.records:
         return list(way.forward((*local, None)))
     # A rank without its own gradient takes part in the other ranks' backward.
     anchor = None if records(tensors) else torch.zeros((), requires_grad=True)
     return list(RecurrenceFunction.of(way, (*local, anchor)))
+
+
+def _way_of(piece: Piece, settled: _Settled, has_sequences: bool) -> Gathered | Summary | Pipeline:
+    choice = settled.choice
+    if choice.way == "pipeline":
+        return Pipeline(piece, settled.along, choice.micro_batches)
+    corrects = choice.way == "correct" and not has_sequences
+    return (None if corrects else Summary.of(piece)) or Gathered(piece, corrects)
 
 
 def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:
