@@ -135,7 +135,8 @@ def asked_of(
     else:
         groups = [(way, SequenceGroup(host.group, way)) for way in ("summary", "correct", "pipeline")]
     for name, group in [*groups, ("chosen", SequenceGroup(host.group))]:
-        choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events)[0]
+        records = kernel_pass != "forward"
+        choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events, records)[0]
         yield (
             DistributedRow(
                 problem=problem, kernel_pass=kernel_pass, contender=name, way=choice.way, micro_batches=choice.micro_batches,

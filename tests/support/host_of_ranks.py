@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from minrnn_gen.layers import kernels
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import executor
 from minrnn_gen.run.recording.plain_program import PlannedOnly
+from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.sequence_group import cells, exchange, piece
 from minrnn_gen.torch.sequence_group.agreement import Agreement
 
@@ -100,6 +102,21 @@ def hosts_of_gpus() -> Iterator[None]:
         patch.setattr(stream, "current_stream", lambda _: 0)
         patch.setattr(device, "on_device", lambda _: contextlib.nullcontext())
         patch.setattr(memory, "set_bytes", lambda *_: None)
+        yield
+
+
+@contextlib.contextmanager
+def counted_runs(into: Counter[str]) -> Iterator[None]:
+    """Count the runs of kernels that are asked for, by the names of their functions."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("forward", "backward", "forward_in_place", "backward_in_place"):
+            function = getattr(calls, name)
+
+            def counting(*arguments: Any, name: str = name, function: Any = function, **keywords: Any) -> Any:
+                into[name] += 1
+                return function(*arguments, **keywords)
+
+            patch.setattr(calls, name, counting)
         yield
 
 

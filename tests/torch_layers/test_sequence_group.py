@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -612,6 +612,14 @@ def check_heads(group: ranks.Ranks, size: int, call: Mapping[str, Any]) -> None:
     spec, options = call["spec"], {"tensors": call["tensors"], "all_states": call["all_states"]}
     whole = ranks.cell(None, 0, spec=spec, pieces=None, **options)
     parts = group.run(size, "cell", spec=spec, pieces=None, over_heads=True, repeats=2, **options)
+    _check_heads(spec, whole, parts)
+    # Where the gather would take longer, every rank computes all heads, and has the bits of one alone.
+    parts = group.run(size, "cell_with_all_heads", spec=spec, pieces=None, **options)
+    assert all(torch.equal(part["y"], whole["y"]) for part in parts)
+    _check_heads(spec, whole, parts)
+
+
+def _check_heads(spec: Mapping[str, Any], whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
     interface = ranks.kernel_of(spec).interface
     for name, expected in whole.items():
         own = [part[name] for part in parts]

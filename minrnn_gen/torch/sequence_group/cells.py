@@ -110,7 +110,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
         member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal, seconds=seconds
     )
     mean = agreement.time / member.size
-    choice = ways_of(kernel, batch, mean, agreement.seconds, member, Piece.has_sequences(tensors))[0]
+    has_sequences = Piece.has_sequences(tensors)
+    choice = ways_of(kernel, batch, mean, agreement.seconds, member, has_sequences, agreement.records)[0]
     return _Settled(agreement, choice, along)
 
 
@@ -144,18 +145,26 @@ def _planned_us(kernel: Kernel, along: Along, count: int, batch: int, time: int)
     return expected_of(builder_of(spec, kernel.builder.target), "forward", Sizes(batch, time)).us
 
 
-def expected_ways(kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True) -> list[Choice]:
+def expected_ways(
+    kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True, records: bool = False
+) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
     cuts, mean = cuts_of(kernel, batch, False, member.micro_batches), time / member.size
-    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member)
+    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member, records=records)
 
 
 def ways_of(
-    kernel: Kernel, batch: int, time: float, seconds: Mapping[int, float], member: Member, has_sequences: bool = False
+    kernel: Kernel,
+    batch: int,
+    time: float,
+    seconds: Mapping[int, float],
+    member: Member,
+    has_sequences: bool = False,
+    records: bool = False,
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps of a piece, the cheapest first.
 
-    `seconds` as `choices` takes them; `has_sequences`: sequences begin or end within a row.
+    `seconds` and `records` as `choices` takes them; `has_sequences`: sequences begin or end within a row.
     """
     spec, interface = kernel.spec, kernel.interface
     has_matrix = kernel.builder.cell_shape.has_matrix
@@ -171,12 +180,15 @@ def ways_of(
         columns = [
             (place > 0) if stage.is_constant else len(stage.entries) / len(stage.states) for place, stage in enumerate(stages)
         ]
-        allowed |= gathering_passes(member.size, runs_again, sum(columns) * PRODUCT_PASSES_OF_CELL)
+        product_passes = sum(columns) * PRODUCT_PASSES_OF_CELL
+        # One run has the maps of a single stage and the end states.
+        is_at_once = len(stages) == 1 and not stages[0].is_constant
+        allowed |= gathering_passes(member.size, runs_again, product_passes - (1 if is_at_once else 0))
         # With the entering states and without.
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
-    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches)
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
