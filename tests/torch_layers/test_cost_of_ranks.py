@@ -16,7 +16,7 @@ if not torch.distributed.is_available():
 
 from support import ranks  # noqa: E402
 
-from minrnn_gen.torch.sequence_group import cost, heads  # noqa: E402
+from minrnn_gen.torch.sequence_group import cost, fold, heads  # noqa: E402
 from minrnn_gen.torch.sequence_group.agreement import Agreement  # noqa: E402
 
 LSTM = {"model": "lstm", "hidden_size": 768, "heads": 12, "precision": "bf16"}
@@ -69,3 +69,23 @@ def test_the_choice_is_the_fastest_and_counts_the_host(
     # Not worse than the pieces one after the other, and the messages between them.
     group = max(seconds + cost.message_seconds(size, state_bytes), cost.HOST_SECONDS_OF_GROUP)
     assert chosen.passes * seconds <= (size * group + cost.PIPELINE_SECONDS) * (1 + 1e-9)
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(1, 9), st.integers(0, 1 << 30), st.booleans())
+def test_pieces_fold_at_once_as_they_do_in_turn(count: int, seed: int, is_complex: bool) -> None:
+    """What is before a product of zero counts in no way, even as NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.complex128 if is_complex else torch.float64
+    products, ends = (torch.randn(count, 6, dtype=dtype, generator=generator) for _ in range(2))
+    products[torch.rand(count, 6, generator=generator) < 0.3] = 0
+    for array in (products, ends):
+        array[torch.rand(count, 6, generator=generator) < 0.1] = float("nan")
+    state = ends[0]
+    for product, end in zip(products[1:], ends[1:], strict=True):
+        state = torch.where(product == 0, end, product * state + end)
+    pieces = [*zip(products, ends, strict=True)]
+    for folded in (fold.fold(pieces), fold._folded_at_once(pieces) if count > 1 else state):
+        is_nan = state.isnan()
+        assert torch.equal(folded.isnan(), is_nan)
+        torch.testing.assert_close(folded[~is_nan], state[~is_nan], rtol=1e-12, atol=1e-12)

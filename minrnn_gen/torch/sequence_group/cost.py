@@ -34,8 +34,8 @@ PIPELINE_SECONDS = 200e-6
 # The host's time of an operator of torch, of a collective, of a run of a kernel, and of autograd in a step. They fit the 1.2 ms
 # of a forward and the 3.5 ms of a step of `correct` over four H200, when these asked for 62 and 138 operators.
 OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
-# Operators of the host for each rank after the fourth: a piece more to fold.
-OPERATORS_OF_RANK = 4
+# Operators of the host for each rank after the fourth in a step: gradients of final states are added in the order of ranks.
+OPERATORS_OF_RANK = 1
 # A step, forward and backward, next to a forward: a scan moves three times the bytes.
 PASSES_OF_STEP = 3.0
 # An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
@@ -115,7 +115,7 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
 def host_seconds(way: Way, ranks: int, records: bool) -> float:
     """Return the host's time of a forward of a gathering way, or of a step where it `records`."""
     counts = HOST_COUNTS[way, records][ranks > 2]
-    operators = counts.operators + OPERATORS_OF_RANK * max(0, ranks - 4) * (2 if records else 1)
+    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records else 0)
     seconds = operators * OPERATOR_SECONDS + counts.collectives * COLLECTIVE_SECONDS + counts.runs * RUN_SECONDS
     return seconds + (RECORDED_SECONDS if records else 0.0)
 
