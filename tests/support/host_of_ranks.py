@@ -27,6 +27,9 @@ from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.sequence_group import cells, exchange, piece
 from minrnn_gen.torch.sequence_group.agreement import Agreement
 
+# Long enough for a correction.
+TIME = 4096
+
 
 class Silent(dist.ProcessGroup):
     """A group of one process that says it is one of several; `asked` notes what it should have sent or received."""
@@ -125,13 +128,15 @@ def _recipe(spec: str) -> str:
     return minrnn_gen.compile(json.loads(spec), gpu="h200").recipe
 
 
-def call_on_rank(spec: Mapping[str, Any], group: Any, way: Any, records: bool, batch: int = 1, time: int = 4096) -> Any:
+def call_on_rank(
+    spec: Mapping[str, Any], group: Any, way: Any, records: bool, batch: int = 1, micro_batches: int | None = None
+) -> Any:
     """Return a call, with its backward where it `records`, on a rank's piece, or of one rank; within `hosts_of_gpus`."""
     kernel = kernels.kernel_by(_recipe(json.dumps(spec)))
     interface = kernel.interface
-    x = torch.zeros(interface.shape(interface.x_axes, batch, time)).requires_grad_(records)
-    dy = torch.zeros(interface.y_shape(batch, time))
-    asked = {} if group is None else {"sequence_group": wing.SequenceGroup(group, way, None)}
+    x = torch.zeros(interface.shape(interface.x_axes, batch, TIME)).requires_grad_(records)
+    dy = torch.zeros(interface.y_shape(batch, TIME))
+    asked = {} if group is None else {"sequence_group": wing.SequenceGroup(group, way, micro_batches)}
 
     def run() -> None:
         y, _ = wing.recurrence(kernel, x, **asked)

@@ -21,7 +21,7 @@ from minrnn_gen.torch.sequence_group.group import WAYS  # noqa: E402
 
 SPEC = {"model": "min_gru", "hidden_size": 32, "precision": "fp32"}
 # Of a pipeline of one group, whose cost counts the host otherwise, as `HOST_COUNTS` of the others.
-PIPELINE = {False: ((6, 2, 1), (7, 3, 1)), True: ((14, 4, 2), (18, 6, 2))}
+PIPELINE = {False: ((5, 2, 1), (6, 3, 1)), True: ((12, 4, 2), (16, 6, 2))}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,12 +38,21 @@ def test_the_cost_formula_has_what_a_call_asks_of_the_host(way: Any, records: bo
     for size, most in zip((2, 4), expected, strict=True):
         # The ranks between two others do the same.
         found = [_counted(Silent(rank, size), way, records) for rank in {0, size // 2, size - 1}]
-        assert tuple(map(max, zip(*found, strict=True))) == most, (size, found)
+        operators, *others = map(max, zip(*found, strict=True))
+        # Other versions of torch write some operators by others.
+        assert others == [*most[1:]] and 0.8 * most[0] <= operators <= most[0], (size, found)
 
 
-def _counted(group: Silent, way: Any, records: bool) -> tuple[int, int, int]:
+@pytest.mark.parametrize(("records", "most"), [(False, 3), (True, 7)])
+def test_a_group_of_a_pipeline_asks_for_few_operators(records: bool, most: int) -> None:
+    """Groups are views of whole arrays, all of one array by one operator."""
+    few, many = (_counted(Silent(1, 2), "pipeline", records, batch=8, micro_batches=groups)[0] for groups in (4, 8))
+    assert many - few <= 4 * most
+
+
+def _counted(group: Silent, way: Any, records: bool, **groups: int) -> tuple[int, int, int]:
     """Return the operators, the collectives and the runs of a call on a rank."""
-    run, launched = call_on_rank(SPEC, group, way, records), Counter[str]()
+    run, launched = call_on_rank(SPEC, group, way, records, **groups), Counter[str]()
     run()
     group.asked.clear()
     with counted_runs(launched):
