@@ -24,7 +24,7 @@ from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import executor
 from minrnn_gen.run.recording.plain_program import PlannedOnly
 from minrnn_gen.torch.operators import calls
-from minrnn_gen.torch.sequence_group import cells, exchange, piece
+from minrnn_gen.torch.sequence_group import cells, exchange, heads, piece
 from minrnn_gen.torch.sequence_group.agreement import Agreement
 
 # Long enough for a correction.
@@ -43,6 +43,9 @@ class Silent(dist.ProcessGroup):
 
     def all_gather_single(self, *_: Any) -> None:
         self.asked.append("gather")
+
+    def allreduce(self, *_: Any) -> None:
+        self.asked.append("sum")
 
     def broadcast(self, *_: Any) -> None:
         self.asked.append("broadcast")
@@ -98,9 +101,10 @@ def hosts_of_gpus() -> Iterator[None]:
         patch.setattr(kernels, "_KERNELS", {})
         patch.setattr(kernels, "_made", made)
         patch.setattr(executor, "is_on_cpu", lambda _: False)
-        for module in (cells, exchange, piece):
+        for module in (cells, exchange, heads, piece):
             patch.setattr(module, "is_on_gpu", lambda _: True)
-        patch.setattr(cells, "agree", _agreed)
+        for module in (cells, heads):
+            patch.setattr(module, "agree", _agreed)
         patch.setattr(stream, "is_capturing", lambda _: False)
         patch.setattr(stream, "current_stream", lambda _: 0)
         patch.setattr(device, "on_device", lambda _: contextlib.nullcontext())
@@ -136,7 +140,9 @@ def call_on_rank(
     interface = kernel.interface
     x = torch.zeros(interface.shape(interface.x_axes, batch, TIME)).requires_grad_(records)
     dy = torch.zeros(interface.y_shape(batch, TIME))
-    asked = {} if group is None else {"sequence_group": wing.SequenceGroup(group, way, micro_batches)}
+    asked: dict[str, Any] = {} if group is None else {"head_group": group}
+    if asked and way != "heads":
+        asked = {"sequence_group": wing.SequenceGroup(group, way, micro_batches)}
 
     def run() -> None:
         y, _ = wing.recurrence(kernel, x, **asked)

@@ -16,6 +16,7 @@ if not torch.distributed.is_available():
 from support.host_of_ranks import Silent, call_on_rank, counted_runs, hosts_of_gpus  # noqa: E402
 
 from benchmarks.harness.host_calls import operators_of  # noqa: E402
+from minrnn_gen.torch.sequence_group import heads  # noqa: E402
 from minrnn_gen.torch.sequence_group.cost import HOST_COUNTS  # noqa: E402
 from minrnn_gen.torch.sequence_group.group import WAYS  # noqa: E402
 
@@ -48,6 +49,23 @@ def test_a_group_of_a_pipeline_asks_for_few_operators(records: bool, most: int) 
     """Groups are views of whole arrays, all of one array by one operator."""
     few, many = (_counted(Silent(1, 2), "pipeline", records, batch=8, micro_batches=groups)[0] for groups in (4, 8))
     assert many - few <= 4 * most
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_heads_are_gathered_only_where_that_pays(monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
+    """What is decided is decided once for a form; where it does not pay, nothing is sent forward or backward."""
+    planned: list[int] = []
+
+    def seconds_of(*_: Any) -> dict[int, float]:
+        planned.append(1)
+        return {1: 1.0 if pays else 1e-6, 2: 1e-6}
+
+    monkeypatch.setattr(heads, "seconds_of", seconds_of)
+    group = Silent(1, 2)
+    run = call_on_rank(SPEC, group, "heads", True)
+    for _ in range(3):
+        run()
+    assert planned == [1] and group.asked == ["gather", "gather", "sum"] * 3 * pays
 
 
 def _counted(group: Silent, way: Any, records: bool, **groups: int) -> tuple[int, int, int]:
