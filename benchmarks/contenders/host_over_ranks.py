@@ -31,9 +31,9 @@ def host_rows_of(problem: DistributedProblem, kernel: Kernel, host: Host) -> tup
     for kernel_pass in PASSES:
         records = kernel_pass != "forward"
         asked = {row.contender: asked for row, asked in asked_of(problem, kernel_pass, kernel, host)}
-        for name, given in {ALONE: {}, **asked}.items():
-            arrays = inputs.of(given) if given else inputs.piece(host.rank)
-            found = host_calls(inputs.run_of(arrays, given, records), host.start_together)
+        for name, groups in {ALONE: {}, **asked}.items():
+            arrays = inputs.of(groups) if groups else inputs.piece(host.rank)
+            found = host_calls(inputs.run_of(arrays, groups, records), host.start_together)
             of_ranks = host.all_of(found)
             rank = max(range(host.size), key=lambda rank: of_ranks[rank].us)
             rows.append(HostRow(problem=problem, kernel_pass=kernel_pass, contender=name, rank=rank, calls=of_ranks[rank]))

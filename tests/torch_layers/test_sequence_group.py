@@ -764,6 +764,16 @@ def test_a_pipeline_cuts_sequences_or_where_these_are_few_channels(
     assert all(spec["hidden_size"] % count == 0 for count in counts) or along == "sequences"
 
 
+def test_a_pipeline_cuts_inputs_along_their_channels(group: ranks.Ranks) -> None:
+    """A cell that holds its states has an input X.*, whose first axis is that of sequences."""
+    generator = torch.Generator().manual_seed(0)
+    x, y, final = (torch.randn(shape, generator=generator).double() for shape in ((1, 6, 3, 2), (1, 6, 2), (2, 1, 2)))
+    tensors = {"x": x, "holds": torch.rand(1, 6, generator=generator) < 0.4, "parameters": {}, "weights of y": y}
+    spec = {"model": "min_lstm", "hidden_size": 2, "precision": "fp64"}
+    options = {"way": "pipeline", "micro_batches": 2, "all_states": False}
+    check_call(group, {"spec": spec, "tensors": {**tensors, "weights of state": {"h": final}}, "pieces": [2, 4], **options})
+
+
 def test_of_groups_that_are_asked_for_only_their_number_is_weighed() -> None:
     """All ranks tell each other what each number of groups takes, in a message that has an end."""
     scan, wide = (ranks.kernel_of({"model": "min_gru", "hidden_size": size}) for size in (8, 512))

@@ -138,6 +138,8 @@ def _along_channels(piece: Piece, call: Sequence[Any], count: int) -> Cut:
     axes[WEIGHT] = axes[BIAS] = 1
     for slot in range(interface.slots.parameters.start, len(call)):
         axes[slot] = 0
+    for slot, of_stream in piece.axes_of_streams(call).items():
+        axes[slot] = of_stream.index("h") if "h" in of_stream else None
     sizes = (len(interface.gates), interface.hidden_size)
     views = {BIAS: sizes} if interface.input_size is None else {BIAS: sizes, WEIGHT: (*sizes, interface.input_size)}
     part = piece if count == 1 else replace(piece, kernel=kernel_by(recipe_of_heads(piece.kernel, count)))

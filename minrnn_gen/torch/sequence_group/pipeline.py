@@ -35,8 +35,8 @@ class Pipeline:
         # Where kernels write a group into y of all groups, nothing is joined afterwards.
         whole = piece.outputs_of(call) if self._writes_in_parts(cut, call) else []
         parts, entered, ends = [], [], []
-        given = cut.like_states(like) if piece.position else cut.of_states(first)
-        for own, state, into in zip(cut.calls(call), given, cut.of_y(whole), strict=True):
+        arriving = cut.like_states(like) if piece.position else cut.of_states(first)
+        for own, state, into in zip(cut.calls(call), arriving, cut.of_y(whole), strict=True):
             state = neighbours.receive(state) if piece.position else state
             if whole:
                 ends.append(cut.piece.forward_again(own, state, into))
@@ -79,8 +79,8 @@ class Pipeline:
         dy = dy if dx is None else dy.contiguous()
         neighbours, parts = Neighbours(piece.member, piece.reverse, backward=True), []
         calls, states, of_y, of_x = cut.calls(call), cut.of_states(entering), cut.of_y((y, dy, *steps)), cut.of_x(dx)
-        given = cut.of_states(dfinal) if piece.is_end else cut.like_states(dfinal)
-        for place, (own, state, dstate) in enumerate(zip(calls, states, given, strict=True)):
+        arriving = cut.of_states(dfinal) if piece.is_end else cut.like_states(dfinal)
+        for place, (own, state, dstate) in enumerate(zip(calls, states, arriving, strict=True)):
             dstate = dstate if piece.is_end else neighbours.receive(dstate)
             own_y, own_dy, *own_steps = of_y[place]
             results = (own_y, *own_steps, *saved[place * saved_count : (place + 1) * saved_count])
