@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.contenders.cpu_layers import cpu_name
+from benchmarks.contenders.host_over_ranks import HostRow, host_rows_of
 from benchmarks.contenders.over_ranks import CALLS_IN_A_ROW, WATCHED_RUNS, Host, rows_of
 from benchmarks.harness.rounds import Limits
 from benchmarks.problems.distributed_problems import PASSES, problems
@@ -67,6 +68,12 @@ def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None], 
     record = record.model_copy(update={"is_complete": True})
     keep(record)
     return record
+
+
+def count(host: Host, quick: bool, only: str | None = None) -> tuple[HostRow, ...]:
+    """Return the host's work of all problems in every way, on all ranks; `only` as in `measure`."""
+    found = (problem for problem in problems(quick) if only is None or only in problem.label)
+    return tuple(row for problem in found for row in host_rows_of(problem, compile(problem.spec), host))
 
 
 def _record(host: Host, quick: bool) -> DistributedRecord:

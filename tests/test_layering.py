@@ -92,7 +92,7 @@ OWNERS = {
     "cupy_backends": "build.nvrtc gpu.*",
     "cuda": "build.nvrtc gpu.*",
     "torch": (
-        "torch.* benchmarks.harness.gpu benchmarks.distributed_suite "
+        "torch.* benchmarks.harness.gpu benchmarks.harness.host_calls benchmarks.distributed_suite "
         "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.cpu_scans "
         "benchmarks.contenders.layers benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans "
         "benchmarks.contenders.selective_scans benchmarks.serving_suite "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +19,16 @@ Quick = Annotated[bool, typer.Option("--quick", help="A few small problems, on C
 Only = Annotated[
     str | None, typer.Option("--only", metavar="WORD", help="Problems whose labels have WORD.", show_default=False)
 ]
+HostOnly = Annotated[
+    bool, typer.Option("--host", help="Count instead what each call asks of the host: its time, operators and functions.")
+]
 
 
-def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = None) -> None:
+def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = None, host_only: HostOnly = False) -> None:
     """Measure time and heads over the ranks that torchrun starts."""
     with needing("torch", "the benchmark of process groups", "pip install torch"):
-        from benchmarks.distributed_suite import measure, open_host
+        from benchmarks.contenders.host_over_ranks import host_text
+        from benchmarks.distributed_suite import count, measure, open_host
     from benchmarks.report.distributed_record import distributed_text
     from benchmarks.report.record import write_text
 
@@ -33,6 +38,13 @@ def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = N
 
     host, end = open_host(quick)
     try:
+        if host_only:
+            rows = count(host, quick, only)
+            if host.rank == 0:
+                typer.echo(host_text(rows))
+                if json_file is not None:
+                    write_text(json.dumps([row.model_dump() for row in rows], indent=1) + "\n", json_file, "--json")
+            return
         record = measure(host, quick, keep, only)
         if host.rank == 0:
             typer.echo(distributed_text(record))

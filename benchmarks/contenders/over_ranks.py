@@ -108,11 +108,11 @@ def rows_of(
     problem: DistributedProblem, kernel_pass: KernelPass, kernel: Kernel, host: Host, limits: Limits
 ) -> tuple[DistributedRow, ...]:
     """Return the rows of a problem, the same on all ranks; a failure but of the one rank alone ends the run on all of them."""
-    inputs = _Inputs(problem, kernel, host)
+    inputs = Inputs(problem, kernel, host)
     records = kernel_pass != "forward"
     alone, expected = _alone(problem, kernel_pass, inputs, records)
     contenders = [_Contender(*alone)]
-    for row, asked in _asked(problem, kernel_pass, kernel, host):
+    for row, asked in asked_of(problem, kernel_pass, kernel, host):
         run = inputs.run_of(inputs.of(asked), asked, records)
         errors = _errors(run(), expected, "head_group" in asked, host)
         share, contributed = _exchange(run, host)
@@ -123,7 +123,7 @@ def rows_of(
     return tuple(contender.row for contender in contenders)
 
 
-def _asked(
+def asked_of(
     problem: DistributedProblem, kernel_pass: KernelPass, kernel: Kernel, host: Host
 ) -> Iterator[tuple[DistributedRow, dict[str, Any]]]:
     """Yield rows without times, and what the call is given besides its arrays."""
@@ -135,7 +135,8 @@ def _asked(
     else:
         groups = [(way, SequenceGroup(host.group, way)) for way in ("summary", "correct", "pipeline")]
     for name, group in [*groups, ("chosen", SequenceGroup(host.group))]:
-        choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events)[0]
+        records = kernel_pass != "forward"
+        choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events, records)[0]
         yield (
             DistributedRow(
                 problem=problem, kernel_pass=kernel_pass, contender=name, way=choice.way, micro_batches=choice.micro_batches,
@@ -146,7 +147,7 @@ def _asked(
 
 
 def _alone(
-    problem: DistributedProblem, kernel_pass: KernelPass, inputs: _Inputs, records: bool
+    problem: DistributedProblem, kernel_pass: KernelPass, inputs: Inputs, records: bool
 ) -> tuple[tuple[DistributedRow, Run | None], dict[str, Any]]:
     """Return the first rank's row and run, and on every rank what its own piece of the results is; none where it fails."""
     host, failure, run, results = inputs.host, None, None, {}
@@ -162,7 +163,7 @@ def _alone(
     return (row, run), {} if failure else _scattered(results, inputs)
 
 
-def _scattered(results: dict[str, Any], inputs: _Inputs) -> dict[str, Any]:
+def _scattered(results: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
     """Return the piece of this rank of the first rank's results; of a dense cell all of them."""
     host, pieces = inputs.host, {}
     names = host.all_of({name: (tuple(value.shape), value.dtype) for name, value in results.items()})[0]
@@ -269,7 +270,7 @@ def _place(host: Host, time: int, rank: int | None = None) -> tuple[int, int]:
 
 
 @dataclass
-class _Inputs:
+class Inputs:
     """The arrays of a problem: pre-activations, the gradient of y and inputs S.*, piece by piece from seeds of their own."""
 
     problem: DistributedProblem

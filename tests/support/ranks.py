@@ -31,6 +31,7 @@ import minrnn_gen.torch as wing
 from minrnn_gen.build.recipe import spec_from
 from minrnn_gen.errors import BadInput
 from minrnn_gen.layers import kernels
+from minrnn_gen.torch.sequence_group import ranks as sequence_ranks
 from minrnn_gen.torch.sequence_group.piece import Piece
 
 RANKS = 3
@@ -157,6 +158,14 @@ def cell_in_place(group: Any, rank: int, **arguments: Any) -> dict[str, Any]:
         patch.setattr(sys.modules[__name__], "_kernel", functools.cache(lambda spec: emulated(json.loads(spec))))
         patch.setattr(Piece, "runs_in_place", lambda piece, _: not piece.kernel.interface.input_size)
         return cell(group, rank, **arguments)
+
+
+def cell_with_all_heads(group: Any, rank: int, **arguments: Any) -> dict[str, Any]:
+    """Run a recurrence as `cell` does over heads, as where the gather would take longer than it saves."""
+    with pytest.MonkeyPatch.context() as patch:
+        agree_on_heads = sequence_ranks.agree_on_heads
+        patch.setattr(sequence_ranks, "agree_on_heads", lambda *asked: not agree_on_heads(*asked))
+        return cell(group, rank, over_heads=True, **arguments)
 
 
 def same_in_all(outcomes: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -440,7 +449,7 @@ def delayed(group: Any, rank: int, *, runs: int, seed: int) -> list[Any]:
     a = torch.rand(3, 4, 2, generator=generator)
     outcomes: list[list[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("all_gather", "broadcast", "isend", "recv"):
+        for name in ("all_gather", "broadcast", "isend", "irecv"):
             function = getattr(dist, name)
 
             def late(*arguments: Any, function: Any = function, **keywords: Any) -> Any:
@@ -538,6 +547,7 @@ CASES = {
     "in_mesh": in_mesh,
     "cell": cell,
     "cell_in_place": cell_in_place,
+    "cell_with_all_heads": cell_with_all_heads,
     "full_runs": full_runs,
     "own_heads": own_heads,
     "scan": scan,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -612,6 +612,14 @@ def check_heads(group: ranks.Ranks, size: int, call: Mapping[str, Any]) -> None:
     spec, options = call["spec"], {"tensors": call["tensors"], "all_states": call["all_states"]}
     whole = ranks.cell(None, 0, spec=spec, pieces=None, **options)
     parts = group.run(size, "cell", spec=spec, pieces=None, over_heads=True, repeats=2, **options)
+    _check_heads(spec, whole, parts)
+    # Where the gather would take longer, every rank computes all heads, and has the bits of one alone.
+    parts = group.run(size, "cell_with_all_heads", spec=spec, pieces=None, **options)
+    assert all(torch.equal(part["y"], whole["y"]) for part in parts)
+    _check_heads(spec, whole, parts)
+
+
+def _check_heads(spec: Mapping[str, Any], whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
     interface = ranks.kernel_of(spec).interface
     for name, expected in whole.items():
         own = [part[name] for part in parts]
@@ -754,6 +762,16 @@ def test_a_pipeline_cuts_sequences_or_where_these_are_few_channels(
     along, counts = cuts_of(ranks.kernel_of(spec), batch, False, None)
     assert (along, max(counts)) == expected
     assert all(spec["hidden_size"] % count == 0 for count in counts) or along == "sequences"
+
+
+def test_a_pipeline_cuts_inputs_along_their_channels(group: ranks.Ranks) -> None:
+    """A cell that holds its states has an input X.*, whose first axis is that of sequences."""
+    generator = torch.Generator().manual_seed(0)
+    x, y, final = (torch.randn(shape, generator=generator).double() for shape in ((1, 6, 3, 2), (1, 6, 2), (2, 1, 2)))
+    tensors = {"x": x, "holds": torch.rand(1, 6, generator=generator) < 0.4, "parameters": {}, "weights of y": y}
+    spec = {"model": "min_lstm", "hidden_size": 2, "precision": "fp64"}
+    options = {"way": "pipeline", "micro_batches": 2, "all_states": False}
+    check_call(group, {"spec": spec, "tensors": {**tensors, "weights of state": {"h": final}}, "pieces": [2, 4], **options})
 
 
 def test_of_groups_that_are_asked_for_only_their_number_is_weighed() -> None:

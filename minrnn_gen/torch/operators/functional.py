@@ -62,7 +62,8 @@ def recurrence(
         return embedded_recurrence(call, kernel, arguments, folds=is_whole)
     if sequence_group is not None or head_group is not None:
         groups = (sequence_group, head_group)
-        return _over_ranks(kernel, arguments, all_states, groups, (reset_states, holds))  # type: ignore[no-any-return]
+        over_ranks = _over_ranks_uncompiled if torch.compiler.is_compiling() else _over_ranks
+        return over_ranks(kernel, arguments, all_states, groups, (reset_states, holds))
     tensors = _tensors_of(kernel, arguments, all_states)
     recipe = kernel.recipe if torch.compiler.is_compiling() else known(kernel)
     count = len(kernel.states)
@@ -74,11 +75,10 @@ def recurrence(
     return _named(run(recipe, count, len(kernel.parameters), tensors, own, all_states), kernel.states, all_states)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _over_ranks(
     kernel: Kernel, arguments: CallArguments, all_states: bool, groups: tuple[Any, Any], altering: tuple[Any, Any]
 ) -> tuple[Any, ...]:
-    """Return the results of a call on this rank's piece of time, of heads, or both; the graph of torch.compile breaks here."""
+    """Return the results of a call on this rank's piece of time, of heads, or both."""
     ranks = Ranks.of(*groups)
     with ranks.refused_everywhere(arguments.x):
         tensors, own = _tensors_of(kernel, arguments, all_states), kernel
@@ -87,6 +87,10 @@ def _over_ranks(
             tensors = (*tensors, *added_inputs(kernel.interface, begins, tensors, *altering, ranks))
             own = kernel_by(recipe)
     return _named(ranks.run(own, tensors, all_states), kernel.states, all_states)
+
+
+# Breaks the graph of torch.compile. Elsewhere the function is called as it is, which costs the host less.
+_over_ranks_uncompiled: Any = torch.compiler.disable(_over_ranks)
 
 
 def _tensors_of(kernel: Kernel, arguments: CallArguments, all_states: bool) -> tuple[Any, ...]:

@@ -47,19 +47,19 @@ def run_again_in_two(
     return final, between
 
 
-def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, steps: int) -> Any:
-    """Correct the first steps of results that were computed from zero; say whether the entering states count after them.
+def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], entering: Any, zeros: Any, steps: int) -> Any:
+    """Correct the first steps of results that were computed from `zeros`; say whether the entering states count after them.
 
     `into`: y and, where they are kept, the states after every step.
     """
     place = call[0].shape[piece.time_axis] - steps if piece.reverse else 0
-    state = torch.cat((entering, torch.zeros_like(entering)), 1)
+    state = torch.cat((entering, zeros), 1)
     results = piece.forward(piece.twice(piece.steps_of(call, place, steps)), state)
     batch = entering.shape[1]
     for whole, both in zip(into, piece.of_steps(results[0], results[1 + piece.states :]), strict=True):
         piece.steps_in(whole, place, steps).copy_(both.narrow(piece.y_axes.index("b"), 0, batch))
-    states = piece.all_states_of(results)
-    return states[:, :batch].ne(states[:, batch:]).any()
+    with_them, without = piece.all_states_of(results).chunk(2, 1)
+    return with_them.ne(without).any()
 
 
 def correct_tail(
@@ -68,6 +68,7 @@ def correct_tail(
     outputs: Sequence[Any],
     gradients: tuple[list[Any], Any],
     dstate: Any,
+    zeros: Any,
     between: Any,
     steps: int,
 ) -> Any:
@@ -92,7 +93,7 @@ def correct_tail(
         # A forward of these steps gives the other arrays that its backward reads.
         y, *others = piece.forward(part, entering, True)
         both = [y, *others[piece.states :]]
-    arriving = torch.cat((dstate, torch.zeros_like(dstate)), 1)
+    arriving = torch.cat((dstate, zeros), 1)
     dx = torch.empty_like(part[0])
     run = piece.backward_again(part, entering, both, torch.cat((own_dy, -own_dy), y_batch), arriving, dx)
     at_steps = piece.axes_of_inputs(call, "t")
@@ -104,8 +105,7 @@ def correct_tail(
             whole.narrow(at_steps[slot], place, steps).copy_(own)
         else:
             of_call[slot] = whole + run[slot]
-    of_both = piece.together(run[len(call) :])
-    first, second = of_both[:, :batch], of_both[:, batch:]
+    first, second = piece.together(run[len(call) :]).chunk(2, 1)
     return first.ne(-second).any()
 
 

@@ -41,10 +41,11 @@ from minrnn_gen.torch.sequence_group.cost import (
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
-from minrnn_gen.torch.sequence_group.group import Member, Way
+from minrnn_gen.torch.sequence_group.group import Member, Way, is_on_gpu
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
+from minrnn_gen.torch.sequence_group.summary import Summary
 
 # A rank's message has the digest of a recipe that is longer than this.
 _RECIPE_CHARACTERS = 400
@@ -69,7 +70,7 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
     Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
     held, key = _SETTLED.setdefault(member.process_group, ByKey()), None
-    if tensors[0].is_cuda:
+    if is_on_gpu(tensors[0]):
         asked = (kernel.recipe, all_states, member.way, member.micro_batches, records(tensors))
         with torch.no_grad():
             key = keyed(asked, [*tensors])
@@ -101,7 +102,7 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
         _check_way(kernel, member)
         batch, time = (tensors[0].shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
         along, counts = cuts_of(kernel, batch, is_packed, member.micro_batches)
-        seconds = seconds_of(kernel, batch, time, (along, counts), tensors[0].is_cuda)
+        seconds = seconds_of(kernel, batch, time, (along, counts), is_on_gpu(tensors[0]))
     except BadInput as refused:
         refusal = refused
     form = {} if refusal else {**form_of(kernel, tensors), **asked}
@@ -109,7 +110,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
         member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal, seconds=seconds
     )
     mean = agreement.time / member.size
-    choice = ways_of(kernel, batch, mean, agreement.seconds, member, Piece.has_sequences(tensors))[0]
+    has_sequences = Piece.has_sequences(tensors)
+    choice = ways_of(kernel, batch, mean, agreement.seconds, member, has_sequences, agreement.records)[0]
     return _Settled(agreement, choice, along)
 
 
@@ -143,18 +145,26 @@ def _planned_us(kernel: Kernel, along: Along, count: int, batch: int, time: int)
     return expected_of(builder_of(spec, kernel.builder.target), "forward", Sizes(batch, time)).us
 
 
-def expected_ways(kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True) -> list[Choice]:
+def expected_ways(
+    kernel: Kernel, batch: int, time: int, member: Member, on_gpu: bool = True, records: bool = False
+) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
     cuts, mean = cuts_of(kernel, batch, False, member.micro_batches), time / member.size
-    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member)
+    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member, records=records)
 
 
 def ways_of(
-    kernel: Kernel, batch: int, time: float, seconds: Mapping[int, float], member: Member, has_sequences: bool = False
+    kernel: Kernel,
+    batch: int,
+    time: float,
+    seconds: Mapping[int, float],
+    member: Member,
+    has_sequences: bool = False,
+    records: bool = False,
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps of a piece, the cheapest first.
 
-    `seconds` as `choices` takes them; `has_sequences`: sequences begin or end within a row.
+    `seconds` and `records` as `choices` takes them; `has_sequences`: sequences begin or end within a row.
     """
     spec, interface = kernel.spec, kernel.interface
     has_matrix = kernel.builder.cell_shape.has_matrix
@@ -170,12 +180,15 @@ def ways_of(
         columns = [
             (place > 0) if stage.is_constant else len(stage.entries) / len(stage.states) for place, stage in enumerate(stages)
         ]
-        allowed |= gathering_passes(member.size, runs_again, sum(columns) * PRODUCT_PASSES_OF_CELL)
+        product_passes = sum(columns) * PRODUCT_PASSES_OF_CELL
+        # One run has the maps of a single stage and the end states.
+        is_at_once = len(stages) == 1 and not stages[0].is_constant
+        allowed |= gathering_passes(member.size, runs_again, product_passes - (1 if is_at_once else 0))
         # With the entering states and without.
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
-    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches)
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
@@ -188,17 +201,23 @@ def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
 
 
 def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _Settled, all_states: bool) -> list[Any]:
-    agreement, choice = settled.agreement, settled.choice
+    agreement = settled.agreement
     local = with_local_sequences(tensors, agreement.begin(member.rank), agreement.times[member.rank])
     piece = Piece(kernel, member, all_states, agreement.records)
-    way: Gathered | Pipeline = Gathered(piece, choice.way == "correct")
-    if choice.way == "pipeline":
-        way = Pipeline(piece, settled.along, choice.micro_batches)
+    way = _way_of(piece, settled, Piece.has_sequences(local))
     if not agreement.records:
         return list(way.forward((*local, None)))
     # A rank without its own gradient takes part in the other ranks' backward.
     anchor = None if records(tensors) else torch.zeros((), requires_grad=True)
     return list(RecurrenceFunction.of(way, (*local, anchor)))
+
+
+def _way_of(piece: Piece, settled: _Settled, has_sequences: bool) -> Gathered | Summary | Pipeline:
+    choice = settled.choice
+    if choice.way == "pipeline":
+        return Pipeline(piece, settled.along, choice.micro_batches)
+    corrects = choice.way == "correct" and not has_sequences
+    return (None if corrects else Summary.of(piece)) or Gathered(piece, corrects)
 
 
 def form_of(kernel: Kernel, tensors: Tensors) -> dict[str, Any]:

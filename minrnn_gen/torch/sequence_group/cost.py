@@ -31,6 +31,13 @@ JOIN_PASSES_OF_SCAN = 2 / 3
 HOST_SECONDS_OF_GROUP = 300e-6
 # What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
 PIPELINE_SECONDS = 200e-6
+# The host's time of an operator of torch, of a collective, of a run of a kernel, and of autograd in a step. They fit the 1.2 ms
+# of a forward and the 3.5 ms of a step of `correct` over four H200, when these asked for 62 and 138 operators.
+OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
+# Operators of the host for each rank after the fourth in a step: gradients of final states are added in the order of ranks.
+OPERATORS_OF_RANK = 1
+# A step, forward and backward, next to a forward: a scan moves three times the bytes.
+PASSES_OF_STEP = 3.0
 # An exchange before its first byte: two launches of 3 to 5 us, one of them NCCL's kernel, its ring's 3.6 us (baseLat in NCCL's
 # src/graph/tuning.cc), and events between the two streams; an assumption, as is all that follows.
 HOP_SECONDS = 20e-6
@@ -52,6 +59,24 @@ DENSE_STEP_SECONDS = 1.5e-6
 SECONDS_LEAST = 20e-9
 # More groups than this leave kernels too few sequences to fill a GPU.
 MICRO_BATCHES_MOST = 8
+
+
+@dataclass(frozen=True)
+class HostCounts:
+    """Operators, collectives and runs of kernels that a call asks of its host."""
+
+    operators: int
+    collectives: int
+    runs: int
+
+
+# For a way, and a forward or a step: of the busiest rank of two, and of four; counted in a scan of one state.
+HOST_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
+    ("correct", False): (HostCounts(22, 2, 3), HostCounts(43, 3, 4)),
+    ("correct", True): (HostCounts(41, 4, 4), HostCounts(102, 6, 8)),
+    ("summary", False): (HostCounts(6, 2, 1), HostCounts(20, 2, 2)),
+    ("summary", True): (HostCounts(15, 4, 2), HostCounts(35, 4, 4)),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,23 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
     return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
+def host_seconds(way: Way, ranks: int, records: bool) -> float:
+    """Return the host's time of a forward of a gathering way, or of a step where it `records`."""
+    counts = HOST_COUNTS[way, records][ranks > 2]
+    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records else 0)
+    seconds = operators * OPERATOR_SECONDS + counts.collectives * COLLECTIVE_SECONDS + counts.runs * RUN_SECONDS
+    return seconds + (RECORDED_SECONDS if records else 0.0)
+
+
+def heads_seconds(ranks: int, share: float, y_bytes: float, x_bytes: float, records: bool) -> float:
+    """Return the time of a call whose heads are split and whose results are gathered.
+
+    `share`: a forward of one rank's share; the bytes are those of all heads. Where it `records`, the gradient of x is summed.
+    """
+    seconds = share * (PASSES_OF_STEP if records else 1.0) + gather_seconds(ranks, y_bytes / ranks)
+    return seconds + (2 * gather_seconds(ranks, x_bytes / ranks) if records else 0.0)
+
+
 def gather_seconds(ranks: int, count: float) -> float:
     """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank."""
     nodes = -(-ranks // GPUS_OF_A_NODE)
@@ -112,8 +154,9 @@ def choices(
     allowed: dict[Way, float],
     way: Way | None,
     micro_batches: int | None,
+    records: bool = False,
 ) -> list[Choice]:
-    """Return the `allowed` ways, each by its passes, the cheapest first.
+    """Return the `allowed` ways, each by its passes, the cheapest first; `records`: for a step rather than a forward alone.
 
     A pipeline's passes follow from its groups; with several groups the `allowed` passes are added. `seconds`: {number of
     groups: time of a pass over one group}, 1 among the numbers; `state_bytes`: bytes of all states of the call. A `way` that is
@@ -128,7 +171,8 @@ def choices(
             continue
         if name != "pipeline":
             correction = CORRECTION_SECONDS / of_pass if name == "correct" else 0.0
-            costed.append(Choice(name, 1, passes + gathers + correction))
+            of_host = host_seconds(name, ranks, records) / (of_pass * (PASSES_OF_STEP if records else 1.0))
+            costed.append(Choice(name, 1, max(passes + gathers + correction, of_host)))
             continue
         if micro_batches is not None:
             counts = [max(count for count in counts if count <= micro_batches)]

@@ -61,25 +61,26 @@ class Cut:
         """Return the cut of a call, without its states, into `count` groups, as even as can be."""
         return _along_channels(piece, call, count) if along == "channels" else _along_sequences(piece, call, count)
 
-    def call(self, call: Sequence[Any], span: tuple[int, int]) -> list[Any]:
-        """Return a group of a call."""
-        return [self._of_slot(slot, tensor, span) for slot, tensor in enumerate(call)]
+    def calls(self, call: Sequence[Any]) -> list[list[Any]]:
+        """Return a call's groups."""
+        return [[*group] for group in zip(*(self._of_slot(slot, tensor) for slot, tensor in enumerate(call)), strict=True)]
 
-    def of_states(self, states: Any, span: tuple[int, int]) -> Any:
-        """Return a group of all states as one array, without gaps, as they are sent."""
-        return self._narrowed(states, self.state_axis, span, contiguous=True)
+    def of_states(self, states: Any) -> list[Any]:
+        """Return all states as one array for each group, without gaps, as they are sent."""
+        return [part if part is None else part.contiguous() for part in self._apart(states, self.state_axis)]
 
-    def like_states(self, states: Any, span: tuple[int, int]) -> Any:
-        """Return the form of a group of all states."""
-        return self._narrowed(states, self.state_axis, span)
+    def like_states(self, states: Any) -> Sequence[Any]:
+        """Return the form of all states of each group."""
+        return self._apart(states, self.state_axis)
 
-    def of_x(self, tensor: Any, span: tuple[int, int]) -> Any:
-        """Return a group of an array shaped like x."""
-        return self._of_slot(0, tensor, span)
+    def of_x(self, tensor: Any) -> Sequence[Any]:
+        """Return the groups of an array shaped like x."""
+        return self._of_slot(0, tensor)
 
-    def of_y(self, tensor: Any, span: tuple[int, int]) -> Any:
-        """Return a group of an array shaped like y."""
-        return self._narrowed(tensor, self.y_axis, span)
+    def of_y(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """Return for each group its parts of arrays shaped like y."""
+        parts = [self._apart(tensor, self.y_axis) for tensor in tensors]
+        return [[part[place] for part in parts] for place in range(len(self.spans))]
 
     def states(self, parts: Sequence[Any]) -> Any:
         """Return all states of all groups as one array; None where there are none."""
@@ -101,18 +102,18 @@ class Cut:
             parts = [part.reshape(*sizes[:axis], -1, *sizes[axis + 1 :]) for part in parts]
         return torch.cat(tuple(parts), axis).reshape(tensor.shape)
 
-    def _of_slot(self, slot: int, tensor: Any, span: tuple[int, int]) -> Any:
+    def _of_slot(self, slot: int, tensor: Any) -> Sequence[Any]:
         axis = self.axes[slot]
         if tensor is None or axis is None:
-            return tensor
-        part = self._narrowed(tensor.reshape(self.views.get(slot, tensor.shape)), axis, span)
-        return part.flatten(0, 1) if slot == WEIGHT and slot in self.views else part
+            return [tensor] * len(self.spans)
+        parts = self._apart(tensor.reshape(self.views[slot]) if slot in self.views else tensor, axis)
+        return [part.flatten(0, 1) for part in parts] if slot == WEIGHT and slot in self.views else parts
 
-    def _narrowed(self, tensor: Any, axis: int, span: tuple[int, int], contiguous: bool = False) -> Any:
+    def _apart(self, tensor: Any, axis: int) -> Sequence[Any]:
+        """Return an array's groups, by one operation of torch: each costs the host as much as a launch."""
         if tensor is None or len(self.spans) == 1:
-            return tensor
-        part = tensor.narrow(axis, *span)
-        return part.contiguous() if contiguous else part
+            return [tensor] * len(self.spans)
+        return tensor.split([count for _, count in self.spans], axis)  # type: ignore[no-any-return]
 
 
 def _spans(size: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -137,6 +138,8 @@ def _along_channels(piece: Piece, call: Sequence[Any], count: int) -> Cut:
     axes[WEIGHT] = axes[BIAS] = 1
     for slot in range(interface.slots.parameters.start, len(call)):
         axes[slot] = 0
+    for slot, of_stream in piece.axes_of_streams(call).items():
+        axes[slot] = of_stream.index("h") if "h" in of_stream else None
     sizes = (len(interface.gates), interface.hidden_size)
     views = {BIAS: sizes} if interface.input_size is None else {BIAS: sizes, WEIGHT: (*sizes, interface.input_size)}
     part = piece if count == 1 else replace(piece, kernel=kernel_by(recipe_of_heads(piece.kernel, count)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minrnn_gen.torch.sequence_group.group import Member
+from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
 
 Around = Callable[[int], AbstractContextManager[None]]
 """Returns the context of an exchange to which this rank contributes this many bytes."""
@@ -38,14 +39,20 @@ def _contributing(count: int) -> AbstractContextManager[None]:
     return _AROUND[-1](count)
 
 
+@functools.lru_cache(maxsize=1)
+def _gather_into() -> Any:
+    """Return torch's gather into one tensor, which had another name before torch 2.13."""
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def all_gather(tensor: Any, member: Member) -> Any:
     """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
     own = _real(tensor)
     gathered = own.new_empty((member.size, *own.shape))
     if own.numel():
         with _contributing(own.nbytes):
-            if own.is_cuda:  # a launch instead of one and a copy for each rank
-                dist.all_gather_into_tensor(gathered, own, group=member.process_group)
+            if is_on_gpu(own):  # a launch instead of one and a copy for each rank
+                _gather_into()(gathered, own, group=member.process_group)
             else:
                 dist.all_gather([*gathered.unbind()], own, group=member.process_group)
     return _as(tensor, gathered)
@@ -53,13 +60,20 @@ def all_gather(tensor: Any, member: Member) -> Any:
 
 def all_gather_in_order(tensor: Any, member: Member, reverse: bool) -> list[Any]:
     """Return the tensors of all ranks in the order in which a recurrence passes their pieces."""
-    gathered = [*all_gather(tensor, member).unbind()]
-    return gathered[::-1] if reverse else gathered
+    return in_order(all_gather(tensor, member), reverse)
+
+
+def in_order(gathered: Any, reverse: bool) -> list[Any]:
+    """Return what `all_gather` returned in the order in which a recurrence passes the ranks' pieces."""
+    of_ranks = [*gathered.unbind()]
+    return of_ranks[::-1] if reverse else of_ranks
 
 
 def broadcast(tensor: Any, source: int, member: Member) -> Any:
-    """Return rank `source`'s values; other ranks' tensors give only the shape."""
-    values = _real(tensor).clone()
+    """Return rank `source`'s values, there the tensor itself if it has no gaps; other ranks' tensors give only the shape."""
+    values = _real(tensor)
+    if member.rank != source:
+        values = torch.empty_like(values)
     if values.numel():
         with _contributing(values.nbytes if member.rank == source else 0):
             dist.broadcast(values, group=member.process_group, group_src=source)
@@ -109,7 +123,7 @@ class Neighbours:
         values = torch.empty_like(real, memory_format=torch.contiguous_format)
         if values.numel():
             with _contributing(0):
-                dist.recv(values, group=self._group, group_src=self._before)
+                dist.irecv(values, group=self._group, group_src=self._before).wait()
         return _as(like, values)
 
     def send(self, tensor: Any) -> None:
@@ -129,8 +143,11 @@ class Neighbours:
 
 def _real(tensor: Any) -> Any:
     """Return a tensor in a form that every backend sends: without gaps, complex numbers as pairs."""
-    tensor = tensor.detach().resolve_conj().contiguous()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_complex():
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return torch.view_as_real(tensor.resolve_conj().contiguous())
 
 
 def _as(like: Any, values: Any) -> Any:

@@ -19,7 +19,7 @@ import torch
 
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
 from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states, run_again_in_two, run_in_two
-from minrnn_gen.torch.sequence_group.exchange import all_gather_in_order, sum_in_order
+from minrnn_gen.torch.sequence_group.exchange import all_gather, in_order, sum_in_order
 from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.maps import StageMaps
 from minrnn_gen.torch.sequence_group.piece import Piece
@@ -44,19 +44,20 @@ class Gathered:
     def forward(self, tensors: Tensors) -> Tensors:
         piece, position = self.piece, self.piece.position
         call, initial = piece.apart(tensors)
-        like, entering = piece.states_like(call), piece.entering(initial)
-        tail = self._steps_of_tail(call)
+        entering, tail = piece.entering(initial), self._steps_of_tail(call)
         # Zeros rather than None: the backward, which has the entering states, can then be replayed.
-        results, between = self._run(call, torch.zeros_like(like) if position else entering, tail)
+        zeros = piece.states_like(call, zeros=True) if position else entering
+        results, between = self._run(call, zeros, tail)
         final, into = piece.all_states_of(results), piece.of_steps(results[0], results[1 + piece.states :])
         ends, steps = self._gathered(final), self._steps_corrected(call)
         counts: Any = None
         if position:
             entering = ends[position - 1]
-            counts = correct_head(piece, call, into, entering, steps) if steps else None
-        maps: list[list[Any]] = []
+            counts = correct_head(piece, call, into, entering, zeros, steps) if steps else None
+        maps: list[Any] = []
         if piece.member.size > 2:
-            folded, maps = self._through_stages(call, ends, counts, into[0])
+            zeros = torch.zeros_like(ends[0]) if zeros is None or not position else zeros
+            folded, maps = self._through_stages(call, ends, counts, into[0], zeros)
             if position:
                 counts = self._or_any(counts, maps, range(1, position), (entering, folded))
                 entering = folded
@@ -69,12 +70,11 @@ class Gathered:
             results, between = self._run(call, entering, tail)
             final = piece.all_states_of(results)
         y, saved = results[0], results[1 + piece.states :]
-        returned = [y, *piece.final_of_all(final, like), *(saved[: piece.states] if piece.all_states else ())]
+        returned = [y, *piece.final_of_all(final), *(saved[: piece.states] if piece.all_states else ())]
         if not piece.saves:
             return returned
         saved = saved[piece.states :] if piece.all_states else saved
-        of_stages = [torch.stack(of_pieces) for of_pieces in maps] or [None for _ in self.stages]
-        return [*returned, *saved, entering, between, *of_stages]
+        return [*returned, *saved, entering, between, *(maps or [None for _ in self.stages])]
 
     def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
         return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
@@ -84,11 +84,9 @@ class Gathered:
         call, initial = piece.apart(tensors)
         stages = len(self.stages)
         *outputs, entering, between = results[:-stages]
-        maps = [[] if of_pieces is None else [*of_pieces] for of_pieces in results[-stages:]]
-        like = piece.states_like(call)
+        maps, zeros = results[-stages:], piece.states_like(call, zeros=True)
         dy = piece.gradient_of_y(outputs[0], gradients).contiguous()
-        dfinal = sum_in_order(piece.gradient_of_final(like, gradients), piece.member)
-        zeros = torch.zeros_like(like)
+        dfinal = sum_in_order(piece.gradient_of_final(zeros, gradients), piece.member)
         local = piece.backward(call, entering, outputs, dy, dfinal if piece.is_end else zeros)
         dinitial = zeros if local[-1] is None else piece.together(local[len(call) :])
         arriving = [*self._gathered(dinitial)[1:], dfinal]
@@ -96,13 +94,13 @@ class Gathered:
         counts: Any = None
         steps = self._steps_corrected(call) if position < last else 0
         if steps and (between is not None or has_states(piece, outputs_of_steps)):
-            counts = correct_tail(piece, call, outputs_of_steps, (local, dy), dstate, between, steps)
-        if maps[0] and self._corrects(call):
+            counts = correct_tail(piece, call, outputs_of_steps, (local, dy), dstate, zeros, between, steps)
+        if maps[0] is not None and self._corrects(call):
             maps = [
-                self._gathered(self._of_piece(stage, call, entering, counts, outputs[0], of_pieces[position])[0])
-                for stage, of_pieces in zip(self.stages, maps, strict=True)
+                self._of_all(self._of_piece(stage, call, entering, counts, outputs[0], of_ranks[piece.member.rank])[0])
+                for stage, of_ranks in zip(self.stages, maps, strict=True)
             ]
-        if maps[0]:
+        if maps[0] is not None:
             run = _Again(piece, call, (entering, outputs, dy), local, counts)
             folded = self._back_through_stages(run, maps, arriving, dinitial)
             if position < last:
@@ -142,7 +140,11 @@ class Gathered:
 
     def _gathered(self, own: Any) -> list[Any]:
         """Return the tensors of all ranks, in the order of the recurrence."""
-        return all_gather_in_order(own, self.piece.member, self.piece.reverse)
+        return in_order(self._of_all(own), self.piece.reverse)
+
+    def _of_all(self, own: Any) -> Any:
+        """Return the tensors of all ranks along a first axis, in the order of ranks."""
+        return all_gather(own, self.piece.member)
 
     def _of_piece(
         self, stage: StageMaps, call: Sequence[Any], states: Any, counts: Any, y: Any, known: Any = None
@@ -164,7 +166,7 @@ class Gathered:
         if counts is None:
             ends, own = stage.split(of_products.all_states_of(of_products.forward(call, entering)))
             return own, ends
-        asked = counts & own.eq(0).all()
+        asked = counts if known is None else counts & own.any().logical_not()
         ends, products = stage.split(of_products.forward_again(call, entering, [torch.empty_like(y)], asked))
         return torch.where(asked, products, own), ends
 
@@ -175,24 +177,24 @@ class Gathered:
             return piece.all_states_of(piece.forward(call, states))
         return piece.forward_again(call, states, [torch.empty_like(y)], counts)
 
-    def _through_stages(self, call: Sequence[Any], ends: list[Any], counts: Any, y: Any) -> tuple[Any, list[list[Any]]]:
-        """Return the states that enter this piece, where others are before it, and the maps of all pieces for each stage.
+    def _through_stages(self, call: Sequence[Any], ends: list[Any], counts: Any, y: Any, zeros: Any) -> tuple[Any, list[Any]]:
+        """Return the states that enter this piece, where others are before it, and the maps of all ranks for each stage.
 
-        `ends` are the end states of the pieces, each from zero but for the first; of the first stage they are right.
+        `ends` are the end states of the pieces, each from `zeros` but for the first; of the first stage they are right.
         """
-        position = self.piece.position
-        states, maps = torch.zeros_like(ends[0]), list[list[Any]]()
+        position, states, maps = self.piece.position, zeros, list[Any]()
         for stage in self.stages:
             own, end = self._of_piece(stage, call, states, counts, y)
             if maps:
                 end = ends[position] if end is None else end
                 ends = self._gathered(end if counts is None else torch.where(counts, end, ends[position]))
-            maps.append(self._gathered(own))
+            maps.append(self._of_all(own))
             if position:
-                states = stage.put(states, stage.folded([*zip(maps[-1], ends, strict=True)][:position]))
+                of_pieces = in_order(maps[-1], self.piece.reverse)
+                states = stage.put(states, stage.folded([*zip(of_pieces, ends, strict=True)][:position]))
         return states, maps
 
-    def _back_through_stages(self, run: _Again, maps: list[list[Any]], arriving: list[Any], dinitial: Any) -> Any:
+    def _back_through_stages(self, run: _Again, maps: Sequence[Any], arriving: list[Any], dinitial: Any) -> Any:
         """Return the gradient that arrives at the end of this piece.
 
         `arriving`: the gradients at the ends of all pieces, each from a run of the next piece with zero at its own end, except
@@ -201,8 +203,9 @@ class Gathered:
         position, last = self.piece.position, self.piece.member.size - 1
         dfinal, behind = arriving[-1], range(last, position, -1)
         dstate = torch.zeros_like(dfinal) if behind else dfinal
-        for stage, of_pieces in reversed([*zip(self.stages, maps, strict=True)]):
+        for stage, of_ranks in reversed([*zip(self.stages, maps, strict=True)]):
             if behind:
+                of_pieces = in_order(of_ranks, self.piece.reverse)
                 gradients = [(of_pieces[place], arriving[place - 1]) for place in behind]
                 dstate = stage.put(dstate, stage.folded(gradients, adjoint=True))
             if stage.place:
@@ -210,7 +213,7 @@ class Gathered:
                 arriving = [*self._gathered(dinitial)[1:], dfinal]
         return dstate
 
-    def _or_any(self, counts: Any, maps: list[list[Any]], places: range, states: tuple[Any, Any]) -> Any:
+    def _or_any(self, counts: Any, maps: Sequence[Any], places: range, states: tuple[Any, Any]) -> Any:
         """Say whether something counts here or in one of the pieces at `places`; None where everything always runs again.
 
         `states`: those that corrected a head or a tail, and the right ones. No map contains an earlier stage's effect on a
@@ -218,8 +221,9 @@ class Gathered:
         """
         if counts is None or not places:
             return counts
-        for of_pieces in maps:
-            counts = counts | torch.stack([of_pieces[place] for place in places]).ne(0).any()
+        ranks = sorted(self.piece.member.rank_at(place, self.piece.reverse) for place in (places[0], places[-1]))
+        for of_ranks in maps:
+            counts = counts | of_ranks[ranks[0] : ranks[1] + 1].any()
         expected, entering = states
         return counts | expected.ne(entering).any() if len(maps) > 1 else counts
 

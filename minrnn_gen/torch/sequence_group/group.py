@@ -75,6 +75,11 @@ class Member:
         return self.size - 1 - position if reverse else position
 
 
+def is_on_gpu(tensor: Any) -> bool:
+    """Return whether a call's tensors are on a GPU, where no host waits for values."""
+    return bool(tensor.is_cuda)
+
+
 def member_of(value: Any) -> Member:
     """Return this rank's place in a group over which time is split; raises BadInput for anything else, and outside it."""
     asked = value if isinstance(value, SequenceGroup) else SequenceGroup(value)

@@ -2,43 +2,78 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from minrnn_gen.call.interface import Y_AXES, Interface
+from minrnn_gen.call.key import keyed
 from minrnn_gen.call.slots import SEQUENCES, WEIGHTS, X
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import groups_of_share, kernel_by, recipe_of_heads
+from minrnn_gen.run.recording.replay import ByKey
 from minrnn_gen.torch.operators.dispatch import records
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
-from minrnn_gen.torch.sequence_group.agreement import agree, device_of
-from minrnn_gen.torch.sequence_group.cells import check_plain_call, form_of
+from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
+from minrnn_gen.torch.sequence_group.cells import check_plain_call, form_of, seconds_of
+from minrnn_gen.torch.sequence_group.cost import PASSES_OF_STEP, heads_seconds
 from minrnn_gen.torch.sequence_group.exchange import all_gather, sum_over_ranks
-from minrnn_gen.torch.sequence_group.group import Member
+from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
 
 Run = Callable[[Kernel, tuple[Any, ...]], Any]
 
+# Whether heads are split, by keys of calls with CUDA tensors, whose checks would keep a GPU waiting.
+_SPLIT: weakref.WeakKeyDictionary[Any, ByKey[bool]] = weakref.WeakKeyDictionary()
 
-def agree_on_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, is_global: bool) -> None:
-    """Agree on a call; raises BadInput on every rank for arguments that do not fit.
 
-    `is_global`: lengths and boundaries are those of a sequence group.
+def agree_on_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, is_global: bool) -> bool:
+    """Agree on a call, and say whether its heads are split; raises BadInput on every rank for arguments that do not fit.
+
+    `is_global`: lengths and boundaries are those of a sequence group. Heads whose gather takes longer than the share saves are
+    computed by every rank, which has all of their arrays.
     """
-    refusal, form = None, {}
+    held, key = _SPLIT.setdefault(member.process_group, ByKey()), None
+    if is_on_gpu(tensors[0]):
+        with torch.no_grad():
+            key = keyed((kernel.recipe, member.gathers, is_global, records(tensors)), [*tensors])
+    known = None if key is None else held.get(key.key)
+    if known is not None:
+        return known
+    refusal, form, seconds = None, {}, {}
     try:
         _check_divides(kernel, member.size)
         check_plain_call(kernel, tensors if member.gathers else _as_of_all_heads(kernel.interface, tensors, member), is_global)
         form = {**form_of(kernel, tensors), "shape of x": [*tensors[0].shape], "gathers": member.gathers}
+        seconds = _seconds_of_heads(kernel, tensors[0], member)
     except BadInput as refused:
         refusal = refused
-    agree(member, device_of(tensors[0]), form, time=0, records=records(tensors), refusal=refusal)
+    agreement = agree(member, device_of(tensors[0]), form, time=0, records=records(tensors), refusal=refusal, seconds=seconds)
+    is_split = not seconds or _is_split(kernel, tensors[0], member, agreement)
+    return is_split if key is None else held.keep(key.key, is_split)
 
 
-def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run) -> list[Any]:
-    """Return the results of `run` for a call, each rank computing its share of the heads.
+def _seconds_of_heads(kernel: Kernel, x: Any, member: Member) -> dict[int, float]:
+    """Return {1: time of a forward of all heads, ranks: of one rank's share}; nothing where heads are split in any case."""
+    if not member.gathers or member.size == 1 or not is_on_gpu(x):
+        return {}
+    batch, time = (x.shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
+    return seconds_of(kernel, batch, time, ("channels", (1, member.size)), True)
+
+
+def _is_split(kernel: Kernel, x: Any, member: Member, agreement: Agreement) -> bool:
+    interface, rows = kernel.interface, math.prod(x.shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
+    y_bytes = rows * interface.hidden_size * len(interface.runs_reversed) * x.element_size()
+    share, whole = agreement.seconds[member.size], agreement.seconds[1]
+    split = heads_seconds(member.size, share, y_bytes, x.nbytes, agreement.records)
+    return split < whole * (PASSES_OF_STEP if agreement.records else 1.0)
+
+
+def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run, is_split: bool = True) -> list[Any]:
+    """Return the results of `run` for a call, each rank computing its share of the heads, or all where they are not split.
 
     Where the group gathers, every rank has all arrays and gets all results, and gradients of x and of initial states are whole
     on every rank. Those of weights and vectors are the rank's own share, zero elsewhere.
@@ -46,6 +81,8 @@ def run_heads(kernel: Kernel, tensors: tuple[Any, ...], member: Member, run: Run
     if member.size == 1:
         return list(run(kernel, tensors))
     share = _Share(kernel.interface, member)
+    if not is_split:
+        return list(run(kernel, share.counted(tensors)))
     results = run(kernel_by(recipe_of_heads(kernel, member.size)), share.of(tensors))
     return share.joined(results, len(kernel.states)) if member.gathers else list(results)
 
@@ -141,6 +178,34 @@ class _Share:
             *(self._of_channels(values) for values in tensors[slots.inputs]),
         )
 
+    def counted(self, tensors: Tensors) -> tuple[Any, ...]:
+        """Return all of a call's tensors; weights and vectors keep the share's part of their gradients, zero elsewhere."""
+        interface, slots = self.interface, self.interface.slots
+        x, (R, weight, bias, recurrent_bias) = tensors[X], tensors[WEIGHTS]
+        runs, gates = len(interface.runs_reversed), len(interface.gates)
+        parameters = zip(interface.parameters, tensors[slots.parameters], strict=True)
+        heads = interface.heads // self.member.size
+        own_heads = (self.member.rank * heads, heads)
+        return (
+            x,
+            self._counted(R, interface.R_shape, -3, own_heads),
+            self._counted(weight, (runs * gates, interface.hidden_size, -1), 1),
+            self._counted(bias, (*interface.directions, gates, interface.hidden_size), -1),
+            self._counted(recurrent_bias, interface.recurrent_bias_shape, -2, own_heads),
+            *tensors[SEQUENCES],
+            *(
+                self._counted(vector, vector.shape, _channels_axis(name, interface.vector_parameters))
+                for name, vector in parameters
+            ),
+            *tensors[slots.states],
+            *tensors[slots.shared],
+            *tensors[slots.inputs],
+        )
+
+    def _counted(self, tensor: Any, shape: tuple[int, ...], axis: int, part: tuple[int, int] | None = None) -> Any:
+        """Return a tensor whose gradient, seen in a shape, is kept in a part of an axis, by default the share's channels."""
+        return None if tensor is None else _CountedPart.apply(tensor, shape, axis, part or (self.begin, self.count))
+
     def _of_state(self, name: str, state: Any) -> Any:
         if state is None or not self.member.gathers:
             return state
@@ -210,6 +275,22 @@ class _CountedOnce(_Shared):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         return gradient if ctx.member.rank == 0 else torch.zeros_like(gradient), None
+
+
+class _CountedPart(torch.autograd.Function):
+    """An array whose gradient is kept in a part of an axis, and zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, shape: tuple[int, ...], axis: int, part: tuple[int, int]) -> Any:
+        ctx.shape, ctx.axis, ctx.part = shape, axis, part
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        own = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
+        target, source = own.view(ctx.shape), gradient.reshape(ctx.shape)
+        target.narrow(ctx.axis, *ctx.part).copy_(source.narrow(ctx.axis, *ctx.part))
+        return own, None, None, None
 
 
 class _Joined(torch.autograd.Function):

@@ -80,6 +80,20 @@ class StageMaps:
         named = dict(zip(self._names, (*apart(self.cell.interface, states), *products), strict=True))
         return together(self.kernel.interface, [named[name] for name in self.kernel.states])
 
+    @property
+    def is_of_one_pass(self) -> bool:
+        """Whether one run gives the map of a piece and its end states, one after the other in one array."""
+        return self._is_in_order and not self.is_constant
+
+    def with_map(self, ends: Any) -> Any:
+        """Return the states of `kernel` for end states whose map nobody reads."""
+        return torch.cat((ends, self.nothing(ends)))
+
+    def apart(self, ends: Any) -> tuple[Any, Any]:
+        """Return the map, and the cell's states, of all states of `kernel`."""
+        states, entries = self.split(ends)
+        return entries, states
+
     def split(self, ends: Any) -> tuple[Any, Any]:
         """Return the cell's states, and the map, of all states of `kernel`."""
         interface, count = self.cell.interface, len(self.cell.states)
@@ -139,6 +153,8 @@ class StageMaps:
 
     def _alike(self, states: Any, unit: float) -> Any:
         """Return a map that is a multiple of the identity."""
+        if self._is_diagonal:
+            return torch.full_like(states, unit)
         own = dict(zip(self.cell.states, apart(self.cell.interface, states), strict=True))
         factors = [torch.full_like(own[row], unit if row == column else 0.0) for row, column in self.entries]
         return together_as(self.cell.interface, self._rows, factors)

@@ -15,9 +15,9 @@ from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.exchange import broadcast
-from minrnn_gen.torch.sequence_group.group import Member
+from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
 from minrnn_gen.torch.sequence_group.pieces import with_local_sequences
-from minrnn_gen.torch.sequence_group.states import apart, together
+from minrnn_gen.torch.sequence_group.states import apart, together, together_shape
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Piece:
         """Return states, or arrays shaped like them, as one array."""
         return together(self.kernel.interface, states)
 
-    def states_like(self, call: Sequence[Any]) -> Any:
-        """Return an array with the shape of all states."""
-        dtype, shapes = calls.arithmetic_dtype(self.kernel), calls.states_shapes(self.kernel, call)
-        return self.together([call[0].new_empty(shape, dtype=dtype) for shape in shapes])
+    def states_like(self, call: Sequence[Any], zeros: bool = False) -> Any:
+        """Return an array with the shape of all states, filled with `zeros` or not at all."""
+        shape = together_shape(self.kernel.interface, calls.sequences_of(self.kernel, call))
+        return (call[0].new_zeros if zeros else call[0].new_empty)(shape, dtype=calls.arithmetic_dtype(self.kernel))
 
     def entering(self, initial: Sequence[Any]) -> Any:
         """Return the states that enter the whole sequence if they are this rank's, else None."""
@@ -168,7 +168,7 @@ class Piece:
         """Whether kernels write into existing arrays."""
         interface = self.kernel.interface
         # Kernels read inputs X.* at the strides of y, which a part of an array lacks.
-        return bool(call[0].is_cuda) and not interface.input_size and not interface.inputs
+        return is_on_gpu(call[0]) and not interface.input_size and not interface.inputs
 
     def writes_gradient_in_place(self, call: Sequence[Any]) -> bool:
         """Whether a backward reads saved states in place, even in parts of arrays, and writes into such parts."""
@@ -201,7 +201,7 @@ class Piece:
         if counts is None:
             return call
         sizes = call[0].shape
-        lengths = (counts * sizes[self.time_axis]).expand(sizes[self.batch_axis]).contiguous()
+        lengths = counts.expand(sizes[self.batch_axis]) * sizes[self.time_axis]
         return [*call[:LENGTHS], lengths, *call[LENGTHS + 1 :]]
 
     def _states_last(self, gradients: Sequence[Any]) -> list[Any]:
@@ -267,11 +267,11 @@ class Piece:
         """Whether sequences begin or end within the piece."""
         return call[LENGTHS] is not None or call[CU_SEQLENS] is not None
 
-    def final_of_all(self, final: Any, like: Any) -> list[Any]:
+    def final_of_all(self, final: Any) -> list[Any]:
         """Return the final states of whole sequences, which the last piece has, the same bits on every rank."""
-        end = self.member.rank_at(self.member.size - 1, self.reverse)
-        whole = broadcast(final if self.is_end else like, end, self.member)
-        return [state.clone() for state in apart(self.kernel.interface, whole)]
+        whole = broadcast(final, self.member.rank_at(self.member.size - 1, self.reverse), self.member)
+        # Their data: autograd would refuse to change views in place.
+        return [state.data for state in apart(self.kernel.interface, whole)]
 
     @staticmethod
     def gradient_of_y(y: Any, gradients: Tensors) -> Any:
@@ -279,10 +279,12 @@ class Piece:
         return torch.zeros_like(y) if gradients[0] is None else gradients[0]
 
     def gradient_of_final(self, like: Any, gradients: Tensors) -> Any:
-        """Return this rank's own gradient of the final states, zeros where it has none."""
+        """Return this rank's own gradient of the final states, zeros where it has none; `like` is filled with zeros."""
         _, *of_states = gradients
+        if all(gradient is None for gradient in of_states):
+            return like
         own = zip(apart(self.kernel.interface, like), of_states, strict=True)
-        return self.together([torch.zeros_like(state) if gradient is None else gradient for state, gradient in own])
+        return self.together([state if gradient is None else gradient for state, gradient in own])
 
     def initial_gradients(self, initial: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of the initial states, zero where they do not count, None where there are none."""

@@ -35,12 +35,13 @@ class Pipeline:
         # Where kernels write a group into y of all groups, nothing is joined afterwards.
         whole = piece.outputs_of(call) if self._writes_in_parts(cut, call) else []
         parts, entered, ends = [], [], []
-        for span in cut.spans:
-            state = neighbours.receive(cut.like_states(like, span)) if piece.position else cut.of_states(first, span)
+        arriving = cut.like_states(like) if piece.position else cut.of_states(first)
+        for own, state, into in zip(cut.calls(call), arriving, cut.of_y(whole), strict=True):
+            state = neighbours.receive(state) if piece.position else state
             if whole:
-                ends.append(cut.piece.forward_again(cut.call(call, span), state, [cut.of_y(array, span) for array in whole]))
+                ends.append(cut.piece.forward_again(own, state, into))
             else:
-                parts.append(cut.piece.forward(cut.call(call, span), state))
+                parts.append(cut.piece.forward(own, state))
                 ends.append(piece.all_states_of(parts[-1]))
             neighbours.send(ends[-1])
             entered.append(state)
@@ -53,7 +54,7 @@ class Pipeline:
             steps_from = behind + (piece.states if piece.all_states else 0)
             steps = [cut.y(states) for states in zip(*(part[behind:steps_from] for part in parts), strict=True)]
             saved = [tensor for part in parts for tensor in part[steps_from:]]
-        returned = [y, *piece.final_of_all(cut.states(ends), like), *steps]
+        returned = [y, *piece.final_of_all(cut.states(ends)), *steps]
         return [*returned, *saved, cut.states(entered)] if piece.saves else returned
 
     @staticmethod
@@ -69,7 +70,7 @@ class Pipeline:
         cut = Cut.of(piece, call, self.along, self.count)
         y, *extra, entering = results
         dy = piece.gradient_of_y(y, gradients)
-        dfinal = sum_in_order(piece.gradient_of_final(piece.states_like(call), gradients), piece.member)
+        dfinal = sum_in_order(piece.gradient_of_final(piece.states_like(call, zeros=True), gradients), piece.member)
         is_whole = self._writes_in_parts(cut, call)
         steps, saved = (extra[: piece.states], extra[piece.states :]) if piece.all_states else ([], extra)
         steps, saved = (extra, []) if is_whole else (steps, saved)
@@ -77,13 +78,14 @@ class Pipeline:
         dx = piece.gradient_like(call) if is_whole and cut.piece.writes_gradient_in_place(call) else None
         dy = dy if dx is None else dy.contiguous()
         neighbours, parts = Neighbours(piece.member, piece.reverse, backward=True), []
-        for place, span in enumerate(cut.spans):
-            received = neighbours.receive(cut.like_states(dfinal, span))
-            dstate = cut.of_states(dfinal, span) if received is None else received
-            own_y, own_dy, *own_steps = (cut.of_y(tensor, span) for tensor in (y, dy, *steps))
+        calls, states, of_y, of_x = cut.calls(call), cut.of_states(entering), cut.of_y((y, dy, *steps)), cut.of_x(dx)
+        arriving = cut.of_states(dfinal) if piece.is_end else cut.like_states(dfinal)
+        for place, (own, state, dstate) in enumerate(zip(calls, states, arriving, strict=True)):
+            dstate = dstate if piece.is_end else neighbours.receive(dstate)
+            own_y, own_dy, *own_steps = of_y[place]
             results = (own_y, *own_steps, *saved[place * saved_count : (place + 1) * saved_count])
-            run = (cut.call(call, span), cut.of_states(entering, span), results, own_dy, dstate)
-            part: Any = cut.piece.backward(*run) if dx is None else cut.piece.backward_again(*run, cut.of_x(dx, span))
+            run = (own, state, results, own_dy, dstate)
+            part: Any = cut.piece.backward(*run) if dx is None else cut.piece.backward_again(*run, of_x[place])
             if piece.position:
                 neighbours.send(piece.together(part[len(call) :]))
             parts.append(part)

@@ -63,11 +63,11 @@ class Ranks:
         if self.heads is None:
             return self._run_time(kernel, tensors, all_states)
         try:
-            agree_on_heads(kernel, tensors, self.heads, self.time is not None)
+            is_split = agree_on_heads(kernel, tensors, self.heads, self.time is not None)
         except RefusedEverywhere as refusal:
             refuse(self.time, tensors[0], refusal)
             raise
-        return run_heads(kernel, tensors, self.heads, lambda share, own: self._run_time(share, own, all_states))
+        return run_heads(kernel, tensors, self.heads, lambda part, own: self._run_time(part, own, all_states), is_split)
 
     def _run_time(self, kernel: Kernel, tensors: tuple[Any, ...], all_states: bool) -> Sequence[Any]:
         if self.time is None:

@@ -70,7 +70,7 @@ def scan_pieces(a: Any, b: Any, h0: Any, member: Member, *, log_a: bool, reverse
     values = math.prod(state_shape) * agreement.time / member.size
     seconds = seconds_of_bytes(3 * values * a.element_size(), counts_up_to(groups, member.micro_batches))
     state_bytes = math.prod(state_shape) * a.element_size()
-    choice = choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches)[0]
+    choice = choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, agreement.records)[0]
     piece: PieceOfScan | PipelineOfScan = PieceOfScan(member, choice.way == "correct", log_a, reverse, axis)
     if choice.way == "pipeline":
         piece = PipelineOfScan(member, choice.micro_batches, group_axis, log_a, reverse, axis)

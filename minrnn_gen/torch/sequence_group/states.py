@@ -22,6 +22,15 @@ def together(interface: Interface, states: Sequence[Any]) -> Any:
     return together_as(interface, interface.states, states)
 
 
+def together_shape(interface: Interface, sequences: int) -> tuple[int, ...]:
+    """Return the shape of all states of so many sequences as one array."""
+    first = interface.shape_of_state(interface.states[0], sequences)
+    if states_axis(interface) == 0:
+        return (len(interface.states), *first)
+    values = sum(interface.state_size if name in interface.vector_states else 1 for name in interface.states)
+    return (1, sequences, interface.hidden_size, values)
+
+
 def together_as(interface: Interface, names: Sequence[str], arrays: Sequence[Any]) -> Any:
     """Return arrays shaped like the states of these names as one array, laid out like the states."""
     if states_axis(interface) == 0:
