@@ -106,7 +106,7 @@ API = {
         "minrnn_gen.compat: drop-ins",
         _COMPAT,
         "[Drop-ins](../how-to/drop-ins.md) shows these modules in use.",
-        ("xlstm", "recurrent_gemma", "transformers_mamba", "mingru_pytorch", "torchrl"),
+        ("xlstm", "recurrent_gemma", "transformers_mamba", "transformers_slots", "mingru_pytorch", "torchrl"),
     ),
 }
 # Members that an entry shows in addition to its own.
