@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from minrnn_gen.compat.transformers_mamba import SLOTS, is_installed
+from minrnn_gen.compat import transformers_mamba
 from minrnn_gen.errors import BadInput, kind_of, shown
 from minrnn_gen.torch.tensors import check_tensor
 
@@ -42,7 +42,7 @@ class SlotCache:
         With `begins`, the rows are new requests, and the model is called with their prompts; without, with one token of each.
         Raises BadInput for slots of another dtype, and in host memory for slots that the pool lacks or has twice.
         """
-        if not is_installed():
+        if not transformers_mamba.is_installed():
             raise BadInput("the steps of transformers have no slots; call minrnn_gen.compat.transformers_mamba.install() first")
         check_tensor(slots, "slots")
         if slots.dtype is not torch.int64 or slots.dim() != 1:
@@ -68,7 +68,7 @@ class _Rows(LinearAttentionLayer):
         super().__init__()
         self._convolution, self._states, self._beyond = convolution, states, beyond
         pool = states[:-1]
-        setattr(pool, SLOTS, slots)
+        setattr(pool, transformers_mamba.SLOTS, slots)
         self.conv_states[0], self.recurrent_states[0] = convolution, pool
         self.has_previous_state[0], self._begins = not begins, begins
         self.record_past = True  # so that single tokens come to `update_conv_state` too
