@@ -32,7 +32,8 @@ HOST_SECONDS_OF_GROUP = 300e-6
 # What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
 PIPELINE_SECONDS = 200e-6
 # The host's time of an operator of torch, of a collective, of a run of a kernel, and of autograd in a step. They fit the 1.2 ms
-# of a forward and the 3.5 ms of a step of `correct` over four H200, when these asked for 62 and 138 operators.
+# of a forward and the 3.5 ms of a step of `correct` over four H200. The step asked for 138 operators; the forward of the
+# busiest rank for some 62, of which 52 on the last rank were counted.
 OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
 # Operators of the host for each rank after the fourth in a step: gradients of final states are added in the order of ranks.
 OPERATORS_OF_RANK = 1
