@@ -8,6 +8,7 @@ import io
 import os
 import re
 import tempfile
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,8 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
 # The first release seen to know --no-cache; 12.4 refuses it.
 NVRTC_WITH_CACHE = (12, 9)
+# Held while the process's first program is compiled.
+_FIRST = threading.Lock()
 # Distributions that bring NVRTC, and CuPy's own, whose wrapper calls it.
 _DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -96,6 +99,31 @@ def why_no_nvrtc() -> str:
     return ""
 
 
+@functools.cache
+def _compile_nothing() -> None:
+    """Compile an empty program, which makes NVRTC open the library of its built-in functions."""
+    from cupy.cuda import compiler as cupy_compiler
+
+    try:
+        cupy_compiler._NVRTCProgram("", "nothing.cu", method="ptx").compile(())
+    except cupy_compiler.CompileException as refused:
+        raise OSError(_first_error(refused)) from None
+
+
+def _open_builtins() -> None:
+    """Open NVRTC's built-in functions once per process, in one thread alone.
+
+    NVRTC 13.0, which the CUDA build of torch pins, refuses a source while another thread opens them.
+    """
+    with _FIRST:
+        _compile_nothing()
+
+
+def _first_error(refused: Exception) -> str:
+    """Return the first error of NVRTC's log."""
+    return next((line for line in str(refused).splitlines() if "error" in line), str(refused)[:300]).strip()
+
+
 class ForGpu(Protocol):
     """A problem with the architecture, which compiling needs."""
 
@@ -134,14 +162,15 @@ def compile_source(text: str, plan: Compilable) -> CompiledSource:
         refusal = cupy_compiler.CompileException
     log = io.StringIO()
     try:
+        _open_builtins()
         # Private, but the only way to compile for an architecture that is not plugged in; a test pins its behaviour.
         program = cupy_compiler._NVRTCProgram(text, f"{plan.entry}.cu", method="cubin")
         # Where a driver is present NVRTC keeps a cache of its own, and what comes from there comes without ptxas' report.
         fresh = ("--no-cache",) if nvrtc.getVersion() >= NVRTC_WITH_CACHE else ()
         cubin, _ = program.compile((f"-arch={plan.problem.arch}", *OPTIONS, *fresh), log)
     except refusal as refused:
-        first = next((line for line in str(refused).splitlines() if "error" in line), str(refused)[:300])
-        raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.problem.arch}: {first.strip()}") from refused
+        error = _first_error(refused)
+        raise CompileFailed(f"NVRTC refused the source of {plan.entry} for {plan.problem.arch}: {error}") from refused
     except Exception as missing:  # as in `nvrtc_version`
         raise ToolchainMissing(
             f"NVRTC cannot be loaded ({cause_of(missing)}): {INSTALL_CUDA}, brings it without a CUDA toolkit"

@@ -9,6 +9,8 @@ import inspect
 import io
 import struct
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -125,6 +127,33 @@ def test_compiling_is_repeatable() -> None:
 
 
 @needs_nvrtc
+def test_the_first_program_of_a_process_is_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC 13.0 refuses each source that is compiled while another thread opens its built-in functions."""
+    from cupy.cuda import compiler as cupy_compiler
+
+    both_came, opening, opened = threading.Barrier(2), threading.Lock(), threading.Event()
+
+    class AsOf130(cupy_compiler._NVRTCProgram):  # type: ignore[misc]
+        def compile(self, *arguments: object) -> object:
+            if not opened.is_set():
+                if not opening.acquire(blocking=False):
+                    opened.set()
+                    raise cupy_compiler.CompileException("nvrtc: error: failed to open libnvrtc-builtins.so.13.0.", "", "", ())
+                opened.wait(0.2)
+                opened.set()
+            return super().compile(*arguments)
+
+    def compile_tiny(_: int) -> str:
+        both_came.wait()
+        return compile_source(TINY, dataclasses.replace(PLAN, entry="tiny")).kernels[0].name
+
+    monkeypatch.setattr(cupy_compiler, "_NVRTCProgram", AsOf130)
+    nvrtc._compile_nothing.cache_clear()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(compile_tiny, range(2))) == ["tiny", "tiny"]
+
+
+@needs_nvrtc
 @pytest.mark.parametrize(
     ("text", "arch", "part"),
     [
@@ -162,6 +191,7 @@ def test_without_nvrtc_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             raise RuntimeError("CuPy failed to load libnvrtc.so.13")
 
     monkeypatch.setattr(cupy_compiler, "_NVRTCProgram", Unloadable)
+    nvrtc._compile_nothing.cache_clear()
     with pytest.raises(ToolchainMissing, match=r"libnvrtc\.so\.13.*cupy-cuda13x\[ctk\]"):
         compile_source(TINY, PLAN)
 
