@@ -46,7 +46,7 @@ def checked_arrays(
     parameters = known_names(arguments.parameters, interface.parameters, "parameters")
     for name in interface.parameters:
         if name not in parameters:
-            raise BadInput(f"parameters is without '{name}'; give all of {', '.join(interface.parameters)}")
+            raise BadInput(f"parameters lacks '{name}'; give all of {', '.join(interface.parameters)}")
         parameters[name] = of_shape(parameters[name], f"parameters['{name}']", interface.shape_of_parameter(name))
     states = known_names(arguments.state, interface.states, "state")
     for name in (name for name in interface.states if states.get(name) is not None):

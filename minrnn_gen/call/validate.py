@@ -23,6 +23,7 @@ AXIS_NAMES = {"b": "batch", "t": "time", "d": "directions", "g": "gates", "h": "
 # The axes of x whose sizes the caller chooses, call by call.
 FREE_AXES = "bt"
 INTEGER_DTYPES = ("int64", "int32")
+_CAST = "; cast it, or compile with the precision of your data"
 
 Inspect = Callable[[Any, str], Array]
 
@@ -158,7 +159,7 @@ def check_sequences(
 def check_dtype(array: Array, allowed: tuple[str, ...]) -> None:
     """Refuse a dtype that is not in `allowed`."""
     if array.dtype not in allowed:
-        why = why_unsupported(array.dtype) if precision_storing(allowed[0]) else ""
+        why = why_unsupported(array.dtype) or _CAST if precision_storing(allowed[0]) else ""
         expected = " or ".join(allowed)
         raise BadInput(f"{array.name} has dtype {array.dtype}; {expected} is expected and nothing is cast silently{why}")
 
@@ -327,8 +328,8 @@ def _parameters(interface: Interface, inspect: Inspect, parameters: Mapping[str,
     missing = [name for name in interface.parameters if name not in vectors]
     if missing:
         axes = "[2, hidden]" if interface.directions else "[hidden]"
-        axes += f", with n behind of {', '.join(interface.vector_parameters)}" if interface.vector_parameters else ""
-        raise BadInput(f"parameters is without '{missing[0]}'; the cell needs {', '.join(interface.parameters)}, each {axes}")
+        axes += f", with a last axis n for {', '.join(interface.vector_parameters)}" if interface.vector_parameters else ""
+        raise BadInput(f"parameters lacks '{missing[0]}'; give a mapping with {', '.join(interface.parameters)}, each {axes}")
     dtypes = _vector_dtypes(interface)
     return tuple(
         check_plain(inspect(vectors[name], f"parameters['{name}']"), dtypes, interface.shape_of_parameter(name))

@@ -52,7 +52,7 @@ CALLS = {
         r"hx of state h has shape \[1, 1, 6\]; \[1, 2, 6\] is expected, \[num_layers \* directions, batch, hidden_size\]",
     ),
     "hx: layers": (lambda: layer(num_layers=2)(X, (H, H)), r"hx of state h has shape \[1, 2, 6\]; \[2, 2, 6\] is expected"),
-    "hx: number": (lambda: layer()(X, H), "hx has 1 states; a tuple of 2, h, c, is expected"),
+    "hx: number": (lambda: layer()(X, H), "hx has 1 state; a tuple of 2, h, c, is expected"),
     "hx: a tuple for one": (lambda: wing.GRU(INPUTS, HIDDEN)(X, (H, H)), "hx has 2 states; a tensor is expected"),
     "weight_hh: sizes that disagree": (
         lambda: with_weight(24, 5)(X),

@@ -92,7 +92,7 @@ def test_a_step_without_a_batch_and_under_autocast() -> None:
         (lambda: wing.LSTM(INPUTS, HIDDEN, bidirectional=True).step(torch.rand(2, INPUTS)), "the layer is bidirectional"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).step(torch.rand(2, 3, INPUTS)), "x_t has shape .* without a batch"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).step(torch.rand(2, INPUTS + 1)), "input_size is 4"),
-        (lambda: wing.LSTM(INPUTS, HIDDEN).step(torch.rand(2, INPUTS), torch.rand(1, 2, HIDDEN)), "hx has 1 states"),
+        (lambda: wing.LSTM(INPUTS, HIDDEN).step(torch.rand(2, INPUTS), torch.rand(1, 2, HIDDEN)), "hx has 1 state;"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).step([1.0]), "x_t"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).explain("sideways"), "forward, backward, step"),
         (lambda: wing.LSTM(INPUTS, HIDDEN).explain(batch=0), "positive integers"),

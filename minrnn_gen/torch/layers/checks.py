@@ -125,7 +125,7 @@ def states_in(hx: Any, names: tuple[str, ...]) -> Sequence[Any]:
     states = hx if isinstance(hx, (tuple, list)) else (hx,)
     if len(states) != len(names):
         wanted = f"a tuple of {len(names)}, {', '.join(names)}," if len(names) > 1 else "a tensor"
-        raise BadInput(f"hx has {len(states)} states; {wanted} is expected")
+        raise BadInput(f"hx has {len(states)} state{'s' * (len(states) != 1)}; {wanted} is expected")
     absent = [name for name, state in zip(names, states, strict=True) if state is None]
     if absent and len(absent) < len(names):
         raise BadInput(f"hx of state {absent[0]} is None; give all of {', '.join(names)}, or None for zeros")
