@@ -45,8 +45,8 @@ class Accuracy:
         """Whether the tolerance is kept, and by what share, in words."""
         kept = "kept" if self.is_within else "EXCEEDED"
         if math.isnan(self.share):
-            return f"{kept}, since a result is NaN; it is {self.allowed}"
-        return f"{kept}, {self.share:.0%} of it by the worst element; it is {self.allowed}"
+            return f"{kept}: a result is NaN; allowed are {self.allowed}"
+        return f"{kept}: the worst element uses {self.share:.0%} of {self.allowed}"
 
 
 def compare(spec: Spec, result: Result, expected: Result, is_recurrent: bool = False) -> Accuracy:

@@ -89,7 +89,7 @@ def test_a_result_that_is_nan_is_no_agreement(where: str) -> None:
         found = (result["y"], {"h": result["state"]})
         accuracy = compare(load_spec({"model": "min_gru", "hidden_size": 4}), found, (expected, {"h": expected[:, -1]}))
         assert not accuracy.is_within
-        assert accuracy.verdict.startswith("EXCEEDED, since a result is NaN")
+        assert accuracy.verdict.startswith("EXCEEDED: a result is NaN")
 
 
 WAYS = (("forward", "BTD"), ("reverse", "BDT"), ("bidirectional", "TBD"))
