@@ -161,8 +161,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     state = torch.zeros(1, HIDDEN, dtype=torch.float64)
     of_layer: list[tuple[Any, Any, str]] = [
         ((state, state), None, "reset_states was given without resets; give resets"),
-        (state, resets, "reset_states has 1 states; a tuple of 2 tensors, h, c, is expected"),
-        ((state, None), resets, "reset_states has 1 states; a tuple of 2 tensors"),
+        (state, resets, "reset_states has 1 state; a tuple of 2 tensors, h, c, is expected"),
+        ((state, None), resets, "reset_states has 1 state; a tuple of 2 tensors"),
         ({"h": state, "c": state}, resets, "reset_states is a mapping; a tuple of 2 tensors"),
         ((state, state[:, :2]), resets, r"reset_states of state c has shape \[1, 2\]; \[1, 2, 4\] or \[1, 4\] is expected"),
         ((state, state.to(torch.int64)), resets, "reset_states of state c has dtype torch.int64; torch.float64 is expected"),

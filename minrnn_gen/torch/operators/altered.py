@@ -126,7 +126,8 @@ def by_layer(
         raise BadInput(f"reset_states is a mapping; {_wanted(names)} is expected, as hx is")
     states = tuple(reset_states) if isinstance(reset_states, (tuple, list)) else (reset_states,)
     if len(states) != len(names) or any(state is None for state in states):
-        raise BadInput(f"reset_states has {sum(state is not None for state in states)} states; {_wanted(names)} is expected")
+        count_given = sum(state is not None for state in states)
+        raise BadInput(f"reset_states has {count_given} state{'s' * (count_given != 1)}; {_wanted(names)} is expected")
     of_each, of_all = (runs, count, hidden), (runs, hidden)
     allowed = (of_each, of_all) if batched else (of_all,)
     for name, state in zip(names, states, strict=True):
