@@ -147,6 +147,7 @@ def test_every_loop_without_a_count_is_bounded() -> None:
             "exchanges/means_grid.cuh.j2",
             "parts/affine_packet.cuh.j2",
             "parts/coupled_enter.cuh.j2",
+            "parts/decode_gather.cuh.j2",
             "parts/diagonal_exchange.cuh.j2",
             "parts/state_packet.cuh.j2",
             "parts/grid_exchange.cuh.j2",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.everyday import one_in
+from support.needed import needed
 
 torch = pytest.importorskip("torch")
 
@@ -224,7 +225,7 @@ def test_mamba_models_are_theirs(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_tokens_from_slots_are_those_of_each_prompt_alone(name: str) -> None:
     """Requests come one by one and go when they are done, beside a row of padding; unused slots are NaN."""
     model, counts = mamba_model(name), (5, 1, 9)
-    transformers_slots = pytest.importorskip("minrnn_gen.compat.transformers_slots")
+    transformers_slots = needed("minrnn_gen.compat.transformers_slots")
     prompts, slots, most = [torch.randint(3, 90, (1, count)) for count in counts], (2, 0, 3), 6
     wanted = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "min_new_tokens": most, "max_new_tokens": most}
     expected = [model.generate(prompt, **wanted)[0, prompt.shape[1] :].tolist() for prompt in prompts]
@@ -254,7 +255,7 @@ def test_tokens_from_slots_are_those_of_each_prompt_alone(name: str) -> None:
 
 def test_slots_of_models_that_do_not_fit_are_refused() -> None:
     model = mamba_model("Mamba")
-    transformers_slots = pytest.importorskip("minrnn_gen.compat.transformers_slots")
+    transformers_slots = needed("minrnn_gen.compat.transformers_slots")
     transformers_mamba.install()
     cache = transformers_slots.SlotCache(model, 4)
     refusals = {

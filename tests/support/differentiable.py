@@ -551,7 +551,7 @@ def alone() -> Iterator[Any]:
 def fronts_over(group: Any) -> dict[str, Front]:
     """Return the fronts over a group of one rank, each way of passing states on."""
     from minrnn_gen.torch.sequence_group.group import head_member_of
-    from minrnn_gen.torch.sequence_group.heads import _Joined, _Shared, counted_once
+    from minrnn_gen.torch.sequence_group.heads import _CountedPart, _Joined, _Shared, counted_once
 
     found = {}
     for way in ("summary", "correct", "pipeline"):
@@ -564,7 +564,8 @@ def fronts_over(group: Any) -> dict[str, Front]:
     member = head_member_of(group)
 
     def shared(tensors: Tensors) -> Any:
-        return _Joined.apply(_Shared.apply(counted_once(tensors["x"], member), member), -1, member, 1).sin()
+        x = _CountedPart.apply(counted_once(tensors["x"], member), (BATCH, HIDDEN), -1, (0, HIDDEN))
+        return _Joined.apply(_Shared.apply(x, member), -1, member, 1).sin()
 
     found["shares of heads"] = Front(("recurrence",), {"x": (BATCH, HIDDEN)}, shared)
     return found

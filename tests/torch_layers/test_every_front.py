@@ -275,6 +275,7 @@ def test_every_function_way_and_operator_is_reached(over_ranks: dict[str, Front]
         layer = wing.RNN("min_gru", 3, 3)
         slots = torch.zeros(1, dtype=torch.int64)
         layer.step(torch.randn(1, 3), cache=layer.cache(1), slots=slots)
+        layer(torch.randn(1, 1, 3), cache=layer.cache(1), slots=slots)
         layer.verify_draft(torch.randn(1, 1, 3), cache=layer.cache(1, draft=1), slots=slots)
     REACHED.update(watched.names)
     assert code() - REACHED == set()

@@ -115,6 +115,7 @@ def run_all(programs: list[Callable[[Any], Any]]) -> None:
     for watched in (True, False):
         with Watching() if watched else torch.no_grad():
             layer.step(torch.randn(BATCH, INPUTS), cache=layer.cache(BATCH), slots=torch.arange(BATCH))
+            layer(torch.randn(BATCH, TIME, INPUTS), cache=layer.cache(BATCH), slots=torch.arange(BATCH))
             layer.verify_draft(torch.randn(BATCH, 2, INPUTS), cache=layer.cache(BATCH, draft=2), slots=torch.arange(BATCH))
     for program in programs:
         program(torch.randn(BATCH, TIME, INPUTS))

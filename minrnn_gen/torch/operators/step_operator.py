@@ -96,7 +96,7 @@ def _fake_over_time(recipe: str, x: Any, *_: Any) -> Any:
 def _record_over_time(recipe: str, *arguments: Any) -> Any:
     *call, _slots, _into_slots, _has_state, _pad_slot = arguments
     if records(_tensors(call)):
-        raise BadInput("a call on slots was asked for with gradients, which it has none of; call it under torch.no_grad()")
+        raise BadInput("a call on slots has no gradients, and an argument requires one; call it under torch.no_grad()")
     return below_autograd(OVER_TIME, recipe, *arguments)
 
 
