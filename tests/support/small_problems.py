@@ -713,6 +713,16 @@ BLOCKS_OF_R: dict[str, Any] = {
     },
     "precision": "bf16",
 }
+# An operand of a round that is infinite where all its inputs are 0, as in padding.
+LOGARITHMIC: dict[str, Any] = {
+    "name": "logarithmic",
+    "gates": ["z", "h"],
+    "parameters": ["p"],
+    "equations": """
+        z    = sigmoid(W.z + R.z)
+        h[t] = z * tanh(W.h + R.h(z * log(abs(p)))) + (1 - z) * h[t-1]
+    """,
+}
 # Two states that turn, and may shrink slowly.
 TURNING: dict[str, Any] = {
     "model": {
@@ -1264,6 +1274,7 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
         {"units": 2, "warps": 2, "batch_tile": 2, "stages": 1},
     ),
     ("rounds of one", BDT | FP64 | {"model": RESET_BEFORE, "hidden_size": 10}, {"units": 4, "warps": 4, "batch_tile": 4}),
+    ("rounds of logarithms", BDT | {"model": LOGARITHMIC, "hidden_size": 10}, {"units": 4, "warps": 1, "batch_tile": 2}),
     (
         "norms between blocks",
         BDT | {"model": GATES_TOGETHER, "hidden_size": 27, "heads": 3},
