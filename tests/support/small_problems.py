@@ -825,7 +825,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("bounded fp64", BOUNDED | FP64, {}, "resets", FORWARD),
     ),
     "coupled": (
-        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare packed", FORWARD),
+        ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare", FORWARD),
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
         # Blocks share the columns of shorter sequences.
