@@ -118,7 +118,7 @@ fuzz: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz $(if $(MINUTES),--minutes $(MINUTES))
 
 mutate: $(TEST)
-	PYTHONPATH=tests $(BIN)/python tests/mutate
+	PYTHONPATH=tests $(BIN)/python -m mutate
 
 banks: $(TEST)
 	PYTHONPATH=tests $(BIN)/python tests/banks $(KIND)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "mutate"))
-
-from places import OUT_OF_SCOPE, mutants_of, templates  # noqa: E402
-from report import RESULTS, reasons  # noqa: E402
+from mutate.places import OUT_OF_SCOPE, mutants_of, templates
+from mutate.report import RESULTS, reasons
 
 TEMPLATES = templates()
 MUTANTS = [mutant for name, text in TEMPLATES.items() for mutant in mutants_of(name, text)]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from report import RESULTS, page_of, reasons, write_page
-from runner import Bench
+from mutate.report import RESULTS, page_of, reasons, write_page
+from mutate.runner import Bench
 from support.small_problems import FAMILIES, Prepared, Problem, prepare, problems_of
 
 # Whole families first.

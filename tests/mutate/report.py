@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from places import Mutant
+from mutate.places import Mutant
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "mutations.json"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from places import Mutant, mutants_of, templates
+from mutate.places import Mutant, mutants_of, templates
 from support.small_problems import Prepared
 
 from minrnn_gen.build.store import Store
