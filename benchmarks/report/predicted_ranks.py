@@ -109,7 +109,8 @@ def constants_text() -> str:
         (
             f"{1e6 * cost.OPERATOR_SECONDS:g}, {1e6 * cost.COLLECTIVE_SECONDS:g}, {1e6 * cost.RUN_SECONDS:g} us",
             "the host's time of an operator of torch, of a collective, and of a run of a kernel",
-            "fitted to the 1.2 ms of a forward and 3.5 ms of a step of `correct` over four H200, with 62 and 138 operators",
+            "fitted to the 1.2 ms of a forward and 3.5 ms of a step of `correct` over four H200, with some 62 (52 were counted "
+            "on the last rank) and 138 operators",
         ),
         (
             f"{1e6 * cost.RECORDED_SECONDS:g} us",

@@ -45,7 +45,7 @@ def measured(problem: Problem, contenders: Any) -> dict[str, Row]:
 @pytest.mark.parametrize(
     ("model", "heads", "task"),
     one_in(
-        4,
+        9,
         [
             (*model, task)
             for model in (("lstm", 2), ("gru", 2), ("min_gru", 1))
@@ -63,7 +63,7 @@ def test_a_layer_is_called_on_the_host_s_clock(gpu: OnHost, model: str, heads: i
     assert {rows[name].facts[host_calls.FLAT] for name in theirs} <= {"yes", "no"}
 
 
-@pytest.mark.parametrize("task", ["forward", "forward, recorded", "forward + backward"])
+@pytest.mark.parametrize("task", one_in(2, ["forward", "forward, recorded", "forward + backward"]))
 def test_what_autograd_records_is_what_the_task_says(gpu: OnHost, task: Task) -> None:
     problem = host_problem("lstm", task)
     for contender in host_calls.contenders(problem, gpu, BASELINES, {}):
@@ -75,7 +75,7 @@ def test_what_autograd_records_is_what_the_task_says(gpu: OnHost, task: Task) ->
             assert results["dx"].shape == (2, 3, 12)
 
 
-@pytest.mark.parametrize("model", ["lstm", "gru"])
+@pytest.mark.parametrize("model", one_in(2, ["lstm", "gru"]))
 def test_all_contenders_decode_what_float64_does(gpu: OnHost, model: str) -> None:
     problem = decode_problem(model)
     rows = measured(problem, decoding.contenders(problem, gpu, BASELINES, {}))

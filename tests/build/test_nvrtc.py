@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.patience import within
 from support.rendered_kernels import rendered_case
 
 from minrnn_gen.build import nvrtc
@@ -139,7 +140,7 @@ def test_the_first_program_of_a_process_is_compiled_alone(monkeypatch: pytest.Mo
                 if not opening.acquire(blocking=False):
                     opened.set()
                     raise cupy_compiler.CompileException("nvrtc: error: failed to open libnvrtc-builtins.so.13.0.", "", "", ())
-                opened.wait(0.2)
+                opened.wait(within(0.2))
                 opened.set()
             return super().compile(*arguments)
 
