@@ -219,14 +219,19 @@ def peer(path: Path, name: str) -> Callable[..., Any]:
     package = types.ModuleType("peer")
     package.__path__ = [str(path.parent)]
     sys.modules["peer"] = package
-    softplus = _loaded("peer.softplus", path.parent / "softplus.py")
-    for missing in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
-        sys.modules.setdefault(missing, types.ModuleType(missing))
-    sys.modules["mamba_ssm.ops.triton.softplus"] = softplus
-    if importlib.util.find_spec("einops") is None:
-        sys.modules["einops"] = types.ModuleType("einops")
-        vars(sys.modules["einops"]).update(rearrange=None, repeat=None)
-    function: Callable[..., Any] = getattr(_loaded(f"peer.{path.stem}", path), name)
+    # What the file imports, and only while it does: other libraries look for these packages too.
+    stand_ins = {
+        missing: types.ModuleType(missing) for missing in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "einops")
+    }
+    vars(stand_ins["einops"]).update(rearrange=None, repeat=None)
+    stand_ins["mamba_ssm.ops.triton.softplus"] = _loaded("peer.softplus", path.parent / "softplus.py")
+    absent = {missing: stand_in for missing, stand_in in stand_ins.items() if missing not in sys.modules}
+    sys.modules.update(absent)
+    try:
+        function: Callable[..., Any] = getattr(_loaded(f"peer.{path.stem}", path), name)
+    finally:
+        for missing in absent:
+            del sys.modules[missing]
     return function
 
 

@@ -5,6 +5,7 @@ Which libraries are optional follows from the owners of imports and from the req
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -136,6 +137,26 @@ def test_only_an_absent_library_skips(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ends_in):
         needed("module_that_is_needed")
+
+
+def test_modules_import_no_optional_library_but_their_own() -> None:
+    """Others are imported where they are used: without them a module, and what lists all modules, could not be imported."""
+    allowed = {*sys.stdlib_module_names, *modules_of(PROJECT["dependencies"]), "minrnn_gen"}
+    own = {"torch": {"torch"}, "compat": {"torch"}, "jax": {"jax"}}
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "minrnn_gen").rglob("*.py"))
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body
+        for name in imported_by(statement)
+        if name.partition(".")[0] not in allowed | own.get(path.relative_to(ROOT).parts[1], set())
+    ]
+    assert found == []
+
+
+def imported_by(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.ImportFrom):
+        return [statement.module] if statement.module and not statement.level else []
+    return [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
 
 
 def test_no_test_skips_for_a_module_of_the_project() -> None:

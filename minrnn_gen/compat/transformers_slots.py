@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from minrnn_gen.compat import transformers_mamba
 from minrnn_gen.errors import BadInput, kind_of, shown
 from minrnn_gen.torch.tensors import check_tensor
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import Cache
 
 MODELS = ("mamba", "falcon_mamba")
 
@@ -52,8 +55,10 @@ class SlotCache:
             if ((live < 0) | (live >= self.slots)).any() or live.unique().numel() < live.numel():
                 raise BadInput(f"slots is {slots.tolist()}; different slots of 0 to {self.slots - 1}, or -1, are expected")
         beyond = torch.where(slots < 0, self.slots, slots)
-        pairs = zip(self.convolutions, self.states, strict=True)
-        return Cache(layers=[_Rows(convolution, states, slots, beyond, begins) for convolution, states in pairs])
+        from transformers.cache_utils import Cache
+
+        rows, pairs = _rows_of_layer(), zip(self.convolutions, self.states, strict=True)
+        return Cache(layers=[rows(convolution, states, slots, beyond, begins) for convolution, states in pairs])
 
     def copy(self, source: int, target: int) -> None:
         """Copy all states of a slot to another one, for a prompt that requests share."""
@@ -61,8 +66,20 @@ class SlotCache:
             pool[target] = pool[source]
 
 
-class _Rows(LinearAttentionLayer):
+@cache
+def _rows_of_layer() -> Any:
+    """Return `_Rows` as a layer of transformers' caches."""
+    from transformers.cache_utils import LinearAttentionLayer
+
+    return type("RowsOfLayer", (_Rows, LinearAttentionLayer), {})
+
+
+class _Rows:
     """The states of one layer for a batch, in slots."""
+
+    conv_states: Any
+    recurrent_states: Any
+    has_previous_state: Any
 
     def __init__(self, convolution: Any, states: Any, slots: Any, beyond: Any, begins: bool) -> None:
         super().__init__()
