@@ -24,6 +24,8 @@ PIECE_STEPS = 16
 RESETS_SHARE = 0.2
 # A gate of sigmoid(-5) keeps half of a state for 100 steps: a lost carry between tiles and groups shows.
 SLOW = 5.0
+# Parameters of less than 1/2 are coefficients of a stable filter of second order: |a1| < 1 + a2.
+SMALL = 0.45
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,12 @@ class Inputs:
         return Inputs(*map(_in_float64, (self.forward, self.dy, self.dstate, self.step)))
 
 
-def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
+def inputs_of(interface: Interface, case: Case, slow: float = 0.0, scale: float = 1.0) -> Inputs:
     """Return random arrays for a call, with states between 1 and 2, since some cells take their logarithm or divide by them.
 
     The bias of a gate has -`slow`, 0 or `slow` added, in turn from channel to channel, so that some channels keep their states.
-    If all forgot, a gradient of states would consist only of the rounding errors of 1 - sigmoid(`slow`).
+    If all forgot, a gradient of states would consist only of the rounding errors of 1 - sigmoid(`slow`). Parameters are between
+    -`scale` and `scale`.
     """
     random = numpy.random.default_rng([case.batch, case.time])
     storage, carried = map(numpy_dtype, (interface.precision.storage_dtype, interface.precision.arithmetic_dtype))
@@ -108,7 +111,7 @@ def inputs_of(interface: Interface, case: Case, slow: float = 0.0) -> Inputs:
         if interface.takes_recurrent_bias:
             vectors["recurrent_bias"] = uniform(interface.recurrent_bias_shape)
     if interface.parameters:
-        vectors["parameters"] = {name: uniform(interface.shape_of_parameter(name)) for name in interface.parameters}
+        vectors["parameters"] = {name: uniform(interface.shape_of_parameter(name), scale) for name in interface.parameters}
     if interface.input_size:
         vectors["weight"] = uniform((interface.weight_rows, interface.input_size), math.sqrt(3 / interface.input_size))
     shapes = {name: interface.shape_of_state(name, batch) for name in interface.states}

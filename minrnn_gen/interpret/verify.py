@@ -18,7 +18,7 @@ from minrnn_gen.call.comparable import why_not_comparable
 from minrnn_gen.config.spec import Spec, load_spec
 from minrnn_gen.errors import BadInput, MinrnnError
 from minrnn_gen.interpret.builder import EmulatedBuilder
-from minrnn_gen.interpret.cases import SLOW, Case, Inputs, cases_of, inputs_of
+from minrnn_gen.interpret.cases import SLOW, SMALL, Case, Inputs, cases_of, inputs_of
 from minrnn_gen.interpret.findings import Finding, KernelMisbehaved
 from minrnn_gen.interpret.kernel import SECONDS_MOST, InterpretedKernel, interpreted, seconds_of
 from minrnn_gen.interpret.toolchain import cpp_compiler, machine_in
@@ -188,11 +188,14 @@ class Verification:
         return list(verdicts.values())
 
     def _inputs(self, exact: Kernel, case: Case) -> tuple[Inputs, dict[str, Arrays]]:
-        """Return the inputs of a call and its expected results by pass; gates are slow where results stay moderate."""
+        """Return the inputs of a call and its expected results by pass.
+
+        Gates are slow where results stay moderate; parameters, such as a filter's poles, are small where they otherwise do not.
+        """
         interface = replace(exact.interface, precision=precision_of(self.spec.precision))
         # Few steps of a dense cell keep every state, and large gates would hide its products.
-        for slow in (0.0,) if interface.recurrent_gates else (SLOW, 0.0):
-            inputs = inputs_of(interface, case, slow)
+        for slow, scale in ((0.0, 1.0),) if interface.recurrent_gates else ((SLOW, 1.0), (0.0, 1.0), (0.0, SMALL)):
+            inputs = inputs_of(interface, case, slow, scale)
             with numpy.errstate(all="ignore"):
                 expected = results_of(exact, inputs.in_float64(), self.spec.training)
             # NaN is not less.
