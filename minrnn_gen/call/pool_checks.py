@@ -19,7 +19,7 @@ from minrnn_gen.call.validate import (
     check_place,
     check_plain,
 )
-from minrnn_gen.errors import BadInput, kind_of
+from minrnn_gen.errors import BadInput, kind_of, shown
 
 
 def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any, has_state: Any = None) -> PoolArguments | None:
@@ -32,6 +32,21 @@ def pool_arguments(slots: Any, into_slots: Any, pad_slot: Any, has_state: Any = 
         if array is not None:
             raise BadInput(f"{name} was given without slots; give the slots that are read too, or leave it out")
     return None
+
+
+def check_size_of_cache(size: Any, name: str) -> None:
+    """Refuse everything but positive integers."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise BadInput(f"{name} is {shown(size)}; a positive integer is expected")
+
+
+def dtype_of_cache(interface: Interface, named: str | None, said: str) -> str:
+    """Return the dtype of a cache's states, by default that of the arithmetic; raises BadInput for others, named as `said`."""
+    carried = interface.precision.arithmetic_dtype
+    allowed = dict.fromkeys((carried, interface.precision.storage_dtype))
+    if named is not None and named not in allowed:
+        raise BadInput(f"dtype is {said}; {' or '.join(allowed)} is expected")
+    return named or carried
 
 
 def with_pool(interface: Interface, inspect: Inspect, call: Call, state: Any, asked: PoolArguments) -> Call:

@@ -10,8 +10,8 @@ from minrnn_gen.call.interface import Y_AXES, Interface
 from minrnn_gen.call.joined import joined
 from minrnn_gen.call.keywords import StepArrays, shows_step, step_arguments
 from minrnn_gen.call.pool import PAD_SLOT
-from minrnn_gen.call.pool_checks import pool_arguments
-from minrnn_gen.errors import BadInput, kind_of, shown
+from minrnn_gen.call.pool_checks import check_size_of_cache, dtype_of_cache, pool_arguments
+from minrnn_gen.errors import BadInput, kind_of
 from minrnn_gen.jax.arrays import as_array
 from minrnn_gen.jax.functional import SpecLike, kernel_of, step
 from minrnn_gen.jax.slots import Cache, next_places
@@ -24,14 +24,10 @@ def cache(spec: SpecLike, slots: int, draft: int, dtype: Any = None) -> Cache:
     both directions.
     """
     interface = _of_one_direction(spec)
-    for name, size in (("slots", slots), ("draft", draft)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise BadInput(f"{name} is {shown(size)}; a positive integer is expected")
-    carried = interface.precision.arithmetic_dtype
-    named = carried if dtype is None else jnp.dtype(dtype).name
-    allowed = dict.fromkeys((carried, interface.precision.storage_dtype))
-    if named not in allowed:
-        raise BadInput(f"dtype is {named}; {' or '.join(allowed)} is expected")
+    check_size_of_cache(slots, "slots")
+    check_size_of_cache(draft, "draft")
+    asked = None if dtype is None else jnp.dtype(dtype).name
+    named = dtype_of_cache(interface, asked, str(asked))
     shapes = {name: (slots, 1 + draft, *interface.shape_of_state(name, 1)[1:]) for name in interface.states}
     return Cache(
         places={name: jnp.zeros(shape, named) for name, shape in shapes.items()}, drafts=jnp.zeros((slots, 2), jnp.int32)

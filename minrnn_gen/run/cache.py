@@ -10,7 +10,15 @@ from minrnn_gen.call.arguments import Call, CallArguments
 from minrnn_gen.call.array import Array, as_numpy, new_numpy, wrap_numpy
 from minrnn_gen.call.key import KeyedArrays, is_on_cpu, keyed
 from minrnn_gen.call.pool import PAD_SLOT, PoolRows
-from minrnn_gen.call.pool_checks import check_accepted, check_pool, check_range, check_values, check_writes
+from minrnn_gen.call.pool_checks import (
+    check_accepted,
+    check_pool,
+    check_range,
+    check_size_of_cache,
+    check_values,
+    check_writes,
+    dtype_of_cache,
+)
 from minrnn_gen.call.results import Places
 from minrnn_gen.call.sequences import Sequences
 from minrnn_gen.call.validate import INTEGER_DTYPES, check_call, check_dtype, check_exact_shape, check_place
@@ -256,15 +264,11 @@ def new_states(
     executor: Executor, layers: tuple[int, ...], slots: Any, draft: Any, dtype: Any, like: Any
 ) -> tuple[dict[str, Any], Any]:
     """Return zeros {name: [*layers, slots, 1 + draft, H]} and, with a draft, int64 zeros [*layers, slots, 2]."""
-    interface, carried = executor.interface, executor.interface.precision.arithmetic_dtype
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-        raise BadInput(f"slots is {shown(slots)}; a positive integer is expected")
+    interface = executor.interface
+    check_size_of_cache(slots, "slots")
     if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
         raise BadInput(f"draft is {shown(draft)}; the steps of the longest draft, 0 for none, are expected")
-    dtypes = dict.fromkeys((carried, interface.precision.storage_dtype))
-    named = carried if dtype is None else str(dtype).removeprefix("torch.")
-    if named not in dtypes:
-        raise BadInput(f"dtype is {shown(dtype)}; {' or '.join(dtypes)} is expected")
+    named = dtype_of_cache(interface, None if dtype is None else str(dtype).removeprefix("torch."), shown(dtype))
     beside = new_numpy((0,), named, None) if like is None else memory.inspect(like, "like")
 
     def zeros(shape: tuple[int, ...], of: str) -> Any:

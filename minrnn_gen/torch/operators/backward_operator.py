@@ -35,8 +35,7 @@ def define_backward(
 
     `run` takes its arguments; `have_gradients` says for each tensor of a call whether its gradient is returned. `twice`, for an
     operator with gradients, takes its settings, the number of saved arrays and of arriving gradients of states, then the
-    arguments of `Twice`. `keep` takes what `run` takes, and returns
-    what `gradients_twice` takes as `keeping`.
+    arguments of `Twice`. `keep` takes what `run` takes, and returns what `gradients_twice` takes as `keeping`.
     """
 
     def fake(*arguments: Any) -> list[Any]:

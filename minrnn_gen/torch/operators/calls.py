@@ -65,18 +65,20 @@ def step(kernel: Kernel, tensors: Tensors) -> list[Any]:
 def step_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, pad_slot: int) -> Any:
     """Run one step on slots of a pool, the states of the call, and return y."""
     pool = pool_arguments(slots, into_slots, pad_slot)
-    states, arguments = tensors[kernel.interface.slots.states], _arguments(kernel, tensors)
-    named = dict(zip(kernel.states, states, strict=True))  # unchanged: they are written
-    return kernel.executor.step(arguments._replace(state=named), pool).y
+    return kernel.executor.step(_arguments_on_pool(kernel, tensors), pool).y
 
 
 def forward_on_pool(kernel: Kernel, tensors: Tensors, slots: Any, into_slots: Any, has_state: Any, pad_slot: int) -> Any:
     """Run over time on slots of a pool, the states of the call, and return y."""
     pool = pool_arguments(slots, into_slots, pad_slot, has_state)
     assert pool is not None
-    states, arguments = tensors[kernel.interface.slots.states], _arguments(kernel, tensors)
-    named = dict(zip(kernel.states, states, strict=True))  # unchanged: they are written
-    return kernel.executor.forward_on_pool(arguments._replace(state=named), pool)
+    return kernel.executor.forward_on_pool(_arguments_on_pool(kernel, tensors), pool)
+
+
+def _arguments_on_pool(kernel: Kernel, tensors: Tensors) -> CallArguments:
+    """Return the arguments of a call whose states are a pool, those tensors themselves: they are written."""
+    states = tensors[kernel.interface.slots.states]
+    return _arguments(kernel, tensors)._replace(state=dict(zip(kernel.states, states, strict=True)))
 
 
 def backward(

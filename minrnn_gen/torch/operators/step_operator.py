@@ -57,9 +57,8 @@ def step_on_pool(
     """Run one step of a call whose states are a pool, and return y; `parameters` and `states` say how many the cell has."""
     if is_plain((*tensors, slots, into_slots)):
         return calls.step_on_pool(kernel_by(recipe), tensors, slots, into_slots, pad_slot)
-    first = CallSlots.of(parameters, states)
-    streams, of_cell = [*tensors[first.states.stop :]], [*tensors[first.parameters]]
-    return OPERATOR(recipe, *tensors[:RESETS], streams, of_cell, [*tensors[first.states]], slots, into_slots, pad_slot)
+    lists = _lists(CallSlots.of(parameters, states), tensors)
+    return OPERATOR(recipe, *tensors[:RESETS], *lists, slots, into_slots, pad_slot)
 
 
 def forward_on_pool(
@@ -72,14 +71,23 @@ def forward_on_pool(
     if is_plain((*tensors, *rows[:3])):
         return calls.forward_on_pool(kernel_by(recipe), tensors, *rows)
     first = CallSlots.of(parameters, states)
-    streams, of_cell = [*tensors[first.states.stop :]], [*tensors[first.parameters]]
-    return OVER_TIME(recipe, *tensors[: first.parameters.start], streams, of_cell, [*tensors[first.states]], *rows)
+    return OVER_TIME(recipe, *tensors[: first.parameters.start], *_lists(first, tensors), *rows)
+
+
+def _lists(slots: CallSlots, tensors: tuple[Any, ...]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the streams, the parameters and the pool of a call, which an operator takes as lists."""
+    return [*tensors[slots.states.stop :]], [*tensors[slots.parameters]], [*tensors[slots.states]]
 
 
 def _tensors(call: Sequence[Any]) -> Tensors:
     """Return the tensors of a call in the order of its slots."""
     x, R, weight, bias, recurrent_bias, *sequences, streams, parameters, pool = call
     return (x, R, weight, bias, recurrent_bias, *(sequences or (None,) * 3), *parameters, *pool, *streams)
+
+
+def _refuse_gradients(what: str, call: Sequence[Any]) -> None:
+    if records(_tensors(call)):
+        raise BadInput(f"{what} on slots has no gradients, and an argument requires one; call it under torch.no_grad()")
 
 
 def _run_over_time(recipe: str, *arguments: Any) -> Any:
@@ -95,8 +103,7 @@ def _fake_over_time(recipe: str, x: Any, *_: Any) -> Any:
 
 def _record_over_time(recipe: str, *arguments: Any) -> Any:
     *call, _slots, _into_slots, _has_state, _pad_slot = arguments
-    if records(_tensors(call)):
-        raise BadInput("a call on slots has no gradients, and an argument requires one; call it under torch.no_grad()")
+    _refuse_gradients("a call", call)
     return below_autograd(OVER_TIME, recipe, *arguments)
 
 
@@ -112,8 +119,7 @@ def _fake(recipe: str, x: Any, *_: Any) -> Any:
 
 def _record(recipe: str, *arguments: Any) -> Any:
     *call, _slots, _into_slots, _pad_slot = arguments
-    if records(_tensors(call)):
-        raise BadInput("a step on slots has no gradients, and an argument requires one; call it under torch.no_grad()")
+    _refuse_gradients("a step", call)
     return below_autograd(OPERATOR, recipe, *arguments)
 
 
