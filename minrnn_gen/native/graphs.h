@@ -23,6 +23,7 @@ typedef struct {
 } GraphFunctions;
 static GraphFunctions graph_functions; /* none: no graphs */
 static int graphs_of_all;
+static uint64_t uses_of_all; /* of graphs of any program, by which they have an age */
 
 typedef struct {
   uint64_t hash, last_use;
@@ -31,13 +32,30 @@ typedef struct {
   int launching; /* threads that launch it now */
 } Captured;
 
-typedef struct {
+typedef struct Kept {
   Program program; /* first: a capsule of it is one of a program, for callers who know nothing of graphs */
   Captured captured[GRAPHS_MOST];
-  uint64_t met[MET_MOST], uses, launches;
+  uint64_t met[MET_MOST], launches;
   unsigned next_met, captures;
   int is_refused; /* by the driver, once and for all */
+  struct Kept *next, **held_by; /* in the list of those with a graph; held_by is NULL outside it */
 } Kept;
+static Kept *with_graphs;
+
+static void enlist(Kept *kept) {
+  if (kept->held_by != NULL) return;
+  kept->next = with_graphs;
+  kept->held_by = &with_graphs;
+  if (with_graphs != NULL) with_graphs->held_by = &kept->next;
+  with_graphs = kept;
+}
+
+static void leave_list(Kept *kept) {
+  if (kept->held_by == NULL) return;
+  *kept->held_by = kept->next;
+  if (kept->next != NULL) kept->next->held_by = kept->held_by;
+  kept->held_by = NULL;
+}
 
 static uint64_t hash_of(const int64_t *addresses, ptrdiff_t count) {
   uint64_t hash = 1469598103934665603u;
@@ -74,7 +92,7 @@ static Captured *find_captured(Kept *kept, const int64_t *addresses, ptrdiff_t c
 static int is_met_again(Kept *kept, uint64_t hash) {
   for (int index = 0; index < MET_MOST; index++)
     if (kept->met[index] == hash)
-      return graphs_of_all < GRAPHS_OF_ALL_MOST && kept->captures < GRAPHS_MOST + kept->launches / LAUNCHES_WORTH;
+      return kept->captures < GRAPHS_MOST + kept->launches / LAUNCHES_WORTH;
   kept->met[kept->next_met++ % MET_MOST] = hash;
   return 0;
 }
@@ -100,13 +118,26 @@ static void *capture_run(const Program *program, const int64_t *addresses, void 
   return executable;
 }
 
-/* Where the next graph goes: an empty place, or that of the one used longest ago; NULL where all are being launched. */
+/* The graph of a program that was used longest ago, `oldest` where that is older; those being launched are left out. */
+static Captured *older_of(Kept *kept, Captured *oldest) {
+  for (Captured *captured = kept->captured; captured < kept->captured + GRAPHS_MOST; captured++)
+    if (captured->executable != NULL && !captured->launching && (oldest == NULL || captured->last_use < oldest->last_use))
+      oldest = captured;
+  return oldest;
+}
+
+/* Where the next graph goes; NULL where all are being launched. The one used longest ago makes room: in a process that has
+   seen many shapes, those of today need the graphs. */
 static Captured *place_for_graph(Kept *kept) {
-  Captured *oldest = NULL;
-  for (Captured *captured = kept->captured; captured < kept->captured + GRAPHS_MOST; captured++) {
-    if (captured->executable == NULL) return captured;
-    if (!captured->launching && (oldest == NULL || captured->last_use < oldest->last_use)) oldest = captured;
+  if (graphs_of_all >= GRAPHS_OF_ALL_MOST) {
+    Captured *oldest = NULL;
+    for (Kept *other = with_graphs; other != NULL; other = other->next) oldest = older_of(other, oldest);
+    if (oldest == NULL) return NULL;
+    free_captured(oldest);
   }
+  for (Captured *captured = kept->captured; captured < kept->captured + GRAPHS_MOST; captured++)
+    if (captured->executable == NULL) return captured;
+  Captured *oldest = older_of(kept, NULL);
   if (oldest != NULL) free_captured(oldest);
   return oldest;
 }

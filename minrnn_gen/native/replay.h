@@ -104,7 +104,7 @@ static PyObject *replay(PyObject *Py_UNUSED(module), PyObject *arguments) {
     int is_again = may_be && captured == NULL && is_met_again(kept, hash);
     if (captured != NULL) {
       captured->launching++;
-      captured->last_use = ++kept->uses;
+      captured->last_use = ++uses_of_all;
     }
     ptrdiff_t refused = 0;
     int status = 0, is_launched = 0;
@@ -155,8 +155,9 @@ static PyObject *capture(PyObject *Py_UNUSED(module), PyObject *arguments) {
     free(addresses);
     Py_RETURN_FALSE;
   }
-  *captured = (Captured){hash_of(addresses, slots + 1), ++kept->uses, addresses, executable, 0};
+  *captured = (Captured){hash_of(addresses, slots + 1), ++uses_of_all, addresses, executable, 0};
   graphs_of_all++;
+  enlist(kept);
   Py_RETURN_TRUE;
 }
 

@@ -22,6 +22,7 @@
 static void free_program(Program *program) {
   Kept *kept = (Kept *)program;
   for (int index = 0; index < GRAPHS_MOST; index++) free_captured(&kept->captured[index]);
+  leave_list(kept);
   for (Py_ssize_t index = 0; index < program->count; index++) {
     free(program->operations[index].arguments);
     free(program->operations[index].patches);

@@ -78,7 +78,10 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cublas, "workspace_on", lambda *_: workspace.ctypes.data)
     monkeypatch.setattr(operations, "torch_empty", lambda _: memory.empty)
     with using(library()), made.in_place():
-        yield Case(_trace(made), made, memory)
+        case = Case(_trace(made), made, memory)
+        yield case
+        case.trace.program._in_c = None  # type: ignore[attr-defined]  # its graphs go while the driver that made them is in place
+        del case
         gc.collect()
 
 
@@ -184,6 +187,28 @@ def test_graphs_are_few_and_go_with_their_program(case: Case) -> None:
     program: Callable[[], Any] = case.trace.program  # type: ignore[assignment]
     program._in_c = None  # type: ignore[attr-defined]
     gc.collect()
+    assert graphs.made == {}
+
+
+def test_a_process_that_met_many_shapes_makes_graphs_of_new_ones(case: Case) -> None:
+    graphs, inputs = case.made.graphs, _inputs()
+    many = [Case(_trace(case.made), case.made, Memory()) for _ in range(20)]
+    for one in many:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(operations, "torch_empty", lambda _, one=one: one.memory.empty)
+            for turn in (*range(16), *range(16)):
+                one.run(turn, inputs)
+            assert len(graphs.made) <= 256, "in all"
+            launched = len(graphs.launched)
+            one.run(15, inputs)
+            assert len(graphs.launched) == launched + 1
+    assert len(graphs.made) == 256
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "torch_empty", lambda _: many[0].memory.empty)
+        many[0].run(15, inputs)
+    assert len(graphs.launched) == 20, "the oldest made room"
+    for one in many:
+        one.trace.program._in_c = None  # type: ignore[attr-defined]
     assert graphs.made == {}
 
 

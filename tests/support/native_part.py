@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import itertools
 import sys
 import sysconfig
 import tempfile
@@ -122,6 +123,7 @@ class GraphsOnHost:
     def __init__(self) -> None:
         self.recording: list[Callable[[], None]] | None = None
         self.made: dict[int, list[Callable[[], None]]] = {}
+        self._numbers = itertools.count(1)
         self.launched: list[int] = []
         self.is_captured = self.refuses = False
         self.streams = 0
@@ -163,7 +165,7 @@ class GraphsOnHost:
         return 0
 
     def _end(self, _stream: int, graph: Any) -> int:
-        number = len(self.made) + 1
+        number = next(self._numbers)
         assert self.recording is not None
         self.made[number], self.recording = self.recording, None
         graph[0] = number
