@@ -67,14 +67,15 @@ def run(
 ) -> Spikes:
     """Run the neurons of a cell over x [T, B, ...]; `product`: (R [H, H], recurrent bias [H] or None) of a dense cell.
 
-    state: {name: as one step of x}; parameters: {name: a tensor of one number, or one that broadcasts over a step of x without
-    its first axis}. `every`: return the states after every step too, without gradients. `called`: the name of x in the library.
-    Raises BadInput for tensors that do not fit.
+    state: {name: as one step of x, or None for zeros}; parameters: {name: a tensor of one number, or one that broadcasts over a
+    step of x without its first axis}. `every`: return the states after every step too, without gradients. `called`: the name of
+    x in the library. Raises BadInput for tensors that do not fit.
     """
     check_real(x, called)
     if x.dim() < 2:
         raise BadInput(f"{called} has shape {list(x.shape)}; [time, batch, ...] is expected")
-    check_devices({called: x, **state, **parameters})
+    given = {name: tensor for name, tensor in state.items() if tensor is not None}
+    check_devices({called: x, **given, **parameters})
     steps, *one_step = x.shape
     varied = any(tensor.dim() for tensor in parameters.values())
     own = tuple(one_step[1:])
@@ -91,12 +92,14 @@ def run(
         arrays["R"] = R.to(x.dtype)[None, None]
         if bias is not None:
             arrays["recurrent_bias"] = bias.to(wide)[None, None]
+    # Zeros are read where another state is given; where none is, no kernel reads any.
+    starts = {name: given.get(name, x.new_zeros(one_step, dtype=wide)) for name in state} if given else {}
     y, final, *more = recurrence(
         kernel,
         x.reshape(steps, rows, 1, width),
         **arrays,
         parameters=vectors or None,
-        state={name: tensor.to(wide).reshape(rows, width) for name, tensor in state.items()} or None,
+        state={name: tensor.to(wide).reshape(rows, width) for name, tensor in starts.items()} or None,
         all_states=every,
     )
     return Spikes(

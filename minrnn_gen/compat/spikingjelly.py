@@ -154,12 +154,12 @@ class _Node(torch.nn.Module):
         return done
 
     def _start(self, steps: Any, v: Any) -> Any:
-        """Return v before the first step, a tensor, or the reset value where its shape has changed."""
+        """Return v before the first step: a tensor, the reset value where its shape has changed, or None for zeros."""
         if isinstance(v, torch.Tensor) and v.shape == steps.shape[1:]:
             return v.to(steps.device)
         value = v if isinstance(v, float) else self.v_reset or 0.0
         dtype = torch.float64 if steps.dtype is torch.float64 else torch.float32
-        return torch.full(steps.shape[1:], value, dtype=dtype, device=steps.device)
+        return torch.full(steps.shape[1:], value, dtype=dtype, device=steps.device) if value else None
 
     def _vectors(self) -> dict[str, Any]:
         return {}
