@@ -93,7 +93,7 @@ def run(
         if bias is not None:
             arrays["recurrent_bias"] = bias.to(wide)[None, None]
     # Zeros are read where another state is given; where none is, no kernel reads any.
-    starts = {name: given.get(name, x.new_zeros(one_step, dtype=wide)) for name in state} if given else {}
+    starts = {name: x.new_zeros(one_step) if tensor is None else tensor for name, tensor in state.items()} if given else {}
     y, final, *more = recurrence(
         kernel,
         x.reshape(steps, rows, 1, width),
