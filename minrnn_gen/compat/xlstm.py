@@ -92,13 +92,19 @@ class _CellFunction:
         with torch.autocast(x.device.type, enabled=False):
             y, final, every = recurrence(
                 kernel,
-                x.to(storage).unflatten(-1, (heads, gates, size)).permute(1, 0, 3, 2, 4).flatten(3),
-                R.to(storage).unflatten(-1, (gates, size)).permute(2, 0, 3, 1),
-                bias=bias.to(arithmetic).view(heads, gates, size).transpose(0, 1).flatten(1),
+                _laid_out(x.unflatten(-1, (heads, gates, size)).permute(1, 0, 3, 2, 4), storage).flatten(3),
+                _laid_out(R.unflatten(-1, (gates, size)).permute(2, 0, 3, 1), storage),
+                bias=_laid_out(bias.view(heads, gates, size).transpose(0, 1), arithmetic).flatten(1),
                 state={name: state[place].to(arithmetic) for place, name in enumerate(kernel.states)},
                 all_states=True,
             )
             others = kernel.states[1:]
+            if not y.requires_grad:
+                states = x.new_empty((len(kernel.states), x.shape[0] + 1, *state.shape[1:]), dtype=dtype)
+                states[:, 0] = state
+                for place, between in enumerate((y, *(every[name] for name in others))):
+                    states[place, 1:] = between.transpose(0, 1)
+                return states
             between = stacked(y.to(dtype), [every[name].to(dtype) for name in others], kernel.states).transpose(1, 2)
             last = torch.stack([between[0, -1], *(final[name].to(dtype) for name in others)])
         return torch.cat((state.to(dtype).unsqueeze(1), between[:, :-1], last.unsqueeze(1)), 1)
@@ -108,6 +114,11 @@ class _CellFunction:
         return _kernel_of(
             config.function, config.num_heads, config.hidden_size, _PRECISIONS[dtype], config.gradient_recurrent_clipval
         )
+
+
+def _laid_out(view: Any, dtype: Any) -> Any:
+    """Return a permuted view as a contiguous tensor of a dtype, by one copy."""
+    return view.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 @cache
