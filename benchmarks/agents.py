@@ -13,7 +13,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,14 +21,30 @@ import minrnn_gen.torch
 from benchmarks.harness.turns import line_of, milliseconds
 
 RESETS = 0.01
-# Kind, sequences, steps, inputs, units, dtype.
+
+
+class Layer(NamedTuple):
+    """A layer of torch.nn, the sequences and steps that it runs over, and whether TorchRL's kernels run too.
+
+    Those compile their candidates for a minute or more for each layer.
+    """
+
+    kind: str
+    sequences: int
+    steps: int
+    inputs: int
+    units: int
+    dtype: str
+    with_torchrl: bool = False
+
+
 LAYERS = (
-    ("LSTM", 2048, 256, 64, 128, "float32"),
-    ("LSTM", 2048, 256, 64, 128, "bfloat16"),
-    ("GRU", 1024, 128, 64, 256, "float32"),
-    ("LSTM", 1024, 128, 64, 64, "float32"),
-    ("GRU", 4096, 64, 128, 128, "float32"),
-    ("LSTM", 256, 512, 128, 256, "float32"),
+    Layer("LSTM", 2048, 256, 64, 128, "float32", with_torchrl=True),
+    Layer("LSTM", 2048, 256, 64, 128, "bfloat16"),
+    Layer("GRU", 1024, 128, 64, 256, "float32", with_torchrl=True),
+    Layer("LSTM", 1024, 128, 64, 64, "float32"),
+    Layer("GRU", 4096, 64, 128, 128, "float32", with_torchrl=True),
+    Layer("LSTM", 256, 512, 128, 256, "float32"),
 )
 # Of ppo_atari_lstm.py: environments, steps of a rollout, minibatches, epochs.
 ENVIRONMENTS, ROLLOUT, MINIBATCHES, EPOCHS = 8, 128, 4, 4
@@ -48,8 +64,9 @@ def _by_triton(kind: str, layer: Any, marks: Any) -> Callable[[Any], Any]:
     return run
 
 
-def measure(kind: str, batch: int, steps: int, inputs: int, units: int, dtype_name: str) -> None:
+def measure(layer: Layer) -> None:
     """Print the rows of a layer."""
+    kind, batch, steps, inputs, units, dtype_name, with_torchrl = layer
     dtype = getattr(torch, dtype_name)
     torch.manual_seed(0)
     theirs = getattr(torch.nn, kind)(inputs, units, batch_first=True, device="cuda", dtype=dtype)
@@ -63,8 +80,9 @@ def measure(kind: str, batch: int, steps: int, inputs: int, units: int, dtype_na
         "cudnn, without resets": lambda x: theirs(x)[0],
     }
     try:
-        runs["torchrl.triton"] = _by_triton(kind, theirs, marks)
-        runs["torchrl.triton"](x).float().sum().backward()
+        if with_torchrl:
+            runs["torchrl.triton"] = _by_triton(kind, theirs, marks)
+            runs["torchrl.triton"](x).float().sum().backward()
     except Exception as error:  # of a library that is absent, or that does not take the problem
         runs.pop("torchrl.triton", None)
         print(f"torchrl.triton: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
@@ -190,5 +208,5 @@ if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     for layer in LAYERS:
-        measure(*layer)
+        measure(layer)
     measure_update()
