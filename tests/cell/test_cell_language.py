@@ -98,6 +98,7 @@ def plainly(tree: Tree, values: dict[str, Any]) -> Any:
         "max": lambda: np.where(np.isnan(x) | ~((y > x) | np.isnan(y)), x, y),
         "where": lambda: np.where(x, y, rest[1]),
         "detach": lambda: x,
+        "atan": lambda: np.arctan(x),  # its other name is of NumPy 2
         "erf": lambda: np.vectorize(math.erf, otypes=[float])(x),
         "softsign": lambda: x / (1 + np.abs(x)),
         "hard_sigmoid": lambda: line(),

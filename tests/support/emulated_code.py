@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numpy.lib.array_utils import byte_bounds
+import numpy
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.store import Store
@@ -20,6 +20,8 @@ from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey
 
 HAS_COMPILER = has_compiler()
+# NumPy 2 moved it.
+byte_bounds = getattr(numpy, "byte_bounds", None) or numpy.lib.array_utils.byte_bounds
 
 
 def compiled(source: str, plan: KernelPlan, folder: Path) -> HostCode:
