@@ -1,4 +1,4 @@
-"""`minrnn-gen tune`: candidates measured on the GPU here, and what is known of them as files."""
+"""`minrnn-gen tune`: measures candidates on this GPU, and imports and exports the results."""
 
 from __future__ import annotations
 
