@@ -6,6 +6,8 @@ candidates and lists the kernels that differ. `--renamed OLD=NEW` names a variab
 `--only PATTERN` keeps the kernels whose family or name has the pattern, while a change is being written.
 A kernel whose text is the same but for comments and whitespace has the same machine code, and is not compiled. `--texts`
 records texts alone, in a tenth of the time and without NVRTC: enough where a change moves text between templates.
+`compare FILE --restamp gpu_profiles/tuned/*.jsonl` then makes results that were tuned on the recorded templates count for the
+new ones, where no kernel of their kind differs. `python -m mutate.moved` does the same for the results of mutants.
 Needs no GPU.
 """
 
@@ -26,11 +28,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "plan"))
 
 from golden_plans import CASES
+from support.norm_cells import OF_ROUNDS
 from support.small_problems import FAMILIES, STEPS, most_wanted, solution_wanted
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.nvrtc import compile_source
-from minrnn_gen.build.store import Store, cache_folder
+from minrnn_gen.build.store import Store, cache_folder, templates_digest
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.interface import RUNS_REVERSED
 from minrnn_gen.codegen.render import render
@@ -38,12 +41,24 @@ from minrnn_gen.config.gpu_profile import load_profile, profile_bytes, profile_n
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.raw_scan.filter_kernels import filter_spec
+from minrnn_gen.raw_scan.filter_results import FILTER_PASSES
 from minrnn_gen.raw_scan.kernels import RawSpec
 
 # Sections of a cubin that decide what a kernel does: instructions, launch attributes with the offsets of parameters, constants.
 SECTIONS = (".text.", ".nv.info.", ".nv.constant", ".nv.shared")
 SPEC_KEYS = {"model", "precision", "layout", "hidden_size", "heads", "fp32_product"}
 NO_BITS = 8  # SHT_NOBITS of the ELF format: a section without contents
+# Passes of kernels around those of a cell, each by a spec that has it.
+GRU = {"model": "gru", "hidden_size": 64, "precision": "bf16"}
+OTHERS: tuple[tuple[str, dict[str, Any], tuple[KernelPass, ...]], ...] = (
+    ("around a pool", GRU, ("slots", "drafts", "dropout")),
+    ("operands of rounds", GRU | {"model": "gru_reset_before"}, ("arguments",)),
+    ("operands of rounds with means", GRU | {"model": OF_ROUNDS}, ("arguments",)),
+    *((f"order {order}", filter_spec("fp32", order).model_dump(), FILTER_PASSES) for order in (1, 2, 4)),
+)
+# The first words of families that serve dense cells, whose results are compared with each other.
+DENSE = ("persistent", "large", "stepwise", "normed", "decode", "backward")
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,7 @@ def cases() -> Iterator[Case]:
             name = f"golden {'-'.join(map(str, golden.values()))} on {gpu}"
             yield Case(name, spec, gpu, kernel_pass, specialization, solution.family.name, solution.candidates[0])
     yield from small_cases()
+    yield from other_cases()
 
 
 def small_cases(kinds: Container[str] = ()) -> Iterator[Case]:
@@ -91,12 +107,26 @@ def small_cases(kinds: Container[str] = ()) -> Iterator[Case]:
         builder = _builder(spec, gpu)
         plain = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[builder.spec.direction][0])
         for kernel_pass in passes:
-            for label, specialization in _specializations(kernel_pass, plain):
+            for label, specialization in _specializations(kernel_pass, plain, wanted, builder.spec.input_size or 0):
                 solution = solution_wanted(builder.solutions(builder.key_of(kernel_pass, specialization)), wanted)
                 variables = solution.candidates[most_wanted(solution, wanted)]
                 yield Case(
                     f"{name} {kernel_pass} {label}", spec, gpu, kernel_pass, specialization, solution.family.name, variables
                 )
+
+
+def other_cases() -> Iterator[Case]:
+    """Yield the first candidates of kernels around those of a cell, and of filters."""
+    for name, spec, passes in OTHERS:
+        builder = _builder(spec, "h200")
+        for kernel_pass in passes:
+            for pool in ("arithmetic", "storage") if kernel_pass in ("slots", "drafts") else ("none",):
+                specialization = replace(builder.hinted_specialization, pool=pool)
+                solution = builder.solve(builder.key_of(kernel_pass, specialization))
+                yield Case(
+                    f"{name} {kernel_pass} {pool}", spec, "h200", kernel_pass, specialization, solution.family.name,
+                    solution.candidates[0],
+                )  # fmt: skip
 
 
 def text_of(case: Case) -> tuple[str, KernelPlan] | None:
@@ -121,16 +151,20 @@ def digests(cubin: bytes) -> list[list[Any]]:
 
 
 def _builder(spec: Mapping[str, Any], gpu: str) -> Builder:
-    is_complex = str(spec.get("precision")).startswith("complex")
-    loaded = RawSpec.model_validate(spec) if is_complex else load_spec(dict(spec))
+    is_raw = str(spec.get("precision")).startswith("complex") or "training" in spec  # which filter_spec gives in full
+    loaded = RawSpec.model_validate(spec) if is_raw else load_spec(dict(spec))
     return Builder(loaded, Target(load_profile(gpu), profile_bytes(gpu), "spec"), Store(cache_folder()))
 
 
-def _specializations(kernel_pass: KernelPass, plain: Specialization) -> Iterator[tuple[str, Specialization]]:
-    if kernel_pass == "step":
-        yield "plain", plain
-        return
+def _specializations(
+    kernel_pass: KernelPass, plain: Specialization, wanted: Mapping[str, int], input_size: int
+) -> Iterator[tuple[str, Specialization]]:
     yield "plain", plain
+    if kernel_pass == "step":
+        yield "pool", replace(plain, pool="arithmetic")
+        return
+    if kernel_pass == "forward" and "channel_warpgroups" in wanted:
+        yield "projected", replace(plain, input_size=input_size)
     states_out = "none" if kernel_pass == "backward" else "arithmetic"
     yield "resets", replace(plain, resets=True, reverse=not plain.reverse, states_out=states_out)
     if kernel_pass == "forward":
@@ -187,25 +221,47 @@ def main() -> int:
     parser.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
     parser.add_argument("--only", default="", metavar="PATTERN")
     parser.add_argument("--texts", action="store_true")
+    parser.add_argument("--restamp", nargs="+", default=[], type=Path, metavar="TUNED")
     asked = parser.parse_args()
     with ThreadPoolExecutor() as pool:  # NVRTC releases the interpreter's lock
         if asked.action == "record":
             kernels = [case for case in cases() if re.search(asked.only, f"{case.family} {case.name}")]
             rows = list(pool.map(lambda case: _recorded(case, asked.texts), kernels))
-            asked.file.write_text(json.dumps(rows), encoding="utf-8")
+            asked.file.write_text(json.dumps({"templates": templates_digest(), "kernels": rows}), encoding="utf-8")
             print(f"{len(rows)} kernels recorded")
             return 0
-        rows = json.loads(asked.file.read_text(encoding="utf-8"))
-        rows = [row for row in rows if re.search(asked.only, f"{row['case']['family']} {row['case']['name']}")]
+        recorded = json.loads(asked.file.read_text(encoding="utf-8"))
+        rows = [row for row in recorded["kernels"] if re.search(asked.only, f"{row['case']['family']} {row['case']['name']}")]
         renamed = dict(pair.split("=", 1) for pair in asked.renamed)
         equal = pool.map(lambda row: _is_equal(row, renamed), rows)
-        different = [row["case"]["name"] for row, is_equal in zip(rows, equal, strict=True) if not is_equal]
+        different = [row["case"] for row, is_equal in zip(rows, equal, strict=True) if not is_equal]
     print(
-        *(f"different: {name}" for name in different),
+        *(f"different: {case['name']}" for case in different),
         f"{len(rows) - len(different)} of {len(rows)} kernels are equal",
         sep="\n",
     )
+    for path in asked.restamp:
+        text = path.read_text(encoding="utf-8")
+        path.write_text(
+            restamped(text, recorded["templates"], {kind_of(case["family"]) for case in different}), encoding="utf-8"
+        )
     return bool(different)
+
+
+def kind_of(family: str) -> str:
+    """Return the kind of cells that a family serves: a result says which family is the fastest of its kind."""
+    first = family.partition("_")[0]
+    return "dense" if first in DENSE else first
+
+
+def restamped(tuned: str, recorded: str, different: Container[str]) -> str:
+    """Return tuned results with the new digest of the templates, where they have the recorded one and no kernel differs."""
+    lines = []
+    for line in tuned.splitlines():
+        result = json.loads(line)
+        is_valid = result["setting"]["sources"] == recorded and kind_of(result["family"]) not in different
+        lines.append(line.replace(recorded, templates_digest()) if is_valid else line)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ _TYPES_HELD = 16
 
 
 class KeyedArrays(NamedTuple):
-    """A call's arrays by slot, None where absent, their addresses (0 there), and the key of them all."""
+    """A call's arrays by slot, None where absent, their addresses (0 there), and their key."""
 
     key: CallKey
     arrays: list[Any]

@@ -51,7 +51,8 @@ def place_of(request: Request, asked: Device | None) -> tuple[Device, str]:
     if live is None:
         if asked is Device.CUDA:
             raise ToolchainMissing(
-                f"--device cuda: {gpu_device.why_no_gpu()}; run it with --device cpu, 'minrnn-gen doctor' looks closer"
+                f"--device cuda: {gpu_device.why_no_gpu()}; run it with --device cpu, or run 'minrnn-gen doctor' to check "
+                "the installation"
             )
         return Device.CPU, f"{gpu_device.why_no_gpu()}: planned for {request.target.profile.name}, run on the CPU"
     if asked is None and live.profile.arch != request.target.profile.arch:

@@ -51,7 +51,7 @@ def compile(
 
         raise ToolchainMissing(
             f"{spec}: planned and rendered, but not compiled, since {why_no_nvrtc()}; "
-            "'minrnn-gen doctor' looks closer, 'minrnn-gen render' prints the CUDA without it"
+            "run 'minrnn-gen doctor' to check the installation, or 'minrnn-gen render' to print the CUDA without it"
         )
     if sizes:
         kernel = request.kernel(built)

@@ -114,7 +114,7 @@ def _with_reference(kernel: Kernel, arguments: dict[str, Any]) -> tuple[dict[str
         if nan_share(again := kernel.reference(**positive)) < nan_share(expected):
             arguments, expected = positive, again
     if why := why_not_comparable({"y": expected[0]}, f"reference of {kernel.builder.cell_source.name}"):
-        raise MinrnnError(f"{kernel.spec.where}: {why}; mend the equations, or call the kernel with arrays of your own")
+        raise MinrnnError(f"{kernel.spec.where}: {why}; correct the equations, or call the kernel with arrays of your own")
     return arguments, expected
 
 

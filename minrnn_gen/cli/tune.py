@@ -1,4 +1,4 @@
-"""`minrnn-gen tune`: candidates measured on the GPU here, and what is known of them as files."""
+"""`minrnn-gen tune`: measures candidates on this GPU, and imports and exports the results."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def tune(
         from minrnn_gen.tune.tuner import Limits
 
         if devices is not None and gpu is not None:
-            raise BadInput("--devices: tunes for the GPUs that are here, so that --gpu names none; leave one of them out")
+            raise BadInput("--devices tunes for the GPUs of this machine, and --gpu names one; leave one of them out")
         limits = Limits(seconds_of(budget), None if every else top)
         requests = [read_request(path, gpu, assignments) for path in specs]
         answer["kernels"] = []

@@ -81,9 +81,9 @@ def suffixes_of(entry: str) -> tuple[str, ...]:
 def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signature:
     """Return the parameters of a kernel's entry."""
     variables = plan.variables
-    hands_on = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.is_cooperative
+    has_workspace = bool(variables.get("lookback")) or variables.get("time_parts", 1) > 1 or plan.is_cooperative
     variant = Variant(
-        plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, hands_on,
+        plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, has_workspace,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,
         plan.problem.specialization.replays,
     )  # fmt: skip
@@ -148,8 +148,8 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from dinputs_in(names, "[as y]")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
     parts, summed = "1", "over time"
-    if variant.hands_on:
-        parts, summed = "tiles", "over the steps of a tile"
+    if variant.has_workspace:
+        parts, summed = "parts", "over the steps of a part: a tile, or a block of the column"
     elif variant.in_clusters:
         parts, summed = "CLUSTER_BLOCKS", "over the steps of a block"
     yield output_array("sums", "compute_t", f"[{parts}, SUMS, batch, HIDDEN_SIZE], {summed}, or null", "gradients.sums")
@@ -187,7 +187,7 @@ def _dense_inputs(names: ArrayNames, takes_R: bool) -> Parameters:
     yield from strides_of("resets", "bt", "call.sequences.resets")
     begins = "[batch] or null for 0: the first row of x and y of each sequence"
     yield input_array("begins", "int64", begins, "call.sequences.cu_seqlens")
-    yield input_array("ends", "int64", "[batch] or null for time: behind the last one", "call.sequences.lengths")
+    yield input_array("ends", "int64", "[batch] or null for time: the row after the last one", "call.sequences.lengths")
 
 
 def _dense_forward(names: ArrayNames, kept_type: str, kept_comment: str) -> Parameters:
@@ -252,7 +252,7 @@ def _groups(variant: Variant) -> Parameters:
 
 
 def _persistent_forward(variant: Variant, names: ArrayNames) -> Parameters:
-    yield from _dense_forward(names, variant.kept_type, "; not there where none are kept")
+    yield from _dense_forward(names, variant.kept_type, "; absent where none are kept")
     yield from states_out_of("final", names, "outputs.final")
     yield from sizes_of("batch", "time")
     yield from _groups(variant)
@@ -264,7 +264,7 @@ def _persistent_backward(variant: Variant, names: ArrayNames) -> Parameters:
         yield input_array("means_of_steps", "compute_t", f"{_MEAN_ROWS} over units of the forward", "arrays.means")
     yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from sizes_of("batch", "time")
-    beside = "bit 0: rows lie before the first one; bit 1: a later piece has run, whose sums go on"
+    beside = "bit 0: an earlier piece has rows before the first; bit 1: a later piece has run, and its sums continue here"
     yield Parameter("neighbours", "unsigned", beside, "arrays.neighbours")
     yield from _groups(variant)
 
@@ -286,7 +286,7 @@ def _stepwise_forward(_: Variant, names: ArrayNames) -> Parameters:
     yield Parameter("keeps_storage", "int64", "else compute_t", "launch.keeps_storage")
     yield from states_out_of("final", names, "outputs.final")
     yield output_array("state", "compute_t", "[STATES, batch, HIDDEN_SIZE]", "scratch.state")
-    yield output_array("hidden", "storage_t", "[batch, HIDDEN_SIZE]: what is multiplied next", "scratch.hidden")
+    yield output_array("hidden", "storage_t", "[batch, HIDDEN_SIZE]: the operand of the next product", "scratch.hidden")
     packed = "[HEADS, PRODUCTS, HEAD_DIM (out), HEAD_DIM (in)]: R, head by head"
     yield output_array("packed", "storage_t", packed, "scratch.packed")
     yield input_array("product", "compute_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: hidden by R", "scratch.product")
@@ -300,7 +300,7 @@ def _stepwise_backward(_: Variant, names: ArrayNames) -> Parameters:
     dhidden = "[batch, HIDDEN_SIZE]: R transposed by dproduct of the later step"
     yield input_array("dhidden", "compute_t", dhidden, "scratch.dhidden")
     yield output_array(
-        "dproduct", "storage_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: what is multiplied next", "scratch.dproduct"
+        "dproduct", "storage_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: the operand of the next product", "scratch.dproduct"
     )
     if names.rounds:
         of_rounds = "[ROUNDS, batch, HIDDEN_SIZE]: R transposed by dproduct of each round"
@@ -315,7 +315,7 @@ def _backward_arguments(_: Variant, names: ArrayNames) -> Parameters:
     yield from _dense_products()
     yield output_array("arguments", "storage_t", "[rows, HIDDEN_SIZE]: what is multiplied in this round", "arrays.arguments")
     if names.known_means:
-        yield output_array("means", "compute_t", f"{_MEAN_ROWS}, behind the last round", "arrays.means")
+        yield output_array("means", "compute_t", f"{_MEAN_ROWS}, after the last round", "arrays.means")
     yield Parameter("round", "int", "from 1 on", "launch.round")
     yield from _stepwise_sizes()
 

@@ -63,7 +63,7 @@ class Variant(NamedTuple):
     layout: str
     resets: bool
     states_out: str
-    hands_on: bool
+    has_workspace: bool
     in_clusters: bool
     in_grid: bool
     pool: str = "none"
@@ -113,7 +113,7 @@ def sizes_of(*names: str) -> Parameters:
 
 def workspace_of(variant: Variant) -> Parameters:
     """Yield the memory through which blocks pass states, if they do."""
-    if variant.hands_on:
+    if variant.has_workspace:
         yield output_array("workspace_bytes", "unsigned char", "[bytes], all ones", "launch.workspace")
 
 
@@ -216,4 +216,4 @@ def scan_inputs(variant: Variant, names: ArrayNames) -> Parameters:
         yield input_array("ends", "int64", "[batch], the length of each sequence, or null for time", "call.sequences.lengths")
         return
     yield input_array("begins", "int64", "[batch], the first row of each sequence, or null for 0", "call.sequences.cu_seqlens")
-    yield input_array("ends", "int64", "[batch], the row behind its last one, or null for time", "call.sequences.lengths")
+    yield input_array("ends", "int64", "[batch], the row after its last one, or null for time", "call.sequences.lengths")

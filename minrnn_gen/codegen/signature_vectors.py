@@ -50,7 +50,7 @@ def vector_forward(variant: Variant, names: ArrayNames) -> Parameters:
         for name in names.states:
             comment = "[as y], the state after each step, strides as y"
             if name in names.vector_states:
-                comment = "[as y, with STATE_SIZE behind the channels], the state after each step, strides below"
+                comment = "[as y, with STATE_SIZE after the channels], the state after each step, strides below"
             yield output_array(f"kept_{name}", "compute_t", comment, "outputs.kept", is_of_cell=True)
         yield from strides_of("states", KEPT_AXES, "outputs.kept")
     yield from states_out_of("final", names, "outputs.final")
@@ -77,9 +77,9 @@ def vector_backward(variant: Variant, names: ArrayNames) -> Parameters:
         yield output_array(f"dparameter_{name}", "compute_t", comment, "gradients.vectors", is_of_cell=True)
     comment = "[TIME_PARTS, GATES + NARROW_PARAMETERS, batch, HIDDEN_SIZE], over the time of a part, or null"
     yield output_array("sums", "compute_t", comment, "gradients.sums")
-    comment = "[tiles, STATE_ROWS, HIDDEN_SIZE, LANES], the states at the begin of each tile"
+    comment = "[tiles, STATE_ROWS, HIDDEN_SIZE, LANES], the states at the start of each tile"
     yield Parameter("checkpoints", "compute_t*", comment, "launch.checkpoints")
-    if variant.hands_on:
+    if variant.has_workspace:
         comment = "[TIME_PARTS, columns, 3, STATE_ROWS, THREADS], what a part makes of states and of their gradients"
         yield Parameter("part_ends", "compute_t*", comment, "launch.part_ends")
         yield Parameter("phase", "int64", "0: to the ends of parts; 1: the gradients", "launch.phase")

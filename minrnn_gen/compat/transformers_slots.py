@@ -105,6 +105,8 @@ class _Rows:
     def update_recurrent_state(self, recurrent_states: Any, *_: Any, **__: Any) -> Any:
         """Keep the states after a prompt in the slots; raises BadInput for rows that have states, which its scan ignores."""
         if not self._begins:
-            raise BadInput("a call on rows with states has several tokens, which begin with zeros; give one token at a time")
+            raise BadInput(
+                "a call with several tokens starts from zero states, but its rows have states; give one token at a time"
+            )
         self._states[self._beyond] = recurrent_states.to(self._states.dtype)
         return recurrent_states

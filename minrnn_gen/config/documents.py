@@ -242,7 +242,7 @@ class _Reader:
         mapping: dict[str, Any] = {}
         while not isinstance(event := self._next(), yaml.MappingEndEvent):
             if isinstance(event, yaml.CollectionStartEvent):
-                raise self._error(event, path, "a key must be text, not a list or mapping; quote it, or mend the braces")
+                raise self._error(event, path, "a key must be text, not a list or mapping; quote it, or correct the braces")
             key = self._value(event, path)
             if not isinstance(key, str):
                 raise self._error(event, path, f"a key must be text, and {shown(key)} is not; quote it")

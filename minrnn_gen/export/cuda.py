@@ -324,7 +324,7 @@ class _Collected:
     def _keys(self, builder: Builder, kernel_pass: KernelPass, specialization: Specialization) -> tuple[KernelKey, ...]:
         """Return the serving kernels: for a dense cell, kernels with R on the chip and kernels that multiply step by step.
 
-        The latter read their strides at run time: where all kernels do, every call runs those of contiguous arrays.
+        Stepwise kernels read strides at run time, so those of contiguous arrays serve every call where no other kernel does.
         """
         if kernel_pass == "arguments":
             return self._served(builder, kernel_pass, specialization, {"elementwise"})

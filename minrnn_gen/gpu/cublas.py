@@ -134,7 +134,9 @@ def multiply(
 def check(status: int) -> None:
     """Raise ToolchainMissing where a status of cuBLAS is an error."""
     if status:
-        raise ToolchainMissing(f"cuBLAS refused a matrix product with status {status}; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing(
+            f"cuBLAS refused a matrix product with status {status}; run 'minrnn-gen doctor' to check the installation"
+        )
 
 
 @cache

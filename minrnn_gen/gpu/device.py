@@ -57,7 +57,9 @@ def live_device(device: int = 0) -> LiveDevice | None:
     try:
         name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ToolchainMissing(f"CuPy cannot use the GPU here ({error}); 'minrnn-gen doctor' looks closer") from error
+        raise ToolchainMissing(
+            f"CuPy cannot use the GPU here ({error}); run 'minrnn-gen doctor' to check the installation"
+        ) from error
     capability = cupy.cuda.Device(device).compute_capability
     dotted = f"{capability[:-1]}.{capability[-1]}"
     attributes = {key: int(value) for key, value in cupy.cuda.Device(device).attributes.items()}

@@ -160,7 +160,7 @@ def _configuration(blocks: int, threads: int, shared_bytes: int, stream: int, is
 def _library() -> Any:
     library = _loaded()
     if library is None:
-        raise ToolchainMissing("there is no CUDA driver here; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing("there is no CUDA driver here; run 'minrnn-gen doctor' to check the installation")
     pointer = ctypes.c_void_p
     library.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
     library.cuFuncSetAttribute.argtypes = (pointer, ctypes.c_int, ctypes.c_int)

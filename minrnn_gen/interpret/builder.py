@@ -94,10 +94,10 @@ class EmulatedBuilder(Builder):
 
 
 def _various(solutions: Sequence[Solution], others: int) -> list[tuple[Solution, int]]:
-    """Return the best candidate and `others`, each as unlike all before as possible: its solution, and its rank there.
+    """Return the best candidate, then `others` as different from it and each other as possible: (solution, rank in it) each.
 
-    Candidates of different families differ most. Each is the one with the least work of its kind; after the last kind, the rest
-    come from the half of the first family with less work.
+    Candidates of different families differ most. Each is the one with the least work of its kind. After the last kind, the rest
+    come from the half of the first family that has less work.
     """
     kinds: dict[_Kind, list[tuple[Solution, int]]] = {}
     for solution in solutions:

@@ -205,7 +205,7 @@ class Verification:
                 break
         for kernel_pass, results in expected.items():
             if why := why_not_comparable(results, kernel_pass):
-                raise MinrnnError(f"{self.spec.where}: {why}; mend the equations")
+                raise MinrnnError(f"{self.spec.where}: {why}; correct the equations")
         return inputs, expected
 
     def _share(self, results: Arrays, expected: Arrays, precision: Precision) -> float:

@@ -55,7 +55,7 @@ def verify_draft(
     kernel, interface = kernel_of(spec), _of_one_direction(spec)
     arguments = joined(interface, step_arguments(x, R, arrays), jnp)
     if arguments.state is not None:
-        raise BadInput("state was given with a cache; sequences start from what is in their slots, leave it out")
+        raise BadInput("state was given with a cache; sequences start from the states in their slots, so leave it out")
     pool_arguments(slots, None, pad_slot)
     places, x = _places_of(cache, interface), as_array(arguments.x, "x")
     if x.ndim != len(interface.x_axes):

@@ -145,7 +145,9 @@ def check_cell(kernel: Kernel, all_states: bool) -> None:
     if not kernel.spec.training:
         raise BadInput("axis_name was given, which needs the backward of the kernel, but the spec has training: false")
     if all_states:
-        raise BadInput("axis_name was given with all_states, which pieces do not have; leave one of them out")
+        raise BadInput(
+            "axis_name was given with all_states, which calls over several devices do not return; leave one of them out"
+        )
 
 
 def local_boundaries(boundaries: Any, axis_name: str, time: int) -> Any:

@@ -179,7 +179,7 @@ def _recurrence(b: Array, a: Array, reverse: Any, axis: Any) -> MapRecurrence:
 def _axis_of_maps(shape: tuple[int, ...], axis: Any, name: str) -> int:
     """Return the axis of time, counted from the first; the last axis is that of the states' values."""
     if len(shape) < 2:
-        raise BadInput(f"{name} has shape {list(shape)}; an axis of time and, last, one of a state's values are expected")
+        raise BadInput(f"{name} has shape {list(shape)}; an axis of time and a last axis of the state's values are expected")
     index = axis_of(shape, axis, name)
     if index == len(shape) - 1:
         raise BadInput(

@@ -19,7 +19,7 @@ def verify(executor: Executor, arguments: CallArguments, cache: Cache, slots: An
     """Run the steps of a call over time as the next draft of its slots, and return y."""
     interface = executor.interface
     if arguments.state is not None:
-        raise BadInput("state was given with a cache; sequences start from what is in their slots, leave it out")
+        raise BadInput("state was given with a cache; sequences start from the states in their slots, so leave it out")
     call = check_call(interface, memory.inspect, lambda _: None, arguments)
     check_exact_shape(memory.inspect(slots, "slots"), (call.batch,))
     if not call.time:

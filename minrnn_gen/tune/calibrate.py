@@ -28,7 +28,9 @@ def calibrate(command: Sequence[str] = CHILD) -> GpuProfile:
     """
     live = device.live_device()
     if live is None:
-        raise ToolchainMissing(f"calibrating measures a GPU, but {device.why_no_gpu()}; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing(
+            f"calibrating measures a GPU, but {device.why_no_gpu()}; run 'minrnn-gen doctor' to check the installation"
+        )
     rates, clock_hz = measured_rates(command)
     when = datetime.now(UTC).date().isoformat()
     source = (

@@ -208,7 +208,9 @@ def check_here(gpu: str | None = None, is_quick: bool = False, watch: Watch = la
     profile = load_profile(gpu) if gpu is not None else None
     live = device.live_device()
     if live is None:
-        raise ToolchainMissing(f"check-gpu runs kernels on a GPU, but {device.why_no_gpu()}; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing(
+            f"check-gpu runs kernels on a GPU, but {device.why_no_gpu()}; run 'minrnn-gen doctor' to check the installation"
+        )
     if toolchain_version() is None:
         raise ToolchainMissing(f"check-gpu needs NVRTC to compile kernels: {INSTALL_CUDA}")
     if debug_build_is_asked_for():

@@ -16,5 +16,7 @@ CHILD = (sys.executable, "-m", "minrnn_gen.tune.worker")
 def open_measurer() -> Measurer:
     """Return a measurer for the GPU here, in a process of its own; raises ToolchainMissing where there is none."""
     if device.live_device() is None:
-        raise ToolchainMissing(f"tuning measures on a GPU, but {device.why_no_gpu()}; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing(
+            f"tuning measures on a GPU, but {device.why_no_gpu()}; run 'minrnn-gen doctor' to check the installation"
+        )
     return ChildMeasurer(CHILD)

@@ -109,7 +109,9 @@ def gpus_named(devices: str) -> tuple[str, ...]:
     visible = os.environ.get(_VISIBLE)
     count = device_count()
     if not count:
-        raise ToolchainMissing("tuning measures on GPUs, and none is found here; 'minrnn-gen doctor' looks closer")
+        raise ToolchainMissing(
+            "tuning measures on GPUs, and none is found here; run 'minrnn-gen doctor' to check the installation"
+        )
     names = [name.strip() for name in visible.split(",")][:count] if visible else [str(number) for number in range(count)]
     if devices == ALL:
         return tuple(names)

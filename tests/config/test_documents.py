@@ -146,7 +146,7 @@ def test_every_key_path_has_its_line(data: dict[str, Any], blank: int) -> None:
         ("a: 1\n1: 2", "a.yaml:2: a key must be text, and 1 is not; quote it"),
         ("true: 2", "a.yaml:1: a key must be text, and true is not; quote it"),
         ("~: 2", "a.yaml:1: a key must be text, and null is not; quote it"),
-        ("a: {{ b }}", "a.yaml:1: a: a key must be text, not a list or mapping; quote it, or mend the braces"),
+        ("a: {{ b }}", "a.yaml:1: a: a key must be text, not a list or mapping; quote it, or correct the braces"),
         ("a: 1\nb: &x 2", "a.yaml:2: b: the anchor &x is not allowed; remove it"),
         ("a: *x", "a.yaml:1: a: the alias *x is not allowed; write the value out"),
         ("a: !!int 3", "a.yaml:1: a: the tag 'tag:yaml.org,2002:int' is not allowed; only plain values are, remove it"),

@@ -193,7 +193,7 @@ BAD = [
     ({**GOOD, "b": np.zeros((2, 5, 3, 2), np.float16)}, "b has dtype float16; a scan of maps takes float64 or float32"),
     ({**GOOD, "h0": np.zeros((2, 3, 2), np.float32)}, "h0 has dtype float32; float64 is expected beside b of float64"),
     ({**GOOD, "h0": np.zeros((2, 2))}, "h0 has shape [2, 2]; [2, 3, 2], that of b without axis 1, is expected"),
-    ({**GOOD, "b": np.zeros(2)}, "b has shape [2]; an axis of time and, last, one of a state's values are expected"),
+    ({**GOOD, "b": np.zeros(2)}, "b has shape [2]; an axis of time and a last axis of the state's values are expected"),
     ({**PAIRS, "b": np.zeros((2, 5, 3, 3))}, "b has shape [2, 5, 3, 3]; pairs of numbers along its last axis are expected"),
     ({**PAIRS, "a": np.zeros((5, 2))}, "a has shape [5, 2]; [2, 5, 3, 2], that of b, is expected, or [3, 2] for all steps"),
     ({**PAIRS, "a": np.zeros((3, 2), np.float32)}, "a has dtype float32; that of b, float64, is expected"),

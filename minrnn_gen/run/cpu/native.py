@@ -86,7 +86,7 @@ class NativeKernels:
 
     @cached_property
     def _refusal(self) -> str:
-        """Why no native code is generated; nothing where it is."""
+        """Why no native code is generated; empty where it is."""
         return "products have several shapes" if self.interface.products else why_no_native_code()
 
     @cached_property

@@ -170,5 +170,5 @@ def _blocks(plan: KernelPlan, call: Call, resident_blocks: int | None) -> int:
 
 
 def _workspace(plan: KernelPlan, workspace: Array | None) -> dict[str, Any]:
-    hands_on = plan.variables.get("lookback") or plan.is_cooperative
-    return {"workspace_bytes": address_or_null(workspace)} if hands_on else {}
+    has_workspace = plan.variables.get("lookback") or plan.is_cooperative
+    return {"workspace_bytes": address_or_null(workspace)} if has_workspace else {}

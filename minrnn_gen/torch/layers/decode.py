@@ -197,7 +197,7 @@ class DecodingStack(LayerStack):
         self._check_cached(cache, rows[0])
         if state is not None or resets is not None:
             raise BadInput(
-                "a cache was given with state or resets; sequences start from what is in their slots, leave them out"
+                "a cache was given with state or resets; sequences start from the states in their slots, so leave them out"
             )
         check_tensor(x_t, "x_t")
         if x_t.dim() != 2 or x_t.shape[-1] != self.input_size:

@@ -124,7 +124,8 @@ def host_seconds(way: Way, ranks: int, records: bool) -> float:
 def heads_seconds(ranks: int, share: float, y_bytes: float, x_bytes: float, records: bool) -> float:
     """Return the time of a call whose heads are split and whose results are gathered.
 
-    `share`: a forward of one rank's share; the bytes are those of all heads. Where it `records`, the gradient of x is summed.
+    `share`: the seconds of a forward of one rank's heads; the bytes are those of all heads. A call that `records` also sums the
+    gradient of x over ranks.
     """
     seconds = share * (PASSES_OF_STEP if records else 1.0) + gather_seconds(ranks, y_bytes / ranks)
     return seconds + (2 * gather_seconds(ranks, x_bytes / ranks) if records else 0.0)
