@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,7 +40,8 @@ from minrnn_gen.torch.sequence_group.cost import (
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
-from minrnn_gen.torch.sequence_group.group import Member, Way, is_on_gpu
+from minrnn_gen.torch.sequence_group.group import Member, Way, is_alive, is_on_gpu
+from minrnn_gen.torch.sequence_group.on_rank import OnRank
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
@@ -58,10 +58,11 @@ class _Settled:
     agreement: Agreement
     choice: Choice
     along: Along
+    parts: dict[tuple[Kernel, bool], OnRank] = field(default_factory=dict)
 
 
 # By keys of calls with CUDA tensors, whose checks would keep a GPU waiting.
-_SETTLED: weakref.WeakKeyDictionary[Any, ByKey[_Settled]] = weakref.WeakKeyDictionary()
+_SETTLED: dict[Any, ByKey[_Settled]] = {}
 
 
 def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool = False) -> list[Any]:
@@ -69,7 +70,7 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
 
     Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
-    held, key = _SETTLED.setdefault(member.process_group, ByKey()), None
+    held, key = _settled_in(member.process_group), None
     if is_on_gpu(tensors[0]):
         asked = (kernel.recipe, all_states, member.way, member.micro_batches, records(tensors))
         with torch.no_grad():
@@ -90,6 +91,16 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
         for place, name in enumerate(("forward", "reverse"))
     )
     return directions.together(forward, reverse, len(kernel.states))
+
+
+def _settled_in(process_group: Any) -> ByKey[_Settled]:
+    """Return the settled calls of a group; those of groups that were destroyed, and their graphs, are let go of."""
+    if process_group not in _SETTLED:
+        for other in [*_SETTLED]:
+            if not is_alive(other):
+                del _SETTLED[other]
+        _SETTLED[process_group] = ByKey()
+    return _SETTLED[process_group]
 
 
 def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool) -> _Settled:
@@ -203,13 +214,16 @@ def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
 def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _Settled, all_states: bool) -> list[Any]:
     agreement = settled.agreement
     local = with_local_sequences(tensors, agreement.begin(member.rank), agreement.times[member.rank])
-    piece = Piece(kernel, member, all_states, agreement.records)
-    way = _way_of(piece, settled, Piece.has_sequences(local))
+    form = (kernel, Piece.has_sequences(local))
+    part = settled.parts.get(form)
+    if part is None:
+        piece = Piece(kernel, member, all_states, agreement.records)
+        part = settled.parts[form] = OnRank(piece, _way_of(piece, settled, Piece.has_sequences(local)))
     if not agreement.records:
-        return list(way.forward((*local, None)))
+        return list(part.forward((*local, None)))
     # A rank without its own gradient takes part in the other ranks' backward.
     anchor = None if records(tensors) else torch.zeros((), requires_grad=True)
-    return list(RecurrenceFunction.of(way, (*local, anchor)))
+    return list(RecurrenceFunction.of(part, (*local, anchor)))
 
 
 def _way_of(piece: Piece, settled: _Settled, has_sequences: bool) -> Gathered | Summary | Pipeline:

@@ -80,6 +80,14 @@ def is_on_gpu(tensor: Any) -> bool:
     return bool(tensor.is_cuda)
 
 
+def is_alive(process_group: Any) -> bool:
+    """Return whether a process group was not destroyed."""
+    try:
+        return bool(dist.get_process_group_ranks(process_group))
+    except KeyError:
+        return False
+
+
 def member_of(value: Any) -> Member:
     """Return this rank's place in a group over which time is split; raises BadInput for anything else, and outside it."""
     asked = value if isinstance(value, SequenceGroup) else SequenceGroup(value)
