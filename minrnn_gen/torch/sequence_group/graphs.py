@@ -134,7 +134,8 @@ class Graphs:
 
     def run(self, body: Body, tensors: Sequence[Any], into: Sequence[Any]) -> Sequence[Any]:
         """Return the results of `body`, a call on `tensors` that writes `into` its own arrays: launched, captured, or run."""
-        if self._is_refused or (room := Room.of(into[0].device)).is_refused:
+        # While a caller captures, the call becomes a part of that graph.
+        if self._is_refused or is_capturing() or (room := Room.of(into[0].device)).is_refused:
             return body()
         key = (id(room), *map(_place_of, tensors), *(tensor.data_ptr() for tensor in into))
         with room.lock:
@@ -171,8 +172,13 @@ class Graphs:
 
 
 def may_capture(device: torch.device) -> bool:
-    """Whether calls may be captured now: not where a caller captures the stream, nor where graphs are not wanted."""
-    return makes_graphs() and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    """Whether calls on a device are captured where they come again."""
+    return device.type == "cuda" and makes_graphs()
+
+
+def is_capturing() -> bool:
+    """Whether the caller captures the current stream."""
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _place_of(tensor: Any) -> Any:

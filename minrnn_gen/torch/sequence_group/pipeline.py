@@ -32,10 +32,10 @@ class Pipeline:
         whole = (into or piece.outputs_of(call)) if self._writes_in_parts(cut, call) else []
         parts, entered, ends = [], [], []
         arriving = cut.like_states(like) if piece.position else cut.of_states(first)
-        for own, state, into in zip(cut.calls(call), arriving, cut.of_y(whole), strict=True):
+        for own, state, written in zip(cut.calls(call), arriving, cut.of_y(whole), strict=True):
             state = neighbours.receive(state) if piece.position else state
             if whole:
-                ends.append(cut.piece.forward_again(own, state, into))
+                ends.append(cut.piece.forward_again(own, state, written))
             else:
                 parts.append(cut.piece.forward(own, state, None, into))
                 ends.append(piece.all_states_of(parts[-1]))
