@@ -218,8 +218,10 @@ def check_call(
             assert_like(own[0], expected, exact[name], tolerance, name)
         else:
             # Gradients of initial states where they do not count are zeros; those of weights are the pieces' own.
-            summed = torch.stack([gradient.double() for gradient in own]).sum(0).to(expected.dtype)
-            assert_like(summed, expected, exact[name], tolerance, name, scale=1.0)
+            of_pieces = torch.stack([gradient.double() for gradient in own])
+            summed = of_pieces.sum(0).to(expected.dtype)
+            # Each piece's own is rounded by its own size, and where pieces cancel their sum is far smaller.
+            assert_like(summed, expected, exact[name], tolerance, name, scale=largest(of_pieces.abs().sum(0)))
 
 
 @settings(max_examples=examples(10))  # each is a call of three or four processes
