@@ -119,9 +119,9 @@ def test_calls_on_the_same_memory_are_launched_as_graphs_and_change_no_bit(
     pair: Pair, model: str, keep: float | None, way: str
 ) -> None:
     """With other values in the same arrays each call has the bits of one that was not captured, and keeps them afterwards."""
-    for launched in pair.run("again", model=model, keep=keep, way=way):
+    for launched, refusals in pair.run("again", model=model, keep=keep, way=way):
         # A pipeline cuts the channels of cells with one value alone in place.
-        assert launched or (model, way) == ("selective", "pipeline")
+        assert launched or (model, way) == ("selective", "pipeline"), refusals
 
 
 def test_a_caller_who_captures_gets_one_graph(pair: Pair) -> None:
@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_while_graphs_are_launched_ends_the_other(tmp_path
     """NCCL waits for no rank longer than the group's timeout: exchanges are no part of a graph."""
     pair = Pair(tmp_path, timeout=SHORT_SECONDS)
     try:
-        assert all(launched for launched in pair.run("again", model="min_gru", keep=None, way="correct"))
+        assert all(launched for launched, _ in pair.run("again", model="min_gru", keep=None, way="correct"))
         for pipe in pair.pipes:
             pipe.send(("endless", {}))
         clock.sleep(1)
@@ -293,8 +293,26 @@ def _counted_launches() -> Iterator[list[int]]:
         yield counted
 
 
-def again(rank: int, model: str, keep: float | None, way: Any) -> int:
-    """Return how many calls on the same memory were launched as graphs; compare each with the same call without graphs."""
+@contextlib.contextmanager
+def _refusals() -> Iterator[list[str]]:
+    """Note why calls could not be captured."""
+    noted: list[str] = []
+
+    def noting(held: Any, *arguments: Any, capture: Any = graphs.Graphs._captured) -> Any:
+        recorded = capture(held, *arguments)
+        noted.extend([held.refusal] * (recorded is None))
+        return recorded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs.Graphs, "_captured", noting)
+        yield noted
+
+
+def again(rank: int, model: str, keep: float | None, way: Any) -> tuple[int, list[str]]:
+    """Return how many calls on the same memory were launched as graphs, and why others were not.
+
+    Each is compared with the same call without graphs.
+    """
     kernel, arrays, dy = _call(model, "bf16", keep)
     group = wing.SequenceGroup(torch.distributed.group.WORLD, way)
     arrays, dy = _pieces(arrays, rank), _piece(dy, rank)
@@ -308,7 +326,7 @@ def again(rank: int, model: str, keep: float | None, way: Any) -> int:
         of_inputs = {f"d{name}": one for name, one in zip(given, gradients, strict=True)}
         return {"y": y.detach(), "final": final["h"].detach(), **of_inputs}
 
-    with _counted_launches() as counted:
+    with _counted_launches() as counted, _refusals() as refusals:
         for _ in range(CALLS_AGAIN):
             with torch.no_grad():
                 given["x"].copy_(given["x"].roll(1, 1))
@@ -323,7 +341,7 @@ def again(rank: int, model: str, keep: float | None, way: Any) -> int:
             assert all(torch.equal(found[name], value) for name, value in expected.items())
             assert all(torch.equal(values[name], value) for values, copies in kept for name, value in copies.items())
             del found, expected
-    return counted[0]
+    return counted[0], refusals
 
 
 def captured_by_caller(rank: int) -> bool:

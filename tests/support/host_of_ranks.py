@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.fake_device import HostBackend
+from support.software_graphs import SoftwareSegment, software_graphs
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
@@ -109,6 +110,23 @@ def hosts_of_gpus() -> Iterator[None]:
         patch.setattr(stream, "current_stream", lambda _: 0)
         patch.setattr(device, "on_device", lambda _: contextlib.nullcontext())
         patch.setattr(memory, "set_bytes", lambda *_: None)
+        yield
+
+
+class _Launched(SoftwareSegment):
+    """A graph that computes nothing, as kernels here do, and is counted."""
+
+    into: Counter[str]
+
+    def launch(self) -> None:
+        _Launched.into["graph"] += 1
+
+
+@contextlib.contextmanager
+def in_graphs(into: Counter[str]) -> Iterator[None]:
+    """Let calls be captured when they come again, and count the graphs that are launched; within `hosts_of_gpus`."""
+    _Launched.into = into
+    with software_graphs(_Launched):
         yield
 
 

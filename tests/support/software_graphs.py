@@ -37,25 +37,34 @@ class SoftwareSegment(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._done: list[tuple[Any, ...]] = []
+        self._is_empty = True
         SoftwareSegment.current = self
         self.__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._is_empty &= _enqueues_nothing(func)
         return self.note(func, args, kwargs or {})
 
     def note(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         """Run a function, and note it: arguments by their memory, which may be others' in between, results as they are."""
         kept = tree_map(_alias, (arguments, keywords))
         result = function(*arguments, **keywords)
-        self._done.append((function, *kept, result))
+        given = {_storage(tensor) for tensor in tree_leaves((arguments, keywords)) if isinstance(tensor, torch.Tensor)}
+
+        def own(value: Any) -> Any:
+            """Return a view, which holds the memory of an argument, by its memory alone."""
+            return _alias(value) if isinstance(value, torch.Tensor) and _storage(value) in given else value
+
+        self._done.append((function, *kept, tree_map(own, result)))
         return result
 
     def end(self) -> Callable[[], None] | None:
         self.__exit__(None, None, None)
         SoftwareSegment.current = None
-        return self._replay if self._done else None
+        return None if self._is_empty else self.launch
 
-    def _replay(self) -> None:
+    def launch(self) -> None:
+        """Do again what was noted."""
         for function, arguments, keywords, result in self._done:
             again = function(*arguments, **keywords)
             for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
@@ -86,10 +95,10 @@ class Arena:
 
 
 @contextlib.contextmanager
-def software_graphs() -> Iterator[list[int]]:
-    """Let calls on host arrays be captured as on a GPU; count how many are launched, forward and backward."""
-    room, counted, arena = SimpleNamespace(lock=threading.Lock(), is_refused=False), [0, 0], Arena()
-    room.recorded = lambda body, tensors, into: graphs.Recorded(body, tensors, into, SoftwareSegment)
+def software_graphs(segment: Callable[[], SoftwareSegment] = SoftwareSegment) -> Iterator[list[int]]:
+    """Let calls on host arrays be captured as on a GPU, in segments; count how many are launched, forward and backward."""
+    room, counted, arena = SimpleNamespace(lock=threading.Lock()), [0, 0], Arena()
+    room.recorded = lambda body, tensors, into: graphs.Recorded(body, tensors, into, segment)
 
     def counting(recorded: Any, into: Sequence[Any], launch: Any = graphs.Recorded.launch) -> Any:
         counted[torch._C._current_graph_task_id() != -1] += 1
@@ -115,10 +124,23 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
         segment = SoftwareSegment.current
         if segment is None:
             return function(*arguments, **keywords)
+        segment._is_empty = False
         with _disable_current_modes():
             return segment.note(function, arguments, keywords)
 
     return run
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _enqueues_nothing(operator: Any) -> bool:
+    """Whether an operator of torch allocates, or returns views, and enqueues nothing."""
+    schema = operator._schema
+    writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+    is_view = any(value.alias_info is not None for value in schema.returns)
+    return "empty" in schema.name or (is_view and not writes)
 
 
 def _alias(value: Any) -> Any:

@@ -220,7 +220,7 @@ def check_call(
             # Gradients of initial states where they do not count are zeros; those of weights are the pieces' own.
             of_pieces = torch.stack([gradient.double() for gradient in own])
             summed = of_pieces.sum(0).to(expected.dtype)
-            # Each piece's own is rounded by its own size, and so are their sum and the whole; where pieces cancel, it is larger.
+            # Each piece's own is rounded by its own size, which is larger than that of the sum where pieces cancel.
             sizes = of_pieces.abs().sum(0) + summed.double().abs()
             assert_like(summed, expected, exact[name], tolerance, name, scale=largest(sizes))
 

@@ -39,7 +39,6 @@ class Room:
 
     def __init__(self, device: torch.device) -> None:
         self.lock = threading.Lock()
-        self.is_refused = False
         self._pool, self._side = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         # Torch gives up the memory of graphs with the last of them.
         self._kept = self.recorded(lambda: [torch.zeros(1, device=device)], (), ())
@@ -130,13 +129,15 @@ class Graphs:
         self._held: dict[Key, Recorded] = {}
         self._met: dict[Key, None] = {}
         self._captures = self._launches = 0
-        self._is_refused = False
+        # Why calls of this form are not captured, if they are not.
+        self.refusal = ""
 
     def run(self, body: Body, tensors: Sequence[Any], into: Sequence[Any]) -> Sequence[Any]:
         """Return the results of `body`, a call on `tensors` that writes `into` its own arrays: launched, captured, or run."""
         # While a caller captures, the call becomes a part of that graph.
-        if self._is_refused or is_capturing() or (room := Room.of(into[0].device)).is_refused:
+        if self.refusal or is_capturing():
             return body()
+        room = Room.of(into[0].device)
         key = (id(room), *map(_place_of, tensors), *(tensor.data_ptr() for tensor in into))
         with room.lock:
             recorded = self._held.pop(key, None)
@@ -164,11 +165,12 @@ class Graphs:
         self._captures += 1
         try:
             recorded = room.recorded(body, tensors, into)
-        except Exception:  # if something is wrong with the call, running it says so
-            room.is_refused = True
+        except Exception as error:  # if something is wrong with the call, running it says so
+            self.refusal = f"{type(error).__name__}: {error}"
             return None
-        self._is_refused = recorded.copied_bytes > SHARE_COPIED_MOST * sum(tensor.nbytes for tensor in into)
-        return None if self._is_refused else recorded
+        if recorded.copied_bytes > SHARE_COPIED_MOST * sum(tensor.nbytes for tensor in into):
+            self.refusal = f"{recorded.copied_bytes} bytes of results would be copied"
+        return None if self.refusal else recorded
 
 
 def may_capture(device: torch.device) -> bool:
