@@ -271,7 +271,7 @@ def delayed(rank: int, runs: int) -> bool:
     for _ in range(runs):
         for way in WAYS:
             clock.sleep(delays.choice((0.0, 0.0, 0.001, 0.003)))
-            group = wing.SequenceGroup(torch.distributed.group.WORLD, way)  # type: ignore[arg-type]
+            group = wing.SequenceGroup(torch.distributed.group.WORLD, way, graphs=True)  # type: ignore[arg-type]
             outcome = _run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group)
             for name, value in outcome.items():
                 if not torch.equal(first.setdefault((way, name), value), value):
@@ -314,7 +314,7 @@ def again(rank: int, model: str, keep: float | None, way: Any) -> tuple[int, lis
     Each is compared with the same call without graphs.
     """
     kernel, arrays, dy = _call(model, "bf16", keep)
-    group = wing.SequenceGroup(torch.distributed.group.WORLD, way)
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, way, graphs=True)
     arrays, dy = _pieces(arrays, rank), _piece(dy, rank)
     given = {name: array.clone().requires_grad_() for name, array in arrays.items()}
     kept: list[tuple[Arrays, Arrays]] = []
@@ -347,7 +347,8 @@ def again(rank: int, model: str, keep: float | None, way: Any) -> tuple[int, lis
 def captured_by_caller(rank: int) -> bool:
     """Return whether a graph that the caller captures, exchanges included, computes what the call does."""
     kernel, arrays, _ = _call("min_gru", "bf16")
-    x, group = _pieces(arrays, rank)["x"].contiguous(), torch.distributed.group.WORLD
+    x = _pieces(arrays, rank)["x"].contiguous()
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, graphs=True)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side), torch.no_grad():
         for _ in range(3):
@@ -367,7 +368,7 @@ def endless(rank: int) -> None:
     """Call again and again, launched as graphs, until a rank is gone."""
     kernel, arrays, _ = _call("min_gru", "bf16")
     x = _pieces(arrays, rank)["x"].contiguous()
-    group = wing.SequenceGroup(torch.distributed.group.WORLD, "correct")
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, "correct", graphs=True)
     with torch.no_grad():
         while True:
             wing.recurrence(kernel, x, sequence_group=group)

@@ -151,7 +151,13 @@ def _recipe(spec: str) -> str:
 
 
 def call_on_rank(
-    spec: Mapping[str, Any], group: Any, way: Any, records: bool, batch: int = 1, micro_batches: int | None = None
+    spec: Mapping[str, Any],
+    group: Any,
+    way: Any,
+    records: bool,
+    batch: int = 1,
+    micro_batches: int | None = None,
+    graphs: bool = False,
 ) -> Any:
     """Return a call, with its backward where it `records`, on a rank's piece, or of one rank; within `hosts_of_gpus`."""
     kernel = kernels.kernel_by(_recipe(json.dumps(spec)))
@@ -160,7 +166,7 @@ def call_on_rank(
     dy = torch.zeros(interface.y_shape(batch, TIME))
     asked: dict[str, Any] = {} if group is None else {"head_group": group}
     if asked and way != "heads":
-        asked = {"sequence_group": wing.SequenceGroup(group, way, micro_batches)}
+        asked = {"sequence_group": wing.SequenceGroup(group, way, micro_batches, graphs)}
 
     def run() -> None:
         y, _ = wing.recurrence(kernel, x, **asked)

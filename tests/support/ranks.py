@@ -175,7 +175,7 @@ def in_graphs(group: Any, rank: int, *, way: Any, calls: int, time: int) -> list
     Each has other values, and the bits of one without graphs; results that are kept do not change.
     """
     kernel = kernel_of({"model": "min_gru", "hidden_size": 4, "precision": "fp32"})
-    asked = wing.SequenceGroup(group, way, 2)
+    asked = wing.SequenceGroup(group, way, 2, graphs=True)
     generator, kept = torch.Generator().manual_seed(rank), list[tuple[Any, Any]]()
     x = torch.empty(2, time + rank, 2, 4, requires_grad=True)
     dy, dfinal = torch.randn(2, time + rank, 4, generator=generator), torch.randn(2, 4, generator=generator)

@@ -29,6 +29,7 @@ from minrnn_gen.torch.operators.dispatch import is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
+    BYTES_CAPTURED_MOST,
     DENSE_STEP_SECONDS,
     PRODUCT_PASSES_OF_CELL,
     SECONDS_LEAST,
@@ -72,7 +73,7 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
     """
     held, key = _settled_in(member.process_group), None
     if is_on_gpu(tensors[0]):
-        asked = (kernel.recipe, all_states, member.way, member.micro_batches, records(tensors))
+        asked = (kernel.recipe, all_states, member.way, member.micro_batches, member.graphs, records(tensors))
         with torch.no_grad():
             key = keyed(asked, [*tensors])
     settled = None if key is None else held.get(key.key)
@@ -106,7 +107,7 @@ def _settled_in(process_group: Any) -> ByKey[_Settled]:
 def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool) -> _Settled:
     """Check a call and agree on it with the other ranks."""
     time, refusal, seconds = 0, None, {}
-    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches}
+    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches, "graphs": member.graphs}
     is_packed = tensors[CU_SEQLENS] is not None
     try:
         check_plain_call(kernel, tensors, is_global=True)
@@ -122,7 +123,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
     )
     mean = agreement.time / member.size
     has_sequences = Piece.has_sequences(tensors)
-    choice = ways_of(kernel, batch, mean, agreement.seconds, member, has_sequences, agreement.records)[0]
+    on_gpu = is_on_gpu(tensors[0])
+    choice = ways_of(kernel, batch, mean, agreement.seconds, member, has_sequences, agreement.records, on_gpu)[0]
     return _Settled(agreement, choice, along)
 
 
@@ -161,7 +163,8 @@ def expected_ways(
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
     cuts, mean = cuts_of(kernel, batch, False, member.micro_batches), time / member.size
-    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member, records=records)
+    seconds = seconds_of(kernel, batch, mean, cuts, on_gpu)
+    return ways_of(kernel, batch, mean, seconds, member, records=records, on_gpu=on_gpu)
 
 
 def ways_of(
@@ -172,6 +175,7 @@ def ways_of(
     member: Member,
     has_sequences: bool = False,
     records: bool = False,
+    on_gpu: bool = True,
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps of a piece, the cheapest first.
 
@@ -199,7 +203,10 @@ def ways_of(
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
-    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records)
+    x_bytes = batch * time * interface.hidden_size * len(interface.gates) * calls.storage_dtype(kernel).itemsize
+    in_graphs = member.graphs and on_gpu and not (interface.input_size or interface.inputs or has_sequences)
+    in_graphs = in_graphs and x_bytes <= BYTES_CAPTURED_MOST
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, in_graphs)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:

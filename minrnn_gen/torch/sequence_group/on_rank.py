@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
+from minrnn_gen.torch.sequence_group.cost import BYTES_CAPTURED_MOST
 from minrnn_gen.torch.sequence_group.graphs import Graphs, may_capture
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
-
-# A GPU reads so much in a millisecond, longer than the host takes for any way; memory of graphs is kept from others.
-BYTES_CAPTURED_MOST = 1 << 32
 
 
 class InPieces(Protocol):
@@ -55,7 +53,8 @@ class OnRank:
     def _may_capture(self, call: Sequence[Any]) -> bool:
         piece, x = self.piece, call[0]
         return (
-            0 < x.nbytes <= BYTES_CAPTURED_MOST
+            piece.member.graphs
+            and 0 < x.nbytes <= BYTES_CAPTURED_MOST
             and (piece.is_written_in_parts(call) if isinstance(self.way, Pipeline) else piece.runs_in_place(call))
             # Their values are looked at.
             and not piece.has_sequences(call)
