@@ -737,6 +737,13 @@ def test_the_cost_formula_chooses_and_explain_says_which(
     assert ("summary" in lines[0]) == (model in ("min_gru", "selective"))
 
 
+@pytest.mark.parametrize(("time", "is_slower"), [(1 << 10, True), (1 << 24, False)])
+def test_explain_says_where_one_gpu_is_expected_to_be_faster(group: ranks.Ranks, time: int, is_slower: bool) -> None:
+    """Ranks that hold a piece each have no other way, however short the pieces are."""
+    for line in group.run(2, "explained", batch=1, time=time, model="min_gru"):
+        assert line.endswith("one GPU with all of time is expected to be faster") == is_slower, line
+
+
 def test_a_selective_scan_over_ranks_is_that_of_one(group: ranks.Ranks) -> None:
     x = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = ranks.selective(None, 0, x=x, pieces=None)

@@ -210,12 +210,15 @@ def ways_of(
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
-    """Return the ways of a call with their predicted passes, the chosen one first."""
+    """Return the ways of a call with their predicted passes, the chosen one first, and whether one GPU would be faster."""
+    expected = expected_ways(kernel, batch, time, member)
     ways = [
         f"{choice.way}{f' of {choice.micro_batches} groups' * (choice.way == 'pipeline')}, {choice.passes:.2f} passes"
-        for choice in expected_ways(kernel, batch, time, member)
+        for choice in expected
     ]
-    return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}"
+    # All of time is a pass for each rank.
+    slower = "; one GPU with all of time is expected to be faster" * (expected[0].passes > member.size)
+    return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}{slower}"
 
 
 def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _Settled, all_states: bool) -> list[Any]:
