@@ -11,9 +11,11 @@ So nothing that a caller keeps is ever written again.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -53,7 +55,7 @@ class Room:
 
     def recorded(self, body: Body, tensors: Sequence[Any], into: Sequence[Any]) -> Recorded:
         """Return what `body` enqueues, captured; `tensors` and `into` are the caller's. Raises what torch and CUDA raise."""
-        with torch.cuda.stream(self._side):
+        with torch.cuda.stream(self._side), _without_collections():
             return Recorded(body, tensors, into, self.begin)
 
     def begin(self) -> Segment:
@@ -65,14 +67,20 @@ class Segment:
     """A graph while it is captured, in thread-local mode: other threads may do with the GPU what they like."""
 
     def __init__(self, pool: Any) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
 
     def end(self) -> Step | None:
         """End the graph; return what launches it on the current stream, None for an empty one."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            self._graph.capture_end()
+            try:
+                self._graph.capture_end()
+            except RuntimeError:
+                # Of a capture that failed torch goes on to give memory from the pool, and keeps what other streams let go of.
+                with contextlib.suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                raise
         return None if any("is empty" in str(warning.message) for warning in said) else self._graph.replay
 
 
@@ -83,7 +91,8 @@ class Recorded:
         """Capture `body`; `begin` begins a segment."""
         self._callers = {_storage(tensor) for tensor in (*tensors, *into) if tensor is not None}
         self.steps: list[Step] = []
-        self._begin, self._segment = begin, begin()
+        # Kept with the rest: a graph must not be destroyed while another one is captured, be it an empty one.
+        self._begin, self._segments = begin, [begin()]
         try:
             with recorded_by(self):
                 results = body()
@@ -107,7 +116,7 @@ class Recorded:
     def exchange(self, enqueue: Step) -> None:
         self._end()
         self.steps.append(enqueue)
-        self._segment = self._begin()
+        self._segments.append(self._begin())
 
     def launch(self, into: Sequence[Any]) -> list[Any]:
         """Enqueue the call, and return its results, the ones of `into` among them."""
@@ -117,7 +126,7 @@ class Recorded:
         return [into[place] if place is not None else None if result is None else result.clone() for result, place in pairs]
 
     def _end(self) -> None:
-        step = self._segment.end()
+        step = self._segments[-1].end()
         if step is not None:
             self.steps.append(step)
 
@@ -181,6 +190,18 @@ def may_capture(device: torch.device) -> bool:
 def is_capturing() -> bool:
     """Whether the caller captures the current stream."""
     return bool(torch.cuda.is_current_stream_capturing())
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Let Python collect no garbage, which may contain graphs and events: destroying those ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _place_of(tensor: Any) -> Any:
