@@ -107,3 +107,28 @@ def test_a_graph_holds_nothing_of_the_caller() -> None:
     assert y is other and nothing is None and torch.equal(x, torch.ones(3)) and torch.equal(rest, x[1:])
     del x, into
     assert [reference() for reference in references] == [None, None]
+
+
+def test_no_graph_is_destroyed_while_another_one_is_captured() -> None:
+    """CUDA would end that capture with an error; between two exchanges there may be nothing, and so an empty graph."""
+    captured, destroyed = [0], []
+
+    class Segment:
+        def __init__(self) -> None:
+            captured[0] += 1
+
+        def end(self) -> None:
+            captured[0] -= 1
+
+        def __del__(self) -> None:
+            destroyed.append(captured[0])
+
+    def body() -> list[Any]:
+        for _ in range(3):
+            exchange._exchange(lambda: None, 0)
+        return []
+
+    recorded = graphs.Recorded(body, [], [], Segment)
+    assert len(recorded.steps) == 3 and not destroyed
+    del recorded
+    assert destroyed == [0, 0, 0, 0]
