@@ -19,8 +19,10 @@ if not torch.distributed.is_available():
 
 from support import ranks  # noqa: E402
 
+from minrnn_gen.errors import BadInput  # noqa: E402
 from minrnn_gen.torch.sequence_group import exchange, graphs  # noqa: E402
 from minrnn_gen.torch.sequence_group.graphs import GRAPHS_MOST, LAUNCHES_WORTH, MET_MOST, Graphs  # noqa: E402
+from minrnn_gen.torch.sequence_group.group import SequenceGroup  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,14 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ranks.Ranks]:
         yield started
 
 
-@pytest.mark.parametrize(("size", "way"), [(2, "correct"), (2, "pipeline"), (3, "correct"), (3, "summary")])
+OF_TWO, OF_THREE = ((2, "correct"), (2, "pipeline")), ((3, "correct"), (3, "summary"))
+
+
+@pytest.mark.parametrize(
+    # Kernels are emulated, on three ranks those of maps too.
+    ("size", "way"),
+    [*OF_TWO, *(pytest.param(*case, marks=pytest.mark.matrix_full) for case in OF_THREE)],
+)
 def test_graphs_over_ranks_change_no_bit(group: ranks.Ranks, size: int, way: str) -> None:
     """Each rank decides for itself: some may launch what others enqueue."""
     for forwards, backwards in group.run(size, "in_graphs", way=way, calls=14, time=96):
@@ -132,3 +141,8 @@ def test_no_graph_is_destroyed_while_another_one_is_captured() -> None:
     assert len(recorded.steps) == 3 and not destroyed
     del recorded
     assert destroyed == [0, 0, 0, 0]
+
+
+def test_graphs_are_asked_for_by_a_bool() -> None:
+    with pytest.raises(BadInput, match="graphs is 1; True or False is expected"):
+        SequenceGroup(None, graphs=1)  # type: ignore[arg-type]
