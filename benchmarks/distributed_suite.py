@@ -32,8 +32,11 @@ METHOD = {
 }
 
 
-def open_host(quick: bool) -> tuple[Host, Callable[[], None]]:
-    """Return the ranks that torchrun started, and what ends them; BadInput where it did not, or for large problems on CPUs."""
+def open_host(quick: bool, graphs: bool = False) -> tuple[Host, Callable[[], None]]:
+    """Return the ranks that torchrun started, and what ends them; BadInput where it did not, or for large problems on CPUs.
+
+    `graphs`: whether their calls are launched as CUDA graphs.
+    """
     if not dist.is_available():
         raise BadInput("distributed: this torch is without torch.distributed; install one that has it")
     if "RANK" not in os.environ:
@@ -47,7 +50,7 @@ def open_host(quick: bool) -> tuple[Host, Callable[[], None]]:
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    return Host(dist.group.WORLD, device), dist.destroy_process_group
+    return Host(dist.group.WORLD, device, graphs), dist.destroy_process_group
 
 
 def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None], only: str | None = None) -> DistributedRecord:
@@ -79,7 +82,7 @@ def count(host: Host, quick: bool, only: str | None = None) -> tuple[HostRow, ..
 def _record(host: Host, quick: bool) -> DistributedRecord:
     devices = dict.fromkeys(host.all_of(torch.cuda.get_device_name(host.device) if host.has_events else cpu_name()))
     return DistributedRecord(
-        command="python -m benchmarks distributed" + (" --quick" if quick else ""),
+        command="python -m benchmarks distributed" + (" --quick" if quick else "") + (" --graphs" if host.graphs else ""),
         device=", ".join(devices),
         ranks=host.size,
         backend=dist.get_backend(host.group),

@@ -23,8 +23,12 @@ HostOnly = Annotated[
     bool, typer.Option("--host", help="Count instead what each call asks of the host: its time, operators and functions.")
 ]
 
+Graphs = Annotated[bool, typer.Option("--graphs", help="Launch calls on GPUs as CUDA graphs where their arrays come again.")]
 
-def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = None, host_only: HostOnly = False) -> None:
+
+def distributed(
+    json_file: JsonFile = None, quick: Quick = False, only: Only = None, host_only: HostOnly = False, graphs: Graphs = False
+) -> None:
     """Measure time and heads over the ranks that torchrun starts."""
     with needing("torch", "the benchmark of process groups", "pip install torch"):
         from benchmarks.contenders.host_over_ranks import host_text
@@ -36,7 +40,7 @@ def distributed(json_file: JsonFile = None, quick: Quick = False, only: Only = N
         if json_file is not None and host.rank == 0:
             write_text(record.model_dump_json(indent=1, exclude_defaults=True) + "\n", json_file, "--json")
 
-    host, end = open_host(quick)
+    host, end = open_host(quick, graphs)
     try:
         if host_only:
             rows = count(host, quick, only)

@@ -41,10 +41,11 @@ Run = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Host:
-    """Ranks on one kind of device, with its clock."""
+    """Ranks on one kind of device, with its clock; `graphs`: whether their calls are launched as graphs."""
 
     group: Any
     device: torch.device
+    graphs: bool = False
 
     @property
     def rank(self) -> int:
@@ -133,8 +134,8 @@ def asked_of(
         yield row.model_copy(update={"contender": "own heads"}), {"head_group": HeadGroup(host.group, gathers=False)}
         groups = [("micro-batches", SequenceGroup(host.group, "pipeline", MICRO_BATCHES))]
     else:
-        groups = [(way, SequenceGroup(host.group, way)) for way in ("summary", "correct", "pipeline")]
-    for name, group in [*groups, ("chosen", SequenceGroup(host.group))]:
+        groups = [(way, SequenceGroup(host.group, way, graphs=host.graphs)) for way in ("summary", "correct", "pipeline")]
+    for name, group in [*groups, ("chosen", SequenceGroup(host.group, graphs=host.graphs))]:
         records = kernel_pass != "forward"
         choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events, records)[0]
         yield (

@@ -52,21 +52,41 @@ def predicted_text() -> str:
     return "\n".join(lines) + "\n"
 
 
+def graphs_text() -> str:
+    """Return a table of what is chosen over two and four GPUs, forward and with gradients, with graphs and without."""
+    titles = ("min_gru, batch x time x channels", "pass", *(f"{ranks} GPUs | as graphs" for ranks in (2, 4)))
+    lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|---:|" * 2]
+    for call in _CALLS[:-1]:
+        for records in (False, True):
+            cells = []
+            for ranks in (2, 4):
+                x_bytes = call.seconds * cost.BYTES_PER_SECOND * 2 / 3 / ranks
+                for in_graphs in (False, x_bytes <= cost.BYTES_CAPTURED_MOST):
+                    chosen = _ways(call, ranks, "", records, in_graphs)[0]
+                    cells.append(f"{chosen.way} {ranks / chosen.passes:.2f}")
+            lines.append(f"| {call.label} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _speed_up(call: _Call, ranks: int, name: str) -> str:
+    way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
+    ways = _ways(call, ranks, name)
+    passes = next(choice.passes for choice in ways if choice.way == way)
+    speed_up = f"{ranks / passes:.2f}"
+    is_chosen = ways[0].way == way and name == way
+    return f"**{speed_up}**" if is_chosen else speed_up
+
+
+def _ways(call: _Call, ranks: int, name: str, records: bool = False, in_graphs: bool = False) -> list[cost.Choice]:
     # One run has a piece's map and its end states.
     allowed = {**cost.gathering_passes(ranks, False, 0.0), "pipeline": 0.0}
-    way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
     if name.endswith("forgets"):
         # With more than two ranks the products of coefficients are taken then.
         allowed["correct"] = cost.CORRECT_PASSES_WORST + (cost.PRODUCT_PASSES_OF_CELL if ranks > 2 else 0.0)
     states = call.batch * call.width * _STATE_BYTES
     counts = cost.counts_up_to(call.batch * call.width, None)
     seconds = cost.seconds_of_bytes(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, counts)
-    ways = cost.choices(ranks, seconds, states, allowed, None, None)
-    passes = next(choice.passes for choice in ways if choice.way == way)
-    speed_up = f"{ranks / passes:.2f}"
-    is_chosen = ways[0].way == way and name == way
-    return f"**{speed_up}**" if is_chosen else speed_up
+    return cost.choices(ranks, seconds, states, allowed, None, None, records, in_graphs)
 
 
 def constants_text() -> str:
@@ -112,6 +132,12 @@ def constants_text() -> str:
             "fitted to the 1.2 ms of a forward and 3.5 ms of a step of `correct` over four H200, with some 62 (52 were counted "
             "on the last rank) and 138 operators",
         ),
+        (f"{1e6 * cost.GRAPH_SECONDS:g} us", "the host's time of a launch of a graph", "assumed"),
+        (
+            f"{cost.BYTES_CAPTURED_MOST / 2**30:g} GiB",
+            "x of a piece that is captured, at most",
+            "assumed: a GPU reads it in a millisecond, in which the host is done",
+        ),
         (
             f"{1e6 * cost.RECORDED_SECONDS:g} us",
             "what autograd takes of a step's host besides",
@@ -152,12 +178,15 @@ def host_text() -> str:
     """Return a table of what each way asks of a host on two and on four GPUs."""
     titles = ("way", "pass", *(f"{ranks} GPUs: operators, collectives, runs | ms" for ranks in (2, 4)))
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---:|---|---:|"]
-    for (way, records), of_ranks in cost.HOST_COUNTS.items():
-        cells = [
-            f"{counts.operators}, {counts.collectives}, {counts.runs} | {1e3 * cost.host_seconds(way, ranks, records):.2f}"
-            for ranks, counts in zip((2, 4), of_ranks, strict=True)
-        ]
-        lines.append(f"| `{way}` | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
+    for in_graphs, of_ways in ((False, cost.HOST_COUNTS), (True, cost.GRAPH_COUNTS)):
+        for (way, records), of_ranks in of_ways.items():
+            cells = [
+                f"{counts.operators}, {counts.collectives}, {counts.runs}"
+                f" | {1e3 * cost.host_seconds(way, ranks, records, in_graphs):.2f}"
+                for ranks, counts in zip((2, 4), of_ranks, strict=True)
+            ]
+            name = f"`{way}`{', as graphs' * in_graphs}"
+            lines.append(f"| {name} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -165,4 +194,5 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "predicted ranks": predicted_text,
     "constants of ranks": constants_text,
     "hosts of ranks": host_text,
+    "predicted graphs": graphs_text,
 }

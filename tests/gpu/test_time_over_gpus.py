@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
+import os
 import random
 import time as clock
 import traceback
@@ -20,6 +22,7 @@ torch = pytest.importorskip("torch")
 import minrnn_gen  # noqa: E402
 import minrnn_gen.torch as wing  # noqa: E402
 from minrnn_gen.errors import BadInput  # noqa: E402
+from minrnn_gen.torch.sequence_group import graphs, on_rank  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,15 +43,23 @@ TOLERANCES = {"fp32": 2e-7, "bf16": 2.0**-7}
 ROUNDED_MOST = 2
 
 
-class Pair:
-    """Two processes, each with a GPU, in one NCCL group."""
+# Calls on the same memory, of which the first are captured.
+CALLS_AGAIN = 24
+# Of calls with random delays: 500 where much is to be seen, `MINRNN_TEST_DELAYED_RUNS=500`.
+DELAYED_RUNS = int(os.environ.get("MINRNN_TEST_DELAYED_RUNS", "125"))
+# Within it a group notices that a rank is gone, and then ends its process.
+SHORT_SECONDS, ENDING_SECONDS = 10, 60
 
-    def __init__(self, folder: Path) -> None:
+
+class Pair:
+    """Two processes, each with a GPU, in one NCCL group; `timeout`: seconds after which it gives up."""
+
+    def __init__(self, folder: Path, timeout: float | None = None) -> None:
         context = torch.multiprocessing.get_context("spawn")
         pipes = [context.Pipe() for _ in range(RANKS)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
-            context.Process(target=_serve, args=(rank, str(folder / "meeting"), theirs), daemon=True)
+            context.Process(target=_serve, args=(rank, str(folder / "meeting"), theirs, timeout or within(60)), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self.processes:
@@ -67,7 +78,11 @@ class Pair:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     started = Pair(tmp_path_factory.mktemp("pair"))
     yield started
-    for process in started.processes:
+    _end(started)
+
+
+def _end(pair: Pair) -> None:
+    for process in pair.processes:
         process.kill()
         process.join()
 
@@ -94,7 +109,39 @@ def test_channels_on_two_gpus_are_the_whole(pair: Pair, precision: str) -> None:
 
 
 def test_random_delays_change_no_bit(pair: Pair) -> None:
-    assert all(pair.run("delayed", runs=125))
+    assert all(pair.run("delayed", runs=DELAYED_RUNS))
+
+
+@pytest.mark.parametrize("way", ["correct", "summary", "pipeline"])
+@pytest.mark.parametrize("keep", [None, 0.99999])
+@pytest.mark.parametrize("model", MODELS)
+def test_calls_on_the_same_memory_are_launched_as_graphs_and_change_no_bit(
+    pair: Pair, model: str, keep: float | None, way: str
+) -> None:
+    """With other values in the same arrays each call has the bits of one that was not captured, and keeps them afterwards."""
+    for launched, refusals in pair.run("again", model=model, keep=keep, way=way):
+        # A pipeline cuts the channels of cells with one value alone in place.
+        assert launched or (model, way) == ("selective", "pipeline"), refusals
+
+
+def test_a_caller_who_captures_gets_one_graph(pair: Pair) -> None:
+    assert all(pair.run("captured_by_caller"))
+
+
+def test_a_rank_that_is_killed_while_graphs_are_launched_ends_the_other(tmp_path: Path) -> None:
+    """NCCL waits for no rank longer than the group's timeout: exchanges are no part of a graph."""
+    pair = Pair(tmp_path, timeout=SHORT_SECONDS)
+    try:
+        assert all(launched for launched, _ in pair.run("again", model="min_gru", keep=None, way="correct"))
+        for pipe in pair.pipes:
+            pipe.send(("endless", {}))
+        clock.sleep(1)
+        survivor, killed = pair.processes
+        killed.kill()
+        survivor.join(within(ENDING_SECONDS))
+        assert survivor.exitcode is not None or pair.pipes[0].poll()
+    finally:
+        _end(pair)
 
 
 def test_a_mismatch_is_refused_on_both_ranks_at_once(pair: Pair) -> None:
@@ -111,10 +158,10 @@ def test_no_host_waits_for_its_gpu(pair: Pair, model: str, way: str) -> None:
         assert 2 * seconds < busy_seconds
 
 
-def _serve(rank: int, meeting: str, pipe: Connection) -> None:
+def _serve(rank: int, meeting: str, pipe: Connection, timeout: float) -> None:
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
-        "nccl", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=within(60))
+        "nccl", init_method=f"file://{meeting}", rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=timeout)
     )
     while True:
         case, arguments = pipe.recv()
@@ -224,12 +271,108 @@ def delayed(rank: int, runs: int) -> bool:
     for _ in range(runs):
         for way in WAYS:
             clock.sleep(delays.choice((0.0, 0.0, 0.001, 0.003)))
-            group = wing.SequenceGroup(torch.distributed.group.WORLD, way)  # type: ignore[arg-type]
+            group = wing.SequenceGroup(torch.distributed.group.WORLD, way, graphs=True)  # type: ignore[arg-type]
             outcome = _run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group)
             for name, value in outcome.items():
                 if not torch.equal(first.setdefault((way, name), value), value):
                     return False
     return True
+
+
+@contextlib.contextmanager
+def _counted_launches() -> Iterator[list[int]]:
+    """Count the calls, forward or backward, that are launched as graphs."""
+    counted = [0]
+
+    def counting(recorded: Any, into: Any, launch: Any = graphs.Recorded.launch) -> Any:
+        counted[0] += 1
+        return launch(recorded, into)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs.Recorded, "launch", counting)
+        yield counted
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[list[str]]:
+    """Note why calls could not be captured."""
+    noted: list[str] = []
+
+    def noting(held: Any, *arguments: Any, capture: Any = graphs.Graphs._captured) -> Any:
+        recorded = capture(held, *arguments)
+        noted.extend([held.refusal] * (recorded is None))
+        return recorded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs.Graphs, "_captured", noting)
+        yield noted
+
+
+def again(rank: int, model: str, keep: float | None, way: Any) -> tuple[int, list[str]]:
+    """Return how many calls on the same memory were launched as graphs, and why others were not.
+
+    Each is compared with the same call without graphs.
+    """
+    kernel, arrays, dy = _call(model, "bf16", keep)
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, way, graphs=True)
+    arrays, dy = _pieces(arrays, rank), _piece(dy, rank)
+    given = {name: array.clone().requires_grad_() for name, array in arrays.items()}
+    kept: list[tuple[Arrays, Arrays]] = []
+
+    def run() -> Arrays:
+        named = {of: {name: given[name] for name in getattr(kernel, of)} or None for of in ("parameters", "shared")}
+        y, final = wing.recurrence(kernel, given["x"], **named, sequence_group=group)
+        gradients = torch.autograd.grad([y, final["h"]], [*given.values()], [dy, torch.ones_like(final["h"])])
+        of_inputs = {f"d{name}": one for name, one in zip(given, gradients, strict=True)}
+        return {"y": y.detach(), "final": final["h"].detach(), **of_inputs}
+
+    with _counted_launches() as counted, _refusals() as refusals:
+        for _ in range(CALLS_AGAIN):
+            with torch.no_grad():
+                given["x"].copy_(given["x"].roll(1, 1))
+            kept.append((run(), {}))
+            if len(kept) > 2:
+                del kept[1]
+            found = kept[-1][0]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(on_rank, "may_capture", lambda _: False)
+                expected = run()
+            kept[-1][1].update({name: value.clone() for name, value in expected.items()})
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
+            assert all(torch.equal(values[name], value) for values, copies in kept for name, value in copies.items())
+            del found, expected
+    return counted[0], refusals
+
+
+def captured_by_caller(rank: int) -> bool:
+    """Return whether a graph that the caller captures, exchanges included, computes what the call does."""
+    kernel, arrays, _ = _call("min_gru", "bf16")
+    x = _pieces(arrays, rank)["x"].contiguous()
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, graphs=True)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(3):
+            wing.recurrence(kernel, x, sequence_group=group)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        y, final = wing.recurrence(kernel, x, sequence_group=group)
+    x.copy_(x.roll(1, 1))
+    graph.replay()
+    with torch.no_grad():
+        expected, of_state = wing.recurrence(kernel, x, sequence_group=group)
+    return bool(torch.equal(y, expected) and torch.equal(final["h"], of_state["h"]))
+
+
+def endless(rank: int) -> None:
+    """Call again and again, launched as graphs, until a rank is gone."""
+    kernel, arrays, _ = _call("min_gru", "bf16")
+    x = _pieces(arrays, rank)["x"].contiguous()
+    group = wing.SequenceGroup(torch.distributed.group.WORLD, "correct", graphs=True)
+    with torch.no_grad():
+        while True:
+            wing.recurrence(kernel, x, sequence_group=group)
+            torch.cuda.synchronize()
 
 
 def enqueued(rank: int, model: str, way: Any, busy_seconds: float) -> float:
@@ -257,4 +400,13 @@ def mismatched(rank: int) -> tuple[str, float]:
     return str(refused.value), clock.perf_counter() - began
 
 
-CASES = {"compared": compared, "over_heads": over_heads, "delayed": delayed, "mismatched": mismatched, "enqueued": enqueued}
+CASES = {
+    "compared": compared,
+    "over_heads": over_heads,
+    "delayed": delayed,
+    "mismatched": mismatched,
+    "enqueued": enqueued,
+    "again": again,
+    "captured_by_caller": captured_by_caller,
+    "endless": endless,
+}

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.fake_device import HostBackend
+from support.software_graphs import SoftwareSegment, software_graphs
 from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
@@ -112,6 +113,23 @@ def hosts_of_gpus() -> Iterator[None]:
         yield
 
 
+class _Launched(SoftwareSegment):
+    """A graph that computes nothing, as kernels here do, and is counted."""
+
+    into: Counter[str]
+
+    def launch(self) -> None:
+        _Launched.into["graph"] += 1
+
+
+@contextlib.contextmanager
+def in_graphs(into: Counter[str]) -> Iterator[None]:
+    """Let calls be captured when they come again, and count the graphs that are launched; within `hosts_of_gpus`."""
+    _Launched.into = into
+    with software_graphs(_Launched):
+        yield
+
+
 @contextlib.contextmanager
 def counted_runs(into: Counter[str]) -> Iterator[None]:
     """Count the runs of kernels that are asked for, by the names of their functions."""
@@ -133,7 +151,13 @@ def _recipe(spec: str) -> str:
 
 
 def call_on_rank(
-    spec: Mapping[str, Any], group: Any, way: Any, records: bool, batch: int = 1, micro_batches: int | None = None
+    spec: Mapping[str, Any],
+    group: Any,
+    way: Any,
+    records: bool,
+    batch: int = 1,
+    micro_batches: int | None = None,
+    graphs: bool = False,
 ) -> Any:
     """Return a call, with its backward where it `records`, on a rank's piece, or of one rank; within `hosts_of_gpus`."""
     kernel = kernels.kernel_by(_recipe(json.dumps(spec)))
@@ -142,7 +166,7 @@ def call_on_rank(
     dy = torch.zeros(interface.y_shape(batch, TIME))
     asked: dict[str, Any] = {} if group is None else {"head_group": group}
     if asked and way != "heads":
-        asked = {"sequence_group": wing.SequenceGroup(group, way, micro_batches)}
+        asked = {"sequence_group": wing.SequenceGroup(group, way, micro_batches, graphs)}
 
     def run() -> None:
         y, _ = wing.recurrence(kernel, x, **asked)

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from support.patience import within
+from support.software_graphs import software_graphs
 from support.uncompiled_kernels import nothing_compiled, planned_again
 
 import minrnn_gen
@@ -148,6 +149,13 @@ def cell(
 
 def cell_in_place(group: Any, rank: int, **arguments: Any) -> dict[str, Any]:
     """Run a recurrence as `cell` does, as on a GPU: by the kernels' own text, into arrays that are there."""
+    with _in_place():
+        return cell(group, rank, **arguments)
+
+
+@contextlib.contextmanager
+def _in_place() -> Iterator[None]:
+    """Let kernels run as on a GPU: by their own text, into arrays that are there."""
     with pytest.MonkeyPatch.context() as patch:
 
         def emulated(spec: Any) -> minrnn_gen.Kernel:
@@ -157,7 +165,41 @@ def cell_in_place(group: Any, rank: int, **arguments: Any) -> dict[str, Any]:
         patch.setattr(kernels, "_made", lambda recipe: emulated(spec_from(recipe)))
         patch.setattr(sys.modules[__name__], "_kernel", functools.cache(lambda spec: emulated(json.loads(spec))))
         patch.setattr(Piece, "runs_in_place", lambda piece, _: not piece.kernel.interface.input_size)
-        return cell(group, rank, **arguments)
+        yield
+
+
+@_in_place()
+def in_graphs(group: Any, rank: int, *, way: Any, calls: int, time: int) -> list[int]:
+    """Return how many calls on the same memory, forward and backward, were launched as graphs.
+
+    Each has other values, and the bits of one without graphs; results that are kept do not change.
+    """
+    kernel = kernel_of({"model": "min_gru", "hidden_size": 4, "precision": "fp32"})
+    asked = wing.SequenceGroup(group, way, 2, graphs=True)
+    generator, kept = torch.Generator().manual_seed(rank), list[tuple[Any, Any]]()
+    x = torch.empty(2, time + rank, 2, 4, requires_grad=True)
+    dy, dfinal = torch.randn(2, time + rank, 4, generator=generator), torch.randn(2, 4, generator=generator)
+
+    def run() -> list[Any]:
+        y, final = wing.recurrence(kernel, x, sequence_group=asked)
+        dx = torch.autograd.grad([y, final["h"]], [x], [dy, dfinal])[0]
+        return [y.detach(), final["h"].detach(), dx]
+
+    values = [torch.randn(x.shape, generator=generator) for _ in range(calls)]
+    plain = []
+    for value in values:
+        with torch.no_grad():
+            x.copy_(value)
+        plain.append([result.clone() for result in run()])
+    with software_graphs() as counted:
+        for place, value in enumerate(values):
+            with torch.no_grad():
+                x.copy_(value)
+            found = run()
+            assert all(map(torch.equal, found, plain[place]))
+            kept = [*kept[:1], (found, plain[place])]
+            assert all(torch.equal(*pair) for results, copies in kept for pair in zip(results, copies, strict=True))
+    return counted
 
 
 def cell_with_all_heads(group: Any, rank: int, **arguments: Any) -> dict[str, Any]:
@@ -547,6 +589,7 @@ CASES = {
     "in_mesh": in_mesh,
     "cell": cell,
     "cell_in_place": cell_in_place,
+    "in_graphs": in_graphs,
     "cell_with_all_heads": cell_with_all_heads,
     "full_runs": full_runs,
     "own_heads": own_heads,

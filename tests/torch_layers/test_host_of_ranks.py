@@ -13,16 +13,20 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch is without torch.distributed", allow_module_level=True)
 
-from support.host_of_ranks import Silent, call_on_rank, counted_runs, hosts_of_gpus  # noqa: E402
+from support.host_of_ranks import Silent, call_on_rank, counted_runs, hosts_of_gpus, in_graphs  # noqa: E402
 
 from benchmarks.harness.host_calls import operators_of  # noqa: E402
 from minrnn_gen.torch.sequence_group import heads  # noqa: E402
-from minrnn_gen.torch.sequence_group.cost import HOST_COUNTS  # noqa: E402
+from minrnn_gen.torch.sequence_group.cost import GRAPH_COUNTS, HOST_COUNTS  # noqa: E402
 from minrnn_gen.torch.sequence_group.group import WAYS  # noqa: E402
 
 SPEC = {"model": "min_gru", "hidden_size": 32, "precision": "fp32"}
 # Of a pipeline of one group, whose cost counts the host otherwise, as `HOST_COUNTS` of the others.
 PIPELINE = {False: ((5, 2, 1), (6, 3, 1)), True: ((12, 4, 2), (16, 6, 2))}
+# By then all graphs are captured: of a forward, then of its backward, whose arrays come again once the forward's do.
+CALLS_BEFORE = 8
+# Operators of an array that poses as memory of a GPU.
+OPERATORS_OF_ARENA = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +46,15 @@ def test_the_cost_formula_has_what_a_call_asks_of_the_host(way: Any, records: bo
         operators, *others = map(max, zip(*found, strict=True))
         # Other versions of torch write some operators by others.
         assert others == [*most[1:]] and 0.8 * most[0] <= operators <= most[0], (size, found)
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("way", ["correct", "summary"])
+def test_a_call_launched_as_graphs_asks_for_few_operators(way: Any, records: bool) -> None:
+    """A graph for all between two exchanges; operators allocate what the call writes, and copy its small results."""
+    for size, most in zip((2, 4), GRAPH_COUNTS[way, records], strict=True):
+        found = [_counted_in_graphs(Silent(rank, size), way, records) for rank in {0, size // 2, size - 1}]
+        assert tuple(map(max, zip(*found, strict=True))) == astuple(most), (size, found)
 
 
 @pytest.mark.parametrize(("records", "most"), [(False, 3), (True, 7)])
@@ -66,6 +79,20 @@ def test_heads_are_gathered_only_where_that_pays(monkeypatch: pytest.MonkeyPatch
     for _ in range(3):
         run()
     assert planned == [1] and group.asked == ["gather", "gather", "sum"] * 3 * pays
+
+
+def _counted_in_graphs(group: Silent, way: Any, records: bool) -> tuple[int, int, int]:
+    """Return the operators, the collectives and the launches of a call on a rank whose arrays came again."""
+    launched = Counter[str]()
+    run = call_on_rank(SPEC, group, way, records, graphs=True)
+    with in_graphs(launched):
+        for _ in range(CALLS_BEFORE):
+            run()
+        group.asked.clear()
+        launched.clear()
+        operators = operators_of(run)
+    allocated = operators["aten::lift_fresh"]
+    return sum(operators.values()) - OPERATORS_OF_ARENA * allocated, len(group.asked), launched.total()
 
 
 def _counted(group: Silent, way: Any, records: bool, **groups: int) -> tuple[int, int, int]:

@@ -19,10 +19,12 @@ from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.states import apart
 
 
-def run_in_two(piece: Piece, call: Sequence[Any], state: Any, steps: int) -> tuple[list[Any], Any]:
+def run_in_two(
+    piece: Piece, call: Sequence[Any], state: Any, steps: int, into: Sequence[Any] | None = None
+) -> tuple[list[Any], Any]:
     """Run a call as `Piece.forward` does, its last `steps` separately; return its results, and the states before those."""
     if piece.runs_in_place(call):
-        into = piece.outputs_of(call)
+        into = into or piece.outputs_of(call)
         final, between = run_again_in_two(piece, call, state, into, steps)
         return [into[0], *apart(piece.kernel.interface, final), *into[1:]], between
     parts = [piece.steps_of(call, *span) for span in _in_two(piece, call, steps)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from minrnn_gen.torch.operators.dispatch import is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
+    BYTES_CAPTURED_MOST,
     DENSE_STEP_SECONDS,
     PRODUCT_PASSES_OF_CELL,
     SECONDS_LEAST,
@@ -41,7 +41,8 @@ from minrnn_gen.torch.sequence_group.cost import (
 from minrnn_gen.torch.sequence_group.cuts import Along, cuts_of
 from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
-from minrnn_gen.torch.sequence_group.group import Member, Way, is_on_gpu
+from minrnn_gen.torch.sequence_group.group import Member, Way, is_alive, is_on_gpu
+from minrnn_gen.torch.sequence_group.on_rank import OnRank
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
@@ -58,10 +59,11 @@ class _Settled:
     agreement: Agreement
     choice: Choice
     along: Along
+    parts: dict[tuple[Kernel, bool], OnRank] = field(default_factory=dict)
 
 
 # By keys of calls with CUDA tensors, whose checks would keep a GPU waiting.
-_SETTLED: weakref.WeakKeyDictionary[Any, ByKey[_Settled]] = weakref.WeakKeyDictionary()
+_SETTLED: dict[Any, ByKey[_Settled]] = {}
 
 
 def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool = False) -> list[Any]:
@@ -69,9 +71,9 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
 
     Recorded on every rank where a tensor of any rank requires grad. Raises BadInput on every rank for wrong arguments.
     """
-    held, key = _SETTLED.setdefault(member.process_group, ByKey()), None
+    held, key = _settled_in(member.process_group), None
     if is_on_gpu(tensors[0]):
-        asked = (kernel.recipe, all_states, member.way, member.micro_batches, records(tensors))
+        asked = (kernel.recipe, all_states, member.way, member.micro_batches, member.graphs, records(tensors))
         with torch.no_grad():
             key = keyed(asked, [*tensors])
     settled = None if key is None else held.get(key.key)
@@ -92,10 +94,20 @@ def run_pieces(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_sta
     return directions.together(forward, reverse, len(kernel.states))
 
 
+def _settled_in(process_group: Any) -> ByKey[_Settled]:
+    """Return the settled calls of a group; those of groups that were destroyed, and their graphs, are let go of."""
+    if process_group not in _SETTLED:
+        for other in [*_SETTLED]:
+            if not is_alive(other):
+                del _SETTLED[other]
+        _SETTLED[process_group] = ByKey()
+    return _SETTLED[process_group]
+
+
 def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_states: bool) -> _Settled:
     """Check a call and agree on it with the other ranks."""
     time, refusal, seconds = 0, None, {}
-    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches}
+    asked = {"all_states": all_states, "way": member.way, "micro_batches": member.micro_batches, "graphs": member.graphs}
     is_packed = tensors[CU_SEQLENS] is not None
     try:
         check_plain_call(kernel, tensors, is_global=True)
@@ -111,7 +123,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
     )
     mean = agreement.time / member.size
     has_sequences = Piece.has_sequences(tensors)
-    choice = ways_of(kernel, batch, mean, agreement.seconds, member, has_sequences, agreement.records)[0]
+    on_gpu = is_on_gpu(tensors[0])
+    choice = ways_of(kernel, batch, mean, agreement.seconds, member, has_sequences, agreement.records, on_gpu)[0]
     return _Settled(agreement, choice, along)
 
 
@@ -150,7 +163,8 @@ def expected_ways(
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps over all ranks, in even pieces, the cheapest first."""
     cuts, mean = cuts_of(kernel, batch, False, member.micro_batches), time / member.size
-    return ways_of(kernel, batch, mean, seconds_of(kernel, batch, mean, cuts, on_gpu), member, records=records)
+    seconds = seconds_of(kernel, batch, mean, cuts, on_gpu)
+    return ways_of(kernel, batch, mean, seconds, member, records=records, on_gpu=on_gpu)
 
 
 def ways_of(
@@ -161,6 +175,7 @@ def ways_of(
     member: Member,
     has_sequences: bool = False,
     records: bool = False,
+    on_gpu: bool = True,
 ) -> list[Choice]:
     """Return the ways of a call of `batch` rows and `time` steps of a piece, the cheapest first.
 
@@ -188,28 +203,37 @@ def ways_of(
         allowed["correct"] += 2 * steps / max(1.0, time)
     values = interface.hidden_size * (interface.state_size or 1)
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
-    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records)
+    x_bytes = batch * time * interface.hidden_size * len(interface.gates) * calls.storage_dtype(kernel).itemsize
+    in_graphs = member.graphs and on_gpu and not (interface.input_size or interface.inputs or has_sequences)
+    in_graphs = in_graphs and x_bytes <= BYTES_CAPTURED_MOST
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, in_graphs)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:
-    """Return the ways of a call with their predicted passes, the chosen one first."""
+    """Return the ways of a call with their predicted passes, the chosen one first, and whether one GPU would be faster."""
+    expected = expected_ways(kernel, batch, time, member)
     ways = [
         f"{choice.way}{f' of {choice.micro_batches} groups' * (choice.way == 'pipeline')}, {choice.passes:.2f} passes"
-        for choice in expected_ways(kernel, batch, time, member)
+        for choice in expected
     ]
-    return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}"
+    # All of time is a pass for each rank.
+    slower = "; one GPU with all of time is expected to be faster" * (expected[0].passes > member.size)
+    return f"time over {member.size} ranks: {'; '.join([ways[0], *(f'or {way}' for way in ways[1:])])}{slower}"
 
 
 def _run_direction(kernel: Kernel, tensors: Tensors, member: Member, settled: _Settled, all_states: bool) -> list[Any]:
     agreement = settled.agreement
     local = with_local_sequences(tensors, agreement.begin(member.rank), agreement.times[member.rank])
-    piece = Piece(kernel, member, all_states, agreement.records)
-    way = _way_of(piece, settled, Piece.has_sequences(local))
+    form = (kernel, Piece.has_sequences(local))
+    part = settled.parts.get(form)
+    if part is None:
+        piece = Piece(kernel, member, all_states, agreement.records)
+        part = settled.parts[form] = OnRank(piece, _way_of(piece, settled, Piece.has_sequences(local)))
     if not agreement.records:
-        return list(way.forward((*local, None)))
+        return list(part.forward((*local, None)))
     # A rank without its own gradient takes part in the other ranks' backward.
     anchor = None if records(tensors) else torch.zeros((), requires_grad=True)
-    return list(RecurrenceFunction.of(way, (*local, anchor)))
+    return list(RecurrenceFunction.of(part, (*local, anchor)))
 
 
 def _way_of(piece: Piece, settled: _Settled, has_sequences: bool) -> Gathered | Summary | Pipeline:

@@ -35,6 +35,11 @@ PIPELINE_SECONDS = 200e-6
 # of a forward and the 3.5 ms of a step of `correct` over four H200. The step asked for 138 operators; the forward of the
 # busiest rank for some 62, of which 52 on the last rank were counted.
 OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
+# A launch of a graph: an assumption, that of a kernel and what torch does around it.
+GRAPH_SECONDS = 15e-6
+# Of a piece's x: a GPU reads so much in a millisecond, longer than the host takes for any way, and what graphs have of memory
+# is kept from others. Longer pieces are not captured.
+BYTES_CAPTURED_MOST = 1 << 32
 # Operators of the host for each rank after the fourth in a step: gradients of final states are added in the order of ranks.
 OPERATORS_OF_RANK = 1
 # A step, forward and backward, next to a forward: a scan moves three times the bytes.
@@ -78,6 +83,13 @@ HOST_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
     ("summary", False): (HostCounts(6, 2, 1), HostCounts(20, 2, 2)),
     ("summary", True): (HostCounts(15, 4, 2), HostCounts(35, 4, 4)),
 }
+# The same of calls that are launched as graphs, whose number is that of the runs.
+GRAPH_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
+    ("correct", False): (HostCounts(2, 2, 2), HostCounts(2, 3, 3)),
+    ("correct", True): (HostCounts(4, 4, 4), HostCounts(5, 6, 7)),
+    ("summary", False): (HostCounts(2, 2, 1), HostCounts(2, 2, 2)),
+    ("summary", True): (HostCounts(4, 4, 4), HostCounts(5, 4, 5)),
+}
 
 
 @dataclass(frozen=True)
@@ -113,11 +125,12 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
     return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
-def host_seconds(way: Way, ranks: int, records: bool) -> float:
-    """Return the host's time of a forward of a gathering way, or of a step where it `records`."""
-    counts = HOST_COUNTS[way, records][ranks > 2]
-    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records else 0)
-    seconds = operators * OPERATOR_SECONDS + counts.collectives * COLLECTIVE_SECONDS + counts.runs * RUN_SECONDS
+def host_seconds(way: Way, ranks: int, records: bool, in_graphs: bool = False) -> float:
+    """Return the host's time of a forward of a gathering way, or of a step where it `records`, launched as graphs or not."""
+    counts = (GRAPH_COUNTS if in_graphs else HOST_COUNTS)[way, records][ranks > 2]
+    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records and not in_graphs else 0)
+    run_seconds = GRAPH_SECONDS if in_graphs else RUN_SECONDS
+    seconds = operators * OPERATOR_SECONDS + counts.collectives * COLLECTIVE_SECONDS + counts.runs * run_seconds
     return seconds + (RECORDED_SECONDS if records else 0.0)
 
 
@@ -157,8 +170,11 @@ def choices(
     way: Way | None,
     micro_batches: int | None,
     records: bool = False,
+    in_graphs: bool = False,
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first; `records`: for a step rather than a forward alone.
+
+    `in_graphs`: for calls that come again with their arrays, and are launched as graphs then.
 
     A pipeline's passes follow from its groups; with several groups the `allowed` passes are added. `seconds`: {number of
     groups: time of a pass over one group}, 1 among the numbers; `state_bytes`: bytes of all states of the call. A `way` that is
@@ -173,7 +189,7 @@ def choices(
             continue
         if name != "pipeline":
             correction = CORRECTION_SECONDS / of_pass if name == "correct" else 0.0
-            of_host = host_seconds(name, ranks, records) / (of_pass * (PASSES_OF_STEP if records else 1.0))
+            of_host = host_seconds(name, ranks, records, in_graphs) / (of_pass * (PASSES_OF_STEP if records else 1.0))
             costed.append(Choice(name, 1, max(passes + gathers + correction, of_host)))
             continue
         if micro_batches is not None:

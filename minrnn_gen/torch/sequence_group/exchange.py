@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,50 @@ def watched(around: Around) -> Iterator[None]:
         _AROUND.remove(around)
 
 
-def _contributing(count: int) -> AbstractContextManager[None]:
-    return _AROUND[-1](count)
+class Recording(Protocol):
+    """What a call enqueues, kept to be enqueued again; its exchanges are kept as functions, and not run."""
+
+    def own(self, tensor: Any) -> Any:
+        """Return a tensor with memory of the recording: a copy of one that is the caller's."""
+
+    def exchange(self, enqueue: Callable[[], None]) -> None:
+        """Keep an exchange."""
+
+
+class _Recorded(threading.local):
+    by: Recording | None = None
+
+
+_RECORDED = _Recorded()
+
+
+@contextlib.contextmanager
+def recorded_by(recording: Recording) -> Iterator[None]:
+    """Give the exchanges of this thread to a recording."""
+    _RECORDED.by = recording
+    try:
+        yield
+    finally:
+        _RECORDED.by = None
+
+
+def _sent(tensor: Any) -> Any:
+    """Return a tensor as it is sent: in memory that is there at every replay."""
+    values = _real(tensor)
+    return values if _RECORDED.by is None else _RECORDED.by.own(values)
+
+
+def _exchange(enqueue: Callable[[], Any], contributed_bytes: int) -> None:
+    """Enqueue an exchange, or give it to the recording of this thread."""
+
+    def watched() -> None:
+        with _AROUND[-1](contributed_bytes):
+            enqueue()
+
+    if _RECORDED.by is None:
+        watched()
+    else:
+        _RECORDED.by.exchange(watched)
 
 
 @functools.lru_cache(maxsize=1)
@@ -47,14 +90,12 @@ def _gather_into() -> Any:
 
 def all_gather(tensor: Any, member: Member) -> Any:
     """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
-    own = _real(tensor)
+    own = _sent(tensor)
     gathered = own.new_empty((member.size, *own.shape))
     if own.numel():
-        with _contributing(own.nbytes):
-            if is_on_gpu(own):  # a launch instead of one and a copy for each rank
-                _gather_into()(gathered, own, group=member.process_group)
-            else:
-                dist.all_gather([*gathered.unbind()], own, group=member.process_group)
+        # On a GPU one launch, instead of one and a copy for each rank.
+        gather, into = (_gather_into(), gathered) if is_on_gpu(own) else (dist.all_gather, [*gathered.unbind()])
+        _exchange(lambda: gather(into, own, group=member.process_group), own.nbytes)
     return _as(tensor, gathered)
 
 
@@ -71,12 +112,10 @@ def in_order(gathered: Any, reverse: bool) -> list[Any]:
 
 def broadcast(tensor: Any, source: int, member: Member) -> Any:
     """Return rank `source`'s values, there the tensor itself if it has no gaps; other ranks' tensors give only the shape."""
-    values = _real(tensor)
-    if member.rank != source:
-        values = torch.empty_like(values)
+    values = _sent(tensor) if member.rank == source else torch.empty_like(_real(tensor))
     if values.numel():
-        with _contributing(values.nbytes if member.rank == source else 0):
-            dist.broadcast(values, group=member.process_group, group_src=source)
+        contributed_bytes = values.nbytes if member.rank == source else 0
+        _exchange(lambda: dist.broadcast(values, group=member.process_group, group_src=source), contributed_bytes)
     return _as(tensor, values)
 
 
@@ -95,8 +134,7 @@ def sum_over_ranks(tensor: Any, member: Member) -> Any:
     """Return the sum over the ranks, in an order of the backend's."""
     summed = tensor.contiguous().clone()
     if summed.numel():
-        with _contributing(summed.nbytes):
-            dist.all_reduce(summed, group=member.process_group)
+        _exchange(lambda: dist.all_reduce(summed, group=member.process_group), summed.nbytes)
     return summed
 
 
@@ -122,23 +160,34 @@ class Neighbours:
         real = torch.view_as_real(like) if like.is_complex() else like
         values = torch.empty_like(real, memory_format=torch.contiguous_format)
         if values.numel():
-            with _contributing(0):
-                dist.irecv(values, group=self._group, group_src=self._before).wait()
+            _exchange(lambda: _wait(dist.irecv(values, group=self._group, group_src=self._before)), 0)
         return _as(like, values)
 
     def send(self, tensor: Any) -> None:
         """Start to send a tensor to the next rank, if there is one."""
-        values = _real(tensor)
-        if self._behind is not None and values.numel():
-            with _contributing(values.nbytes):
+        if self._behind is not None and tensor.numel():
+            values = _sent(tensor)
+
+            def start() -> None:
                 self._sends.append((dist.isend(values, group=self._group, group_dst=self._behind), values))
+
+            _exchange(start, values.nbytes)
 
     def finish(self) -> None:
         """Wait until everything sent has left, and let go of its memory."""
+        if self._behind is not None:
+            _exchange(self._finish, 0)
+
+    def _finish(self) -> None:
         for work, _ in self._sends:
-            with _contributing(0):
-                work.wait()
+            _wait(work)
         self._sends.clear()
+
+
+def _wait(work: Any) -> None:
+    """Wait for what was started: on a GPU the stream waits, and not the host."""
+    if work is not None:
+        work.wait()
 
 
 def _real(tensor: Any) -> Any:

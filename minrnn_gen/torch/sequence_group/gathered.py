@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.cell_correction import correct_head, correct_tail, has_states, run_again_in_two, run_in_two
 from minrnn_gen.torch.sequence_group.exchange import all_gather, in_order, sum_in_order
 from minrnn_gen.torch.sequence_group.fold import first_steps
@@ -36,38 +36,34 @@ class Gathered:
     def __init__(self, piece: Piece, corrects: bool) -> None:
         self.piece, self.corrects = piece, corrects
         self.stages = StageMaps.of(piece.kernel)
-        self.results_count, self.returned_count = piece.results_count, piece.returned_count
 
-    def read_again(self, tensors: Tensors) -> Tensors:
-        return tensors
-
-    def forward(self, tensors: Tensors) -> Tensors:
+    def forward(self, tensors: Tensors, into: Sequence[Any] | None = None) -> Tensors:
         piece, position = self.piece, self.piece.position
         call, initial = piece.apart(tensors)
         entering, tail = piece.entering(initial), self._steps_of_tail(call)
         # Zeros rather than None: the backward, which has the entering states, can then be replayed.
         zeros = piece.states_like(call, zeros=True) if position else entering
-        results, between = self._run(call, zeros, tail)
-        final, into = piece.all_states_of(results), piece.of_steps(results[0], results[1 + piece.states :])
+        results, between = self._run(call, zeros, tail, into)
+        final, outputs = piece.all_states_of(results), piece.of_steps(results[0], results[1 + piece.states :])
         ends, steps = self._gathered(final), self._steps_corrected(call)
         counts: Any = None
         if position:
             entering = ends[position - 1]
-            counts = correct_head(piece, call, into, entering, zeros, steps) if steps else None
+            counts = correct_head(piece, call, outputs, entering, zeros, steps) if steps else None
         maps: list[Any] = []
         if piece.member.size > 2:
             zeros = torch.zeros_like(ends[0]) if zeros is None or not position else zeros
-            folded, maps = self._through_stages(call, ends, counts, into[0], zeros)
+            folded, maps = self._through_stages(call, ends, counts, outputs[0], zeros)
             if position:
                 counts = self._or_any(counts, maps, range(1, position), (entering, folded))
                 entering = folded
         if counts is not None:
             # Where it does not run, the states are unchanged.
-            again, before = self._run_again(call, entering, into, tail, counts)
+            again, before = self._run_again(call, entering, outputs, tail, counts)
             final = torch.where(counts, again, final)
             between = None if before is None else torch.where(counts, before, between)
         elif position:
-            results, between = self._run(call, entering, tail)
+            results, between = self._run(call, entering, tail, into)
             final = piece.all_states_of(results)
         y, saved = results[0], results[1 + piece.states :]
         returned = [y, *piece.final_of_all(final), *(saved[: piece.states] if piece.all_states else ())]
@@ -76,10 +72,7 @@ class Gathered:
         saved = saved[piece.states :] if piece.all_states else saved
         return [*returned, *saved, entering, between, *(maps or [None for _ in self.stages])]
 
-    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
-        return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
-
-    def _backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors, dx: Any = None) -> list[Any]:
         piece, position, last = self.piece, self.piece.position, self.piece.member.size - 1
         call, initial = piece.apart(tensors)
         stages = len(self.stages)
@@ -87,7 +80,7 @@ class Gathered:
         maps, zeros = results[-stages:], piece.states_like(call, zeros=True)
         dy = piece.gradient_of_y(outputs[0], gradients).contiguous()
         dfinal = sum_in_order(piece.gradient_of_final(zeros, gradients), piece.member)
-        local = piece.backward(call, entering, outputs, dy, dfinal if piece.is_end else zeros)
+        local = piece.backward(call, entering, outputs, dy, dfinal if piece.is_end else zeros, dx)
         dinitial = zeros if local[-1] is None else piece.together(local[len(call) :])
         arriving = [*self._gathered(dinitial)[1:], dfinal]
         dstate, outputs_of_steps = arriving[position], piece.of_steps(outputs[0], outputs[1:])
@@ -109,13 +102,15 @@ class Gathered:
         if counts is not None:
             local = _where(counts, piece.backward_again(call, entering, outputs, dy, dstate, local[0], counts), local)
         elif position < last:
-            local = piece.backward(call, entering, outputs, dy, dstate)
+            local = piece.backward(call, entering, outputs, dy, dstate, dx)
         of_initial = piece.initial_gradients(initial, local[len(call) :])
         return [*piece.in_order(local[: len(call)], of_initial), None]
 
-    def _run(self, call: Sequence[Any], state: Any, tail: int) -> tuple[list[Any], Any]:
+    def _run(self, call: Sequence[Any], state: Any, tail: int, into: Sequence[Any] | None) -> tuple[list[Any], Any]:
         """Run a call; return its results, and the states before its `tail`, None where it has none."""
-        return run_in_two(self.piece, call, state, tail) if tail else (self.piece.forward(call, state), None)
+        if tail:
+            return run_in_two(self.piece, call, state, tail, into)
+        return self.piece.forward(call, state, None, into), None
 
     def _run_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], tail: int, counts: Any) -> tuple[Any, Any]:
         """Run a call `into` existing results where it `counts`; return its end states, and those before its `tail`."""

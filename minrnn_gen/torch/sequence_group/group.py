@@ -19,12 +19,14 @@ class SequenceGroup:
 
     group: a process group or a device mesh of one axis. way: "summary", "correct" or "pipeline"; None lets the cost formula
     choose. micro_batches: the most groups into which a pipeline cuts a call, along sequences or, where these are too few, along
-    channels; None lets the formula choose. Equal on all ranks.
+    channels; None lets the formula choose. graphs: whether calls on GPUs are launched as CUDA graphs where their arrays come
+    again. Equal on all ranks.
     """
 
     group: Any
     way: Way | None = None
     micro_batches: int | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.way is not None and self.way not in WAYS:
@@ -32,6 +34,8 @@ class SequenceGroup:
         count = self.micro_batches
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise BadInput(f"micro_batches is {shown(count)}; an integer from 1 on is expected, or None")
+        if not isinstance(self.graphs, bool):
+            raise BadInput(f"graphs is {shown(self.graphs)}; True or False is expected")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class HeadGroup:
 class Member:
     """This rank in a group of `size` ranks. `process_group` is torch's, the others are as asked for.
 
-    `way` and `micro_batches` are those of a `SequenceGroup`, `gathers` that of a `HeadGroup`.
+    `way`, `micro_batches` and `graphs` are those of a `SequenceGroup`, `gathers` that of a `HeadGroup`.
     """
 
     process_group: Any
@@ -65,6 +69,7 @@ class Member:
     way: Way | None = None
     micro_batches: int | None = None
     gathers: bool = True
+    graphs: bool = False
 
     def position(self, reverse: bool) -> int:
         """Return the place of this rank's piece in the order of the recurrence, which starts at 0."""
@@ -80,11 +85,19 @@ def is_on_gpu(tensor: Any) -> bool:
     return bool(tensor.is_cuda)
 
 
+def is_alive(process_group: Any) -> bool:
+    """Return whether a process group was not destroyed."""
+    try:
+        return bool(dist.get_process_group_ranks(process_group))
+    except KeyError:
+        return False
+
+
 def member_of(value: Any) -> Member:
     """Return this rank's place in a group over which time is split; raises BadInput for anything else, and outside it."""
     asked = value if isinstance(value, SequenceGroup) else SequenceGroup(value)
     group = process_group_of(asked.group, "sequence_group")
-    return Member(group, group.rank(), group.size(), asked.way, asked.micro_batches)
+    return Member(group, group.rank(), group.size(), asked.way, asked.micro_batches, graphs=asked.graphs)
 
 
 def head_member_of(value: Any) -> Member:

@@ -102,13 +102,26 @@ class Piece:
         """Return the states that enter the whole sequence if they are this rank's, else None."""
         return None if self.position or initial[0] is None else self.together(initial)
 
-    def forward(self, call: Sequence[Any], state: Any, saves: bool | None = None) -> list[Any]:
-        """Run a call with entering states `state`; where it saves, return a backward's arrays too."""
+    def forward(
+        self, call: Sequence[Any], state: Any, saves: bool | None = None, into: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Run a call with entering states `state`; where it saves, return a backward's arrays too.
+
+        `into`: the arrays of `outputs_of`, which are written; None allocates them.
+        """
+        if into is not None:
+            final = apart(self.kernel.interface, self.forward_again(call, state, into))
+            return [into[0], *final, *into[1:]]
         saves = self.saves if saves is None else saves
         return calls.forward(self.kernel, self._with_states(call, state), saves or self.all_states, self.all_states)
 
-    def backward(self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any) -> list[Any]:
-        """Return the gradients of a call's tensors, then those of its states; `results`: y and what its forward saved."""
+    def backward(self, call: Sequence[Any], state: Any, results: Tensors, dy: Any, dstate: Any, dx: Any = None) -> list[Any]:
+        """Return the gradients of a call's tensors, then those of its states; `results`: y and what its forward saved.
+
+        `dx`: where the gradient of x is written; None allocates it.
+        """
+        if dx is not None:
+            return self.backward_again(call, state, results, dy.contiguous(), dstate, dx)
         tensors = self._with_states(call, state)
         dstates = apart(self.kernel.interface, dstate)
         return self._states_last(calls.backward(self.kernel, tensors, results, dy, dstates, self.all_states))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.cuts import Along, Cut
 from minrnn_gen.torch.sequence_group.exchange import Neighbours, sum_in_order
 from minrnn_gen.torch.sequence_group.piece import Piece
@@ -21,27 +21,23 @@ class Pipeline:
 
     def __init__(self, piece: Piece, along: Along, count: int) -> None:
         self.piece, self.along, self.count = piece, along, count
-        self.results_count, self.returned_count = piece.results_count, piece.returned_count
 
-    def read_again(self, tensors: Tensors) -> Tensors:
-        return tensors
-
-    def forward(self, tensors: Tensors) -> Tensors:
+    def forward(self, tensors: Tensors, into: Sequence[Any] | None = None) -> Tensors:
         piece = self.piece
         call, initial = piece.apart(tensors)
         cut = Cut.of(piece, call, self.along, self.count)
         like, first = piece.states_like(call), piece.entering(initial)
         neighbours = Neighbours(piece.member, piece.reverse)
         # Where kernels write a group into y of all groups, nothing is joined afterwards.
-        whole = piece.outputs_of(call) if self._writes_in_parts(cut, call) else []
+        whole = (into or piece.outputs_of(call)) if self._writes_in_parts(cut, call) else []
         parts, entered, ends = [], [], []
         arriving = cut.like_states(like) if piece.position else cut.of_states(first)
-        for own, state, into in zip(cut.calls(call), arriving, cut.of_y(whole), strict=True):
+        for own, state, written in zip(cut.calls(call), arriving, cut.of_y(whole), strict=True):
             state = neighbours.receive(state) if piece.position else state
             if whole:
-                ends.append(cut.piece.forward_again(own, state, into))
+                ends.append(cut.piece.forward_again(own, state, written))
             else:
-                parts.append(cut.piece.forward(own, state))
+                parts.append(cut.piece.forward(own, state, None, into))
                 ends.append(piece.all_states_of(parts[-1]))
             neighbours.send(ends[-1])
             entered.append(state)
@@ -61,10 +57,7 @@ class Pipeline:
     def _writes_in_parts(cut: Cut, call: Sequence[Any]) -> bool:
         return len(cut.spans) > 1 and cut.piece.is_written_in_parts(call)
 
-    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
-        return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
-
-    def _backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors, dx: Any = None) -> list[Any]:
         piece = self.piece
         call, initial = piece.apart(tensors)
         cut = Cut.of(piece, call, self.along, self.count)
@@ -75,7 +68,8 @@ class Pipeline:
         steps, saved = (extra[: piece.states], extra[piece.states :]) if piece.all_states else ([], extra)
         steps, saved = (extra, []) if is_whole else (steps, saved)
         saved_count = len(saved) // len(cut.spans)
-        dx = piece.gradient_like(call) if is_whole and cut.piece.writes_gradient_in_place(call) else None
+        if dx is None and is_whole and cut.piece.writes_gradient_in_place(call):
+            dx = piece.gradient_like(call)
         dy = dy if dx is None else dy.contiguous()
         neighbours, parts = Neighbours(piece.member, piece.reverse, backward=True), []
         calls, states, of_y, of_x = cut.calls(call), cut.of_states(entering), cut.of_y((y, dy, *steps)), cut.of_x(dx)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minrnn_gen.torch.operators.recorded import Tensors, gradients_once
+from minrnn_gen.torch.operators.recorded import Tensors
 from minrnn_gen.torch.sequence_group.exchange import all_gather, in_order, sum_in_order
 from minrnn_gen.torch.sequence_group.maps import StageMaps
 from minrnn_gen.torch.sequence_group.piece import Piece
@@ -26,7 +26,6 @@ class Summary:
 
     def __init__(self, piece: Piece, stage: StageMaps) -> None:
         self.piece, self.stage, self._is_between = piece, stage, piece.position > 0 and not piece.is_end
-        self.results_count, self.returned_count = piece.results_count, piece.returned_count
 
     @classmethod
     def of(cls, piece: Piece) -> Summary | None:
@@ -35,10 +34,7 @@ class Summary:
         has_maps = piece.member.size > 2
         return None if has_maps and (later or not first.is_of_one_pass) else cls(piece, first)
 
-    def read_again(self, tensors: Tensors) -> Tensors:
-        return tensors
-
-    def forward(self, tensors: Tensors) -> Tensors:
+    def forward(self, tensors: Tensors, into: Sequence[Any] | None = None) -> Tensors:
         piece, position, has_maps = self.piece, self.piece.position, self.piece.member.size > 2
         call, initial = piece.apart(tensors)
         entering = piece.entering(initial)
@@ -49,23 +45,20 @@ class Summary:
         elif position:
             own = (self.stage.of_piece(piece) if has_maps else piece).states_like(call)
         else:
-            results = piece.forward(call, entering)
+            results = piece.forward(call, entering, None, into)
             own = piece.all_states_of(results)
             own = self.stage.with_map(own) if has_maps else own
         of_ranks = all_gather(own, piece.member)
         if position:
             before = in_order(of_ranks, piece.reverse)[:position]
             entering = self.stage.folded([*map(self.stage.apart, before)]) if has_maps else before[0]
-            results = piece.forward(call, entering)
+            results = piece.forward(call, entering, None, into)
         y, saved = results[0], results[1 + piece.states :]
         steps, saved = (saved[: piece.states], saved[piece.states :]) if piece.all_states else ([], saved)
         returned = [y, *piece.final_of_all(piece.all_states_of(results)), *steps]
         return [*returned, *saved, entering, of_ranks if has_maps else None] if piece.saves else returned
 
-    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> Tensors:
-        return gradients_once(lambda: self._backward(tensors, results, gradients), (*tensors, *gradients))
-
-    def _backward(self, tensors: Tensors, results: Tensors, gradients: Tensors) -> list[Any]:
+    def backward(self, tensors: Tensors, results: Tensors, gradients: Tensors, dx: Any = None) -> list[Any]:
         piece, position, last = self.piece, self.piece.position, self.piece.member.size - 1
         call, initial = piece.apart(tensors)
         *outputs, entering, maps = results
@@ -74,7 +67,7 @@ class Summary:
         dstate = sum_in_order(piece.gradient_of_final(zeros, gradients), piece.member)
         local: Sequence[Any] = []
         if position or piece.is_end:
-            local = piece.backward(call, entering, outputs, dy, dstate if piece.is_end else zeros)
+            local = piece.backward(call, entering, outputs, dy, dstate if piece.is_end else zeros, dx)
         own = piece.together(local[len(call) :]) if position else zeros
         arriving = [*in_order(all_gather(own, piece.member), piece.reverse)[1:], dstate]
         if not piece.is_end:
@@ -85,6 +78,6 @@ class Summary:
                 dstate = self.stage.folded(pairs, adjoint=True)
             else:
                 dstate = arriving[position]
-            local = piece.backward(call, entering, outputs, dy, dstate)
+            local = piece.backward(call, entering, outputs, dy, dstate, dx)
         of_initial = piece.initial_gradients(initial, local[len(call) :])
         return [*piece.in_order(local[: len(call)], of_initial), None]
