@@ -56,15 +56,17 @@ def check_sizes_of_vectors(spec: Spec, cell: CellSource) -> None:
 def check_products(spec: Spec, source: CellSource, cell: Cell) -> None:
     """Raise BadInput for a spec whose `projection_size` or `heads` does not fit the products of a cell."""
     check_projection_size(spec, source, cell.projection)
-    norm = next((norm for norm in cell.norms if norm.over == "head"), None)
-    if norm is not None and cell.projection.across and spec.heads > 1:
+    if cell.projection.across and spec.heads > 1 and spec.projection_size not in (None, spec.hidden_size):
+        from minrnn_gen.cell.embedding import norm_of_projected_heads
         from minrnn_gen.cell.printing import equation_text
 
-        raise spec.error(
-            "heads",
-            f"{spec.heads} are given, and {source.name} has {equation_text(norm)[:60]}, over a head, beside the product "
-            f"R.{cell.projection.across[0]} over all heads; write the norm over all, or give 1 head",
-        )
+        if norm := norm_of_projected_heads(cell):
+            raise spec.error(
+                "heads",
+                f"{spec.heads} are given, and {source.name} has {equation_text(norm)[:60]}, over the P / {spec.heads} units of a "
+                f"head, beside the product R.{cell.projection.across[0]} over all heads; write the norm over all, give P = H, or "
+                "give 1 head",
+            )
 
 
 def check_projection_size(spec: Spec, cell: CellSource, projection: Projection) -> None:

@@ -18,9 +18,17 @@ def embedded_cell(cell: Cell, hidden_size: int, projection_size: int, heads: int
 
     Matrices, biases, parameters and states are 0 beyond P units, and so are products to p. Other operands of products and means
     may have any value there, infinity included, so the parameter masks them. A mean over P units is a mean over H units, times
-    H / P. Where some products are over all heads, the products within a head have block-diagonal matrices.
+    H / P. Where some products are over all heads, one head has all units: the products within a head have block-diagonal
+    matrices, and norms over a head are over a part of that one.
     """
     return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size), heads).file()
+
+
+def norm_of_projected_heads(cell: Cell) -> OverUnits | None:
+    """Return a norm over the P / N units of a head, if a cell has one."""
+    embedding = _Embedding(cell, Fraction(1), 1)
+    norms = (norm for norm in cell.norms if norm.over == "head" and cell.projection)
+    return next((norm for norm in norms if embedding.is_projected(norm)), None)
 
 
 class _Embedding:
@@ -51,6 +59,8 @@ class _Embedding:
             file["embedded"] = True
         if cell.inputs:
             file["inputs"] = list(cell.inputs)
+        if cell.projection.across and any(norm.over == "head" for norm in cell.norms):
+            file["norm_parts"] = self._heads
         if self._block_diagonal:
             file["block_diagonal"] = dict.fromkeys(self._block_diagonal, self._heads)
         parameters = [*cell.parameters, *([mask] if mask else [])]
@@ -95,7 +105,7 @@ class _Embedding:
             operand = self._within(argument) if gate in self._cell.projection.of else argument
             return ex.named(f"R.{gate}({self._text(operand)})")
         operands = ex.operation(value)[1]
-        if isinstance(value, OverUnits) and self._counted.of != 1 and self._is_projected(value):
+        if isinstance(value, OverUnits) and self._counted.of != 1 and self.is_projected(value):
             return composed(value.__class__(*map(self._with_arguments, operands)), self._counted)
         return ex.rebuilt(value, [self._with_arguments(operand) for operand in operands]) if operands else value
 
@@ -112,7 +122,7 @@ class _Embedding:
         self._names.add(name)
         return name
 
-    def _is_projected(self, value: Expr) -> bool:
+    def is_projected(self, value: Expr) -> bool:
         """Whether a value has P units."""
         projection = self._cell.projection
         for symbol in ex.symbols_of(value):
@@ -121,5 +131,5 @@ class _Embedding:
                 return symbol.name.removeprefix("R.") in projection.to
             if name != symbol.name or name in self._cell.parameters:
                 return name in (projection.states if name != symbol.name else projection.parameters)
-            return symbol in self._known and self._is_projected(self._known[symbol])
+            return symbol in self._known and self.is_projected(self._known[symbol])
         return False
