@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from importlib import metadata
@@ -22,6 +24,8 @@ EAGER, GRAPH, COMPILED, PEER = "eager loop", "eager loop, CUDA graph", "torch.co
 NAMES = (EAGER, GRAPH, COMPILED, PEER)
 # z of DreamerV3's block GRU is sigmoid(R.z(k) - 1).
 UPDATE_BIAS = -1.0
+# Loops that the peer's kernels unroll; Triton 3.6 takes tl.cdiv of constants for no constant. BLOCK_K divides these sizes.
+WITH_CONSTANTS = re.compile(r"tl\.cdiv\((\w+), BLOCK_K\)")
 # (x, R by gate, parameters) -> y
 Call = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Any]
 
@@ -201,7 +205,10 @@ def module_of_peer(path: str) -> Any:
     stands_in._triton_version_at_least = lambda least: found >= [*map(int, least.split("."))]  # type: ignore[attr-defined]
     sys.modules.setdefault("torchrl", ModuleType("torchrl"))
     sys.modules.setdefault("torchrl._utils", stands_in)
-    spec = importlib.util.spec_from_file_location("torchrl_block_gru", Path(path))
+    # Triton's compiler reads functions from their file.
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False, encoding="utf-8") as file:
+        file.write(WITH_CONSTANTS.sub(r"(\1 // BLOCK_K)", Path(path).read_text(encoding="utf-8")))
+    spec = importlib.util.spec_from_file_location("torchrl_block_gru", file.name)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

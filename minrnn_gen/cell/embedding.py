@@ -24,13 +24,6 @@ def embedded_cell(cell: Cell, hidden_size: int, projection_size: int, heads: int
     return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size), heads).file()
 
 
-def norm_of_projected_heads(cell: Cell) -> OverUnits | None:
-    """Return a norm over the P / N units of a head, if a cell has one."""
-    embedding = _Embedding(cell, Fraction(1), 1)
-    norms = (norm for norm in cell.norms if norm.over == "head" and cell.projection)
-    return next((norm for norm in norms if embedding.is_projected(norm)), None)
-
-
 class _Embedding:
     def __init__(self, cell: Cell, spread: Fraction, heads: int) -> None:
         self._cell, self._spread, self._heads = cell, spread, heads
@@ -72,8 +65,7 @@ class _Embedding:
         projection = self._cell.projection
         if not projection.across or self._heads == 1:
             return ()
-        narrow = {*projection.to, *projection.of} if self._spread != 1 else set()
-        return tuple(gate for gate in self._cell.recurrent_gates if gate not in projection.across and gate not in narrow)
+        return tuple(gate for gate in self._cell.recurrent_gates if gate not in projection.across)
 
     def _equation(self, symbol: Symbol, value: Expr) -> Expr:
         """Return the definition of a symbol; a state with P units is masked, since the next step and layer read it."""
@@ -105,7 +97,7 @@ class _Embedding:
             operand = self._within(argument) if gate in self._cell.projection.of else argument
             return ex.named(f"R.{gate}({self._text(operand)})")
         operands = ex.operation(value)[1]
-        if isinstance(value, OverUnits) and self._counted.of != 1 and self.is_projected(value):
+        if isinstance(value, OverUnits) and self._counted.of != 1 and self._is_projected(value):
             return composed(value.__class__(*map(self._with_arguments, operands)), self._counted)
         return ex.rebuilt(value, [self._with_arguments(operand) for operand in operands]) if operands else value
 
@@ -122,7 +114,7 @@ class _Embedding:
         self._names.add(name)
         return name
 
-    def is_projected(self, value: Expr) -> bool:
+    def _is_projected(self, value: Expr) -> bool:
         """Whether a value has P units."""
         projection = self._cell.projection
         for symbol in ex.symbols_of(value):
@@ -131,5 +123,5 @@ class _Embedding:
                 return symbol.name.removeprefix("R.") in projection.to
             if name != symbol.name or name in self._cell.parameters:
                 return name in (projection.states if name != symbol.name else projection.parameters)
-            return symbol in self._known and self.is_projected(self._known[symbol])
+            return symbol in self._known and self._is_projected(self._known[symbol])
         return False

@@ -159,7 +159,10 @@ def _forward_in_parts(lowered: LoweredSteps, whole: WholeProgram) -> StepInParts
     means = (name for statistic in statistics for name in statistic.means)
     program = by_sums(program, lowered.recurrent_gates, (*sums, *means))
     later = {name for wait in rounds for name in wait.arrives}
-    waits, results = waits_of(statistics, rounds, program, lowered.norm_parts), (*(f"state_{state}" for state in lowered.states), "y")
+    waits, results = (
+        waits_of(statistics, rounds, program, lowered.norm_parts),
+        (*(f"state_{state}" for state in lowered.states), "y"),
+    )
     return in_parts(program, [name for name in sums if name not in later], waits, results)
 
 

@@ -1098,7 +1098,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ),
         # Means over parts of a head beside means over all: parts within a warp, several in a block, and blocks of a part.
         ("norms of parts", {"model": OF_PARTS, "hidden_size": 24}, DENSE, "long resets", BOTH),
-        ("norms of parts of blocks", {"model": OF_PARTS, "hidden_size": 64}, DENSE | CLUSTER | {"row_warps": 2}, "resets", BOTH),
+        (
+            "norms of parts of blocks",
+            {"model": OF_PARTS, "hidden_size": 64},
+            DENSE | CLUSTER | {"row_warps": 2},
+            "resets",
+            BOTH,
+        ),
         ("norms of blocks of parts", BF16 | {"model": OF_PARTS | HALF, "hidden_size": 64}, DENSE | FOUR_BLOCKS, "resets", BOTH),
         (
             "norms of parts of a grid",
@@ -1296,7 +1302,11 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
         {"units": 1, "warps": 2, "batch_tile": 1},
     ),
     ("norms of one", BDT | {"model": "layer_norm_lstm", "hidden_size": 12}, {"units": 4, "warps": 4, "batch_tile": 1}),
-    ("norms of parts between blocks", BDT | {"model": OF_PARTS | HALF, "hidden_size": 24}, {"units": 2, "warps": 2, "batch_tile": 2}),
+    (
+        "norms of parts between blocks",
+        BDT | {"model": OF_PARTS | HALF, "hidden_size": 24},
+        {"units": 2, "warps": 2, "batch_tile": 2},
+    ),
     ("norms of parts in blocks", BDT | {"model": OF_PARTS, "hidden_size": 16}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("norms and rounds", BDT | BF16 | {"model": OF_ROUNDS, "hidden_size": 24}, {"units": 2, "warps": 2, "batch_tile": 4}),
 )

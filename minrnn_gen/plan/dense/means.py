@@ -78,7 +78,9 @@ def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, in
     words = MOMENTS * problem.precision.arithmetic_bytes // 4
     # Of even and of odd exchanges, each word with the number of its exchange; means of parts of a head apart.
     scopes = 2 if problem.cell.norm_parts > 1 else 1
-    return {"means_exchange_bytes": scopes * 2 * grid_blocks * _at_once(problem, batch_tile) * words * 8 if grid_blocks > 1 else 0}
+    return {
+        "means_exchange_bytes": scopes * 2 * grid_blocks * _at_once(problem, batch_tile) * words * 8 if grid_blocks > 1 else 0
+    }
 
 
 def registers(problem: Problem, cells: int) -> int:

@@ -362,7 +362,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     if local := len(partition.diagonal.local_rounds):
         terms_ns["exchange"] *= (rounds - local) / rounds
         terms_ns["exchange"] += local * local_exchange_ns(partition, model, blocks_of_busiest_sm)
-    terms_ns |= means.terms_ns(problem, partition.row_warps * partition.units_per_warp, partition.cluster_blocks, partition.grid_blocks, partition.batch_tile)
+    terms_ns |= means.terms_ns(
+        problem,
+        partition.row_warps * partition.units_per_warp,
+        partition.cluster_blocks,
+        partition.grid_blocks,
+        partition.batch_tile,
+    )
     waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
     terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
     steps_us = problem.time * ceil(groups / at_once) / 1e3
