@@ -18,10 +18,9 @@ class WaitText(ProgramText):
     """A part of a step, counted by `part` from 1 on, and the wait after it.
 
     For means the part gives their values, and then the contributions of lists to the squares of the last `lists` means; `first`
-    is the place of the first mean among all means of a step, and `count` how many arrive at once; `scope` is which units they are
-    over, those of the head or of one of its `norm_parts`. For a round, `number` from 1
-    on, the part gives the operand of `products` or, in a backward, their gradients; `gates` are their places. `held` has the
-    values that later parts read.
+    is the place of the first mean among all means of a step, and `count` how many arrive at once. `scope` says which units they
+    are over, those of the head or of one of its parts. For a round, `number` from 1 on, the part gives the operand of
+    `products` or, in a backward, their gradients; `gates` are their places. `held` has the values that later parts read.
     """
 
     part: int

@@ -212,7 +212,7 @@ class WideCode:
 
     def _matrices(self, prefix: str) -> WideArray:
         outer, inner = self.embedding.outer, self.embedding.inner
-        shapes, width, square = outer.product_shapes, inner.head_dim, inner.head_dim * inner.hidden_size
+        shapes, square = outer.product_shapes, inner.head_dim * inner.hidden_size
         of_run, blocks = len(shapes) * square, []
         for place, (name, shape) in enumerate(zip(self.outer.matrices, shapes, strict=False)):
             of_gate = self._axes_of(shape)

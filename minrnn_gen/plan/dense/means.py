@@ -48,7 +48,7 @@ def parts_of_warp(problem: Problem, units: int) -> int:
 
 
 def units_apart(problem: Problem, units: int, group_blocks: int) -> int:
-    """Return how many units of a block, or blocks of a group, are beyond whole parts; 0 if blocks have whole parts, or parts blocks."""
+    """Return how many units of a block or blocks of a group are beyond whole parts; 0 if either has whole ones of the other."""
     of_part = norm_units(problem)
     if problem.cell.norm_parts == 1 or group_blocks == 1:
         return 0
