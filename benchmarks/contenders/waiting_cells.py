@@ -94,7 +94,7 @@ class Inputs:
         torch = self._gpu.torch
         x = self.array("x").double().requires_grad_(self.problem.task != "forward")
         R, parameters = ({name: array.double() for name, array in given.items()} for given in (self.R(), self.parameters()))
-        y = run_loop(self.cell.step, x, R, self.initial(torch.float64), parameters)
+        y = run_loop(torch, self.cell.step, x, R, self.initial(torch.float64), parameters)
         if self.problem.task == "forward":
             return {"y": y}
         (dx,) = torch.autograd.grad(y, (x,), self.array("dy").double())
@@ -160,7 +160,7 @@ def _ours(inputs: Inputs, gpu: Gpu) -> Run:
 
 def _eager(inputs: Inputs, gpu: Gpu) -> Run:
     def call(x: Any, R: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
-        return run_loop(inputs.cell.step, x, R, inputs.initial(inputs.dtype), parameters)
+        return run_loop(gpu.torch, inputs.cell.step, x, R, inputs.initial(inputs.dtype), parameters)
 
     return _run_of(inputs, gpu, call)
 
@@ -171,7 +171,7 @@ def _compiled(inputs: Inputs, gpu: Gpu) -> Run:
     step = gpu.torch.compile(inputs.cell.step, dynamic=False)
 
     def call(x: Any, R: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
-        return run_loop(step, x, R, inputs.initial(inputs.dtype), parameters)
+        return run_loop(gpu.torch, step, x, R, inputs.initial(inputs.dtype), parameters)
 
     return _run_of(inputs, gpu, call)
 

@@ -96,16 +96,10 @@ def product(matrix: Any, operand: Any) -> Any:
     return (operand.reshape(-1, heads, of).transpose(0, 1) @ matrix.transpose(1, 2)).transpose(0, 1).reshape(len(operand), -1)
 
 
-def run_loop(step: Step, x: Any, R: Mapping[str, Any], states: tuple[Any, ...], parameters: Mapping[str, Any]) -> Any:
-    """Return y [B, T, units] of pre-activations x [B, T, G, H], a call of `step` for every step."""
+def run_loop(xp: Any, step: Step, x: Any, R: Mapping[str, Any], states: tuple[Any, ...], parameters: Mapping[str, Any]) -> Any:
+    """Return y [B, T, units] of pre-activations x [B, T, G, H], a call of `step` for every step; `xp` is torch."""
     outputs = []
     for gates in x.unbind(1):
         states = step(gates.unbind(1), lambda gate, operand: product(R[gate], operand), states, parameters)
         outputs.append(states[0])
-    return outputs[0].new_empty(0) if not outputs else _stacked(outputs)
-
-
-def _stacked(outputs: list[Any]) -> Any:
-    import torch
-
-    return torch.stack(outputs, 1)
+    return xp.stack(outputs, 1)
