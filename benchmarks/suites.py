@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from benchmarks.contenders import (
     baselines,
@@ -18,6 +20,7 @@ from benchmarks.contenders import (
     single_sequence,
     torch_cells,
     torch_layers,
+    waiting_cells,
 )
 from benchmarks.harness.gpu import Gpu
 from benchmarks.harness.rounds import Contender, Limits
@@ -68,22 +71,35 @@ SCAN = Suite(
     contenders=_scan_contenders,
     method={"inputs": "random, new for every shape; raw scans: half of the channels with a between 0.99 and 1"},
 )
+
+
+def _recurrent_contenders(
+    problem: Problem, gpu: Gpu, chosen: Collection[str], refused: Mapping[str, str], peer: str | None = None
+) -> list[Contender]:
+    if problem.table == "waiting":
+        return waiting_cells.contenders(problem, gpu, chosen, refused, peer)
+    return dense.contenders(problem, gpu, chosen, refused)
+
+
 RECURRENT = Suite(
     command="recurrent",
     titles=dense_problems.TITLES,
     problems=dense_problems.problems_of,
-    baselines=(*flash.BACKENDS, torch_cells.NAME),
+    baselines=(*flash.BACKENDS, torch_cells.NAME, *waiting_cells.NAMES),
     refusals=flash.refusals,
-    contenders=dense.contenders,
+    contenders=_recurrent_contenders,
     method={
         "inputs": "normal, new for every shape, R with a variance of 1 / head_dim; table accuracy: forget gates of mean 3",
         "first call": "from compile() to the results, nothing in the cache, the context made; of flashrnn a build of many",
         "limit": dense_problems.LIMIT_SOURCE,
         "torch.nn": "cuDNN, its projection from the width of the cell included; fp32 without TF32; a column for each precision",
         "flashrnn": flash.CHANGED,
+        "waiting": "ours and TorchRL's in a CUDA graph, so that events enclose the device's work; torch.compile of a step",
     },
     # Some problems take 50 ms for a call, and there are a hundred of them.
     limits=Limits(seconds=0.75),
+    # An eager loop takes seconds with its gradients.
+    table_limits={"waiting": Limits(rounds_least=1, seconds=0.75)},
 )
 CALLS = Suite(
     command="calls",
@@ -143,3 +159,8 @@ JAX = Suite(
     limits=Limits(rounds_most=21, seconds=1.5),
 )
 SUITES = {suite.command: suite for suite in (SCAN, RECURRENT, CALLS, LAYERS, JAX)}
+
+
+def recurrent_suite(peer: str | None) -> Suite:
+    """Return the suite of dense cells with TorchRL's kernel of the block GRU, whose file is `peer`; None leaves it out."""
+    return replace(RECURRENT, contenders=partial(_recurrent_contenders, peer=peer))

@@ -41,6 +41,7 @@ class DenseTable(StrEnum):
     SWEEP = "sweep"
     LARGE = "large"
     ACCURACY = "accuracy"
+    WAITING = "waiting"
 
 
 class CallTable(StrEnum):
@@ -94,6 +95,15 @@ Baselines = Annotated[
         show_default=False,
     ),
 ]
+Peer = Annotated[
+    str | None,
+    typer.Option(
+        "--peer",
+        metavar="FILE",
+        help="TorchRL's _dreamer_v3_block_gru_triton.py, whose kernel the table 'waiting' has beside block_gru.",
+        show_default=False,
+    ),
+]
 BaselineSeconds = Annotated[
     float, typer.Option("--baseline-seconds", metavar="S", min=1.0, help="How long baselines may build before the start.")
 ]
@@ -132,11 +142,12 @@ def recurrent(
     quick: Quick = False,
     baseline_names: Baselines = None,
     baseline_seconds: BaselineSeconds = DEFAULT_DENSE_BASELINE_SECONDS,
+    peer: Peer = None,
 ) -> None:
     """Measure dense cells by both paths, against baselines."""
-    from benchmarks.suites import RECURRENT
+    from benchmarks.suites import recurrent_suite
 
-    _measure(RECURRENT, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
+    _measure(recurrent_suite(peer), Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
 
 
 @app.command()

@@ -11,6 +11,7 @@ TITLES: dict[TableName, str] = {
     "cells": "Dense cells, from pre-activations; those of torch.nn from x of the width of the cell, projection included",
     "sweep": "Dense cells over head_dim, batch, time and precision",
     "large": "Dense cells with many sequences, one head in 16 bits",
+    "waiting": "Cells with several products or norms in a step, from pre-activations; lstm and gru beside them",
     "accuracy": "Errors of y and of the last states after many steps with forget gates near 1",
 }
 TABLES = tuple(TITLES)
@@ -65,6 +66,18 @@ _SWEPT_HEADS = {16: 48, 32: 24, 64: 12, 128: 6, 256: 3, 512: 1, 1024: 1, 2048: 1
 # Centres around which batch, time and precision vary: many small heads, and a large head, which torch.nn has as well.
 _CENTRES = ((12, 64), (1, 512))
 ACCURACY_TIME = 4096
+# DreamerV3's sequence model of 8 blocks, and its neighbours: (cell, P); each with 16 sequences of 512 steps.
+_WAITING: tuple[tuple[_Cell, int | None], ...] = (
+    (("block_gru", 8, 64, 16), 512),
+    (("gru_reset_before", 1, 512, 16), None),
+    (("lstm_projected", 1, 512, 16), 256),
+    (("layer_norm_lstm", 1, 512, 16), None),
+    (("gru", 1, 512, 16), None),
+    (("lstm", 1, 512, 16), None),
+)
+_WAITING_TIME = 512
+# {cell: us of a step on one H200, forward and with gradients}: what was asked of these kernels.
+_WAITING_LIMITS_US = {"block_gru": (3.5, 9.0), "layer_norm_lstm": (2.2, 5.0)}
 
 
 def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
@@ -74,6 +87,7 @@ def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
         "sweep": _sweep,
         "large": _large,
         "accuracy": _accuracy,
+        "waiting": _waiting,
     }
     return problems[table](quick)
 
@@ -139,6 +153,18 @@ def _accuracy(quick: bool) -> tuple[Problem, ...]:
         return (_problem("accuracy", "forward", _QUICK, _QUICK_TIME),)
     cells: tuple[_Cell, ...] = (("lstm", 1, 512, 16), ("lstm", 12, 64, 16), ("slstm", 12, 64, 16))
     return tuple(_problem("accuracy", "forward", cell, ACCURACY_TIME) for cell in cells)
+
+
+def _waiting(quick: bool) -> tuple[Problem, ...]:
+    time = _QUICK_TIME if quick else _WAITING_TIME
+    problems = []
+    for cell, projection_size in _WAITING[:1] if quick else _WAITING:
+        limits = _WAITING_LIMITS_US.get(cell[0], (None, None))
+        for task, limit_us in zip(_TRAINING, limits, strict=True):
+            limit_ms = None if limit_us is None else limit_us * time / 1e3
+            problem = _problem("waiting", task, cell, time, limit_ms=limit_ms)
+            problems.append(problem.model_copy(update={"projection_size": projection_size}))
+    return tuple(problems)
 
 
 def _problem(

@@ -11,12 +11,12 @@ from minrnn_gen.precision import PrecisionName
 
 TableName = Literal[
     "raw", "cells", "layers", "classic", "sweep", "large", "accuracy", "host", "decode",
-    "selective", "headline", "weights", "spread", "sizes", "token", "scans", "jit", "dispatch", "ensemble",
+    "selective", "waiting", "headline", "weights", "spread", "sizes", "token", "scans", "jit", "dispatch", "ensemble",
 ]  # fmt: skip
 # The table `host` has besides a forward that is recorded for a backward, the table `selective` a single step.
 Task = Literal["forward", "forward, recorded", "backward", "forward + backward", "step"]
 # Units of the tables whose times are too short for ms.
-_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token": "us", "dispatch": "us"}
+_UNITS: dict[TableName, str] = {"host": "us", "decode": "us per token", "token": "us", "dispatch": "us", "waiting": "us a step"}
 # Calls that are timed together: programs call again and again, and find the processor's caches warm.
 CALLS_IN_A_ROW = 16
 
@@ -34,10 +34,11 @@ GATES = {"min_gru": 2, "min_gru_log": 2, "min_lstm": 3, "selective": 3}
 class Problem(pydantic.BaseModel):
     """Problem of a table: a cell, its sizes, the precision and the task.
 
-    `model` is a cell, None for a raw scan; `inputs` the width of x where it is projected first. A dense cell has `heads`, and
-    `limit_ms`, the time of the best kernels known for this cell and shape alone. A module of torch.nn has `layers`, and
-    `is_cell` where it takes a single step. `autocast`: inputs and weights are fp32, and autocast chooses `precision`. `goal` is
-    the share of the best alternative's time that is to be reached, and `mark` says what that waits for.
+    `model` is a cell, None for a raw scan; `inputs` the width of x where it is projected first. A dense cell has `heads`,
+    perhaps `projection_size`, and `limit_ms`, the time of the best kernels known for this cell and shape alone. A module of
+    torch.nn has `layers`, and `is_cell` where it takes a single step. `autocast`: inputs and weights are fp32, and autocast
+    chooses `precision`. `goal` is the share of the best alternative's time that is to be reached, and `mark` says what that
+    waits for.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +53,7 @@ class Problem(pydantic.BaseModel):
     inputs: int | None = None
     state_size: int | None = None
     heads: int | None = None
+    projection_size: int | None = None
     limit_ms: float | None = None
     layers: int | None = None
     bidirectional: bool = False
@@ -110,6 +112,7 @@ class Problem(pydantic.BaseModel):
             "host": 1e3 / CALLS_IN_A_ROW,
             "dispatch": 1e3 / CALLS_IN_A_ROW,
             "decode": 1e3 / max(self.time, 1),
+            "waiting": 1e3 / max(self.time, 1),
             "token": 1e3,
         }.get(self.table, 1.0)
 
@@ -122,6 +125,7 @@ class Problem(pydantic.BaseModel):
             "heads": self.heads or 1,
             "input_size": self.inputs,
             "state_size": self.state_size,
+            "projection_size": self.projection_size,
             "precision": self.precision,
             "batch": self.batch,
             "time": self.time,

@@ -45,6 +45,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         means_over_all=any(norm.over == "all" for norm in cell.norms),
         inputs=cell.inputs,
         block_diagonal=cell.block_diagonal,
+        norm_parts=cell.norm_parts,
         **_coupled(lowered),
         **_in_parts(lowered),
     )
@@ -81,6 +82,7 @@ class _InParts(TypedDict, total=False):
     held_count: int
     prepared_count: int
     mean_rows: int
+    waits_within_parts: int
 
 
 def _in_parts(lowered: Lowered | LoweredBackward) -> _InParts:
@@ -94,7 +96,14 @@ def _in_parts(lowered: Lowered | LoweredBackward) -> _InParts:
     mean_rows = rows_of_means(len(lowered.known_means)) if isinstance(lowered, LoweredStepsBackward) else 0
     step = step_in_parts(lowered)
     waits = tuple((len(wait.statistics), len(wait.needs)) for wait in step.waits if wait.statistics)
-    return _InParts(waits=waits, held_count=len(step.held), prepared_count=len(step.prepared), mean_rows=mean_rows)
+    within = sum(wait.over == "head" for wait in step.waits) if lowered.norm_parts > 1 else 0
+    return _InParts(
+        waits=waits,
+        held_count=len(step.held),
+        prepared_count=len(step.prepared),
+        mean_rows=mean_rows,
+        waits_within_parts=within,
+    )
 
 
 def _means_of(lowered: Lowered | LoweredBackward) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.recipe import check_products
+from minrnn_gen.build.recipe import check_projection_size
 from minrnn_gen.config.spec import load_spec
 
 BuilderT = TypeVar("BuilderT", bound=Builder)
@@ -27,7 +27,7 @@ def embedded_builder(builder: BuilderT) -> tuple[BuilderT, str | None] | None:
         ), None
     from minrnn_gen.cell.embedding import embedded_cell
 
-    check_products(builder.spec, builder.cell_source, builder.cell)
+    check_projection_size(builder.spec, builder.cell_source, builder.cell.projection)
     spec, cell = builder.spec, builder.cell
     file, mask = embedded_cell(cell, spec.hidden_size, spec.projection_size or 0, spec.heads)
     biases = dict(cell.projection.biases)

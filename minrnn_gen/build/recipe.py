@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from minrnn_gen.cell.files import CellSource, find_cell, library_names
 from minrnn_gen.cell.projection import Projection
 from minrnn_gen.config.spec import Spec, load_spec
-
-if TYPE_CHECKING:  # imported only where the cache has no answer
-    from minrnn_gen.cell.language import Cell
 
 
 def cell_source_of(spec: Spec) -> CellSource:
@@ -51,20 +47,6 @@ def check_sizes_of_vectors(spec: Spec, cell: CellSource) -> None:
         raise spec.error("groups", f"{spec.groups} is given, but the cell {cell.name} has no inputs S.*; leave it out")
     elif spec.groups is not None and spec.hidden_size % spec.groups:
         raise spec.error("groups", f"{spec.groups} does not divide hidden_size {spec.hidden_size}; allowed: a divisor of it")
-
-
-def check_products(spec: Spec, source: CellSource, cell: Cell) -> None:
-    """Raise BadInput for a spec whose `projection_size` or `heads` does not fit the products of a cell."""
-    check_projection_size(spec, source, cell.projection)
-    norm = next((norm for norm in cell.norms if norm.over == "head"), None)
-    if norm is not None and cell.projection.across and spec.heads > 1:
-        from minrnn_gen.cell.printing import equation_text
-
-        raise spec.error(
-            "heads",
-            f"{spec.heads} are given, and {source.name} has {equation_text(norm)[:60]}, over a head, beside the product "
-            f"R.{cell.projection.across[0]} over all heads; write the norm over all, or give 1 head",
-        )
 
 
 def check_projection_size(spec: Spec, cell: CellSource, projection: Projection) -> None:

@@ -18,7 +18,8 @@ from minrnn_gen.call.step_inputs import gathered_inputs, spread_inputs
 class Embedding:
     """Maps calls of `outer`, with P units, to calls of `inner`, with H units everywhere, and maps results back.
 
-    The projected units are the first of each head; `mask` is the parameter of the inner cell that marks them. Inputs X.* of one
+    The projected units are the first of each head, also where one head of the inner cell has those of all; `mask` is the
+    parameter of the inner cell that marks them. Inputs X.* of one
     value per step repeat it in all channels. All functions take arrays of NumPy, CuPy, torch or JAX, or only of `library` if it
     is set, and are differentiable where the arrays are.
     """
@@ -56,12 +57,13 @@ class Embedding:
     def biases(self, bias: Any) -> Any:
         """Return the recurrent bias [Gr, N, D] for the inner kernel."""
         heads, units = self.inner.heads, self.inner.head_dim
-        return self._by_shape(
-            bias,
-            self.outer.has_unequal_biases,
-            lambda shape: (heads, shape.rows // heads),
-            lambda rows, _: self._padded(rows, -1, units),
-        )
+
+        def embedded(rows: Any, _: ProductShape) -> Any:
+            wide = self._padded(rows, -1, self._width)
+            return wide.reshape((*wide.shape[:-2], heads, units))
+
+        groups = self.outer.heads
+        return self._by_shape(bias, self.outer.has_unequal_biases, lambda shape: (groups, shape.rows // groups), embedded)
 
     def _by_shape(
         self,
@@ -154,7 +156,8 @@ class Embedding:
     def _biases_of(self, bias: Any) -> Any:
         biases = {}
         for place, (gate, shape) in enumerate(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True)):
-            row = bias[..., place, :, : shape.rows // self.inner.heads]
+            by_head = bias[..., place, :, :].reshape((*self.outer.directions, self.outer.heads, self._width))
+            row = by_head[..., : shape.rows // self.outer.heads]
             biases[gate] = contiguous(row.reshape((*self.outer.directions, shape.heads, shape.out)))
         if not self.outer.has_unequal_biases:
             return self._library(bias).concatenate([row[..., None, :, :] for row in biases.values()], axis=-3)
@@ -162,35 +165,37 @@ class Embedding:
 
     def _squares(self, matrices: Any, shape: ProductShape) -> Any:
         """Return matrices [.., N, Dout, Din] of a shape as the inner kernel's [.., N, D, D], with zeros."""
-        if shape.heads != self.inner.heads:
-            matrices = self._across(matrices, shape)
-        return self._padded(self._padded(matrices, -1, self.inner.head_dim), -2, self.inner.head_dim)
+        if shape.heads == 1:
+            return self._spread(self._spread(matrices, -1), -2)
+        matrices = self._padded(self._padded(matrices, -1, self._width), -2, self._width)
+        return matrices if shape.heads == self.inner.heads else self._across(matrices)
 
-    def _across(self, matrices: Any, shape: ProductShape) -> Any:
-        """Return the matrices of heads as one block-diagonal matrix over all heads."""
-        lead, heads, block = tuple(matrices.shape[:-3]), shape.heads, (shape.out, shape.of)
+    def _across(self, matrices: Any) -> Any:
+        """Return the square matrices of heads as one block-diagonal matrix over all heads."""
+        *lead, heads, width, _ = matrices.shape
+        block = (width, width)
         # Heads blocks of zeros after each block put block n at place n (heads + 1), on the diagonal of heads by heads blocks.
         zeros = zeros_like(matrices, (*lead, heads, heads, *block))
         spread = self._library(matrices).concatenate([matrices[..., None, :, :], zeros], axis=-3)
         squares = spread.reshape((*lead, heads * (heads + 1), *block))[..., : heads * heads, :, :]
         rows = squares.reshape((*lead, heads, heads, *block)).swapaxes(-3, -2)
-        return rows.reshape((*lead, 1, shape.rows, shape.operand))
+        return rows.reshape((*lead, 1, heads * width, heads * width))
 
     def _rectangle(self, matrix: Any, shape: ProductShape) -> Any:
         """Return the matrix of a shape from the inner kernel's, which is padded with zeros."""
+        if shape.heads == 1:
+            return self._gathered(self._gathered(matrix, -1, shape.of), -2, shape.out)
         if shape.heads == self.inner.heads:
             return contiguous(matrix[..., : shape.out, : shape.of])
-        blocks = [
-            matrix[..., head * shape.out : (head + 1) * shape.out, head * shape.of : (head + 1) * shape.of]
-            for head in range(shape.heads)
-        ]
+        starts = [head * self._width for head in range(shape.heads)]
+        blocks = [matrix[..., start : start + shape.out, start : start + shape.of] for start in starts]
         return self._library(matrix).concatenate(blocks, axis=-3)
 
     def within(self, like: Any) -> Any:
         """Return the parameter `mask`, in the dtype and on the device of another array."""
-        heads, units = self.inner.heads, self.outer.projection_size // self.inner.heads
+        heads, units = self.outer.heads, self.outer.projection_size // self.outer.heads
         ones = zeros_like(like, (*self.outer.directions, heads, units)) + 1
-        return self._padded(ones, -1, self.inner.head_dim).reshape((*self.outer.directions, self.inner.hidden_size))
+        return self._padded(ones, -1, self._width).reshape((*self.outer.directions, self.inner.hidden_size))
 
     def _channel_axis(self, array: Any) -> int:
         """Return the axis of channels of y, counted from the end; of a single step it is the last."""
@@ -202,13 +207,30 @@ class Embedding:
 
     def widened(self, array: Any, axis: int = -1) -> Any:
         """Return an array with the P units of each head, and of each direction in the channels of y, padded with zeros to D."""
-        units, size = self.outer.projection_size // self.inner.heads, self.inner.head_dim
-        by_head = _split(array, axis, units)
-        return _merged(self._padded(by_head, axis, size), axis)
+        by_head = _split(array, axis, self.outer.projection_size // self.outer.heads)
+        return _merged(self._padded(by_head, axis, self._width), axis)
 
     def _narrowed(self, array: Any, axis: int) -> Any:
-        units, size = self.outer.projection_size // self.inner.heads, self.inner.head_dim
-        by_head = _split(array, axis, size)
+        return self._first_of_heads(array, axis, self.outer.projection_size // self.outer.heads)
+
+    @property
+    def _width(self) -> int:
+        """The units of the inner kernel that a head of the outer cell has."""
+        return self.inner.hidden_size // self.outer.heads
+
+    def _spread(self, array: Any, axis: int) -> Any:
+        """Return an array over all heads with as many units as the inner kernel has, each head's units first."""
+        if array.shape[axis] == self.inner.hidden_size:
+            return array
+        by_head = _split(array, axis, array.shape[axis] // self.outer.heads)
+        return _merged(self._padded(by_head, axis, self._width), axis)
+
+    def _gathered(self, array: Any, axis: int, size: int) -> Any:
+        """Return so many units of an array that `_spread` has spread."""
+        return array if array.shape[axis] == size else self._first_of_heads(array, axis, size // self.outer.heads)
+
+    def _first_of_heads(self, array: Any, axis: int, units: int) -> Any:
+        by_head = _split(array, axis, self._width)
         cut = (..., slice(0, units), *(slice(None),) * (-1 - axis))
         return contiguous(_merged(by_head[cut], axis))
 

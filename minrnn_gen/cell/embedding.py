@@ -18,7 +18,8 @@ def embedded_cell(cell: Cell, hidden_size: int, projection_size: int, heads: int
 
     Matrices, biases, parameters and states are 0 beyond P units, and so are products to p. Other operands of products and means
     may have any value there, infinity included, so the parameter masks them. A mean over P units is a mean over H units, times
-    H / P. Where some products are over all heads, the products within a head have block-diagonal matrices.
+    H / P. Where some products are over all heads, one head has all units: the products within a head have block-diagonal
+    matrices, and norms over a head are over a part of that one.
     """
     return _Embedding(cell, Fraction(hidden_size, projection_size or hidden_size), heads).file()
 
@@ -51,6 +52,8 @@ class _Embedding:
             file["embedded"] = True
         if cell.inputs:
             file["inputs"] = list(cell.inputs)
+        if cell.projection.across and any(norm.over == "head" for norm in cell.norms):
+            file["norm_parts"] = self._heads
         if self._block_diagonal:
             file["block_diagonal"] = dict.fromkeys(self._block_diagonal, self._heads)
         parameters = [*cell.parameters, *([mask] if mask else [])]
@@ -62,8 +65,7 @@ class _Embedding:
         projection = self._cell.projection
         if not projection.across or self._heads == 1:
             return ()
-        narrow = {*projection.to, *projection.of} if self._spread != 1 else set()
-        return tuple(gate for gate in self._cell.recurrent_gates if gate not in projection.across and gate not in narrow)
+        return tuple(gate for gate in self._cell.recurrent_gates if gate not in projection.across)
 
     def _equation(self, symbol: Symbol, value: Expr) -> Expr:
         """Return the definition of a symbol; a state with P units is masked, since the next step and layer read it."""

@@ -97,6 +97,10 @@ class CellFile(BaseModel):
         None,
         description="Of products over all units how many equal blocks their matrices have along the diagonal, 0 elsewhere.",
     )
+    norm_parts: SkipJsonSchema[StrictInt | None] = Field(
+        None,
+        description="Into how many equal parts a head is divided that norms and means over a head are over, each over one.",
+    )
     description: StrictStr | None = Field(None, description="What the cell is, in words.")
     source: StrictStr | None = Field(None, description="Where it is published.")
 

@@ -46,7 +46,8 @@ class Cell:
     `arguments` has the operand of each recurrent gate whose product does not multiply the previous output. `inputs` are the
     names of X.*, inputs of each channel that are not projected; the `step_inputs` among them have one value for all channels of
     a step. `projection` has the names with P projected units, and the file's description of products. `block_diagonal` has the
-    gates with block-diagonal matrices, each with its number of equal blocks.
+    gates with block-diagonal matrices, each with its number of equal blocks. Norms over a head are over one of `norm_parts`
+    equal parts of it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Cell:
     inputs: tuple[str, ...] = ()
     step_inputs: tuple[str, ...] = ()
     block_diagonal: tuple[tuple[str, int], ...] = ()
+    norm_parts: int = 1
 
     @property
     def lets(self) -> tuple[tuple[str, Expr], ...]:
@@ -204,6 +206,7 @@ class _Reader(ExpressionReader):
             inputs=inputs,
             step_inputs=tuple(name for name in inputs if name in named_with("step", file.inputs)),
             block_diagonal=tuple((file.block_diagonal or {}).items()),
+            norm_parts=file.norm_parts or 1,
         )
 
     def recurrent_gates(self, gates: tuple[str, ...]) -> tuple[str, ...]:

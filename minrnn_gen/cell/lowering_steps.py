@@ -69,7 +69,7 @@ class LoweredSteps:
     one. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of values other than the previous
     output, in the order in which a step computes them. `levels` compute the means over units that `step` takes. With any,
     `whole` is all of a step; it also gives `argument_<round>`, counted from 1 on. `maps` are the maps of coupled states, block
-    by block.
+    by block. Means over a head are over one of its `norm_parts` equal parts.
     """
 
     name: str
@@ -88,6 +88,7 @@ class LoweredSteps:
     inputs: tuple[str, ...] = ()
     whole: WholeProgram | None = None
     maps: tuple[LoweredMap, ...] = ()
+    norm_parts: int = 1
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -134,6 +135,7 @@ class LoweredStepsBackward:
     inputs: tuple[str, ...] = ()
     whole: WholeProgram | None = None
     known: tuple[Level, ...] = ()
+    norm_parts: int = 1
 
     @property
     def known_means(self) -> tuple[str, ...]:
@@ -238,6 +240,7 @@ def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSt
         projection=cell.projection,
         inputs=cell.inputs,
         whole=builder.whole(results | _arguments(cell)) if cell.norms else None,
+        norm_parts=cell.norm_parts,
     )
 
 
@@ -284,6 +287,7 @@ def lower_steps_backward(
         levels=builder.levels(results | {f"argument of {number}": of.argument for number, of in enumerate(together)}),
         projection=cell.projection,
         inputs=cell.inputs,
+        norm_parts=cell.norm_parts,
         **_whole(builder, gradients, (*incoming.values(), "gradient_y")) if cell.norms else {},
     )
 

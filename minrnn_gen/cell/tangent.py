@@ -129,6 +129,7 @@ class _Tangent:
         data |= {"shared": shared} if shared else {}
         data |= {"inputs": inputs} if inputs else {}
         # A tangent may exceed the limits on a cell's size.
+        data |= {"norm_parts": cell.norm_parts} if cell.norm_parts > 1 else {}
         data |= {"embedded": True} if len(self._arguments) > PRODUCTS_MOST else {}
         return data, named
 

@@ -28,6 +28,11 @@ class Wait:
     statistics: tuple[Statistic, ...] = ()
     round: int = 0
 
+    @property
+    def over(self) -> str:
+        """What its means are over, "head" or "all"; empty for a round."""
+        return self.statistics[0].over if self.statistics else ""
+
 
 @dataclass(frozen=True)
 class StepInParts:
@@ -53,8 +58,13 @@ class StepInParts:
         return tuple(dict.fromkeys(name for part in self.parts[:-1] for name, _ in part.results))
 
 
-def waits_of(statistics: Sequence[Statistic], rounds: Sequence[Wait], program: Program) -> tuple[Wait, ...]:
-    """Return the waits of a program in a possible order of arrival: means at the same depth together."""
+def waits_of(
+    statistics: Sequence[Statistic], rounds: Sequence[Wait], program: Program, norm_parts: int = 1
+) -> tuple[Wait, ...]:
+    """Return the waits of a program in a possible order of arrival: means at the same depth together.
+
+    Where a head has several parts, means over one and over all are waited for apart: other blocks exchange them.
+    """
     labels, known = dict(program.results), {name: frozenset[str]() for name in program.inputs}
     arriving = {name for statistic in statistics for name in statistic.means}
     arriving.update(name for wait in rounds for name in wait.arrives)
@@ -68,6 +78,8 @@ def waits_of(statistics: Sequence[Statistic], rounds: Sequence[Wait], program: P
 
     while means or others:
         if ready := [statistic for statistic in means if is_ready(statistic.needs)]:
+            if norm_parts > 1:
+                ready = [statistic for statistic in ready if statistic.over == ready[0].over]
             wait = _wait_for(sorted(ready, key=lambda statistic: statistic.is_of_list))
             means = [statistic for statistic in means if statistic not in ready]
         else:
@@ -147,7 +159,10 @@ def _forward_in_parts(lowered: LoweredSteps, whole: WholeProgram) -> StepInParts
     means = (name for statistic in statistics for name in statistic.means)
     program = by_sums(program, lowered.recurrent_gates, (*sums, *means))
     later = {name for wait in rounds for name in wait.arrives}
-    waits, results = waits_of(statistics, rounds, program), (*(f"state_{state}" for state in lowered.states), "y")
+    waits, results = (
+        waits_of(statistics, rounds, program, lowered.norm_parts),
+        (*(f"state_{state}" for state in lowered.states), "y"),
+    )
     return in_parts(program, [name for name in sums if name not in later], waits, results)
 
 
@@ -160,6 +175,6 @@ def _backward_in_parts(lowered: LoweredStepsBackward, whole: WholeProgram) -> St
     later = {name for wait in rounds for name in wait.arrives}
     first = [name for name in whole.program.inputs if name.startswith("gradient_") and name not in later]
     program = with_reciprocal_roots(whole.program)
-    waits = waits_of(whole.statistics, rounds[::-1], program)
+    waits = waits_of(whole.statistics, rounds[::-1], program, lowered.norm_parts)
     results = [label for label, _ in program.results if label.startswith("gradient_")]
     return in_parts(program, first, waits, results)

@@ -29,7 +29,7 @@ class ArrayNames:
     A backward reads `saved_states`, the states after each step; `output_state` among them is y. `vector_states`,
     `vector_parameters` and `shared`, the inputs S.*, have the axis n. `rounds` counts the rounds of products of other values
     than the previous output in a step, `waits` the waits of a step for means over units, and `known_means` the means of its
-    forward that a backward reads. `inputs` are the inputs X.*.
+    forward that a backward reads, those over a head for each of its `norm_parts` parts. `inputs` are the inputs X.*.
     """
 
     states: tuple[str, ...]
@@ -43,6 +43,7 @@ class ArrayNames:
     inputs: tuple[str, ...] = ()
     waits: int = 0
     known_means: int = 0
+    norm_parts: int = 1
 
 
 @lru_cache(maxsize=_NAMES_HELD)

@@ -130,7 +130,7 @@ class _StepsNames(CellNames):
         def placed(program: Program, others: Mapping[str, str]) -> Places:
             return self._placed(program, {**places, **others})
 
-        return parts_text(step_in_parts(self.lowered), placed, self._results_placed, round_of)
+        return parts_text(step_in_parts(self.lowered), placed, self._results_placed, round_of, self.lowered.norm_parts)
 
     def _results_placed(self, names: Mapping[str, str]) -> Places:
         """Return (place, name) of each result of a step, from `names` by label."""
@@ -140,6 +140,11 @@ class _StepsNames(CellNames):
     def argument_programs(self) -> tuple[LevelledText, ...]:
         """Arguments that the products of each round multiply, with the levels before it."""
         return tuple(levelled for levelled in self.levelled if levelled.name.startswith("argument_"))
+
+    @property
+    def norm_parts(self) -> int:
+        """The equal parts of a head that means over a head are over, each over one."""
+        return self.lowered.norm_parts
 
     @property
     def mean_count(self) -> int:

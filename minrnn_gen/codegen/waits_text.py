@@ -18,9 +18,9 @@ class WaitText(ProgramText):
     """A part of a step, counted by `part` from 1 on, and the wait after it.
 
     For means the part gives their values, and then the contributions of lists to the squares of the last `lists` means; `first`
-    is the place of the first mean among all means of a step, and `count` how many arrive at once. For a round, `number` from 1
-    on, the part gives the operand of `products` or, in a backward, their gradients; `gates` are their places. `held` has the
-    values that later parts read.
+    is the place of the first mean among all means of a step, and `count` how many arrive at once. `scope` says which units they
+    are over, those of the head or of one of its parts. For a round, `number` from 1 on, the part gives the operand of
+    `products` or, in a backward, their gradients; `gates` are their places. `held` has the values that later parts read.
     """
 
     part: int
@@ -32,6 +32,7 @@ class WaitText(ProgramText):
     number: int = 0
     gates: tuple[int, ...] = ()
     products: str = ""
+    scope: str = "of_head"
 
     @property
     def round(self) -> bool:
@@ -83,6 +84,7 @@ def parts_text(
     placed: Callable[[Program, Mapping[str, str]], Places],
     results: Callable[[Mapping[str, str]], Places],
     round_of: Callable[[Wait], tuple[tuple[int, ...], str]],
+    norm_parts: int = 1,
 ) -> PartsText:
     """Return the text of a step in parts.
 
@@ -112,6 +114,7 @@ def parts_text(
                 wait.round,
                 gates,
                 products,
+                "of_part" if norm_parts > 1 and wait.over == "head" else "of_head",
             )
         )
         first += len(wait.statistics)

@@ -41,12 +41,12 @@ def run_steps(
                         argument = evaluated(
                             of_round.program,
                             cell,
-                            with_means(inputs, of_round.levels, heads, cell.projection),
+                            with_means(inputs, of_round.levels, heads * cell.norm_parts, cell.projection),
                             of_round.of_projected,
                         )["argument"]
                         shape = (*output.shape[:-1], products.operand_units(number + 1))
                         inputs |= products.named(number + 1, product.of(in_shape(argument, shape, call.arithmetic), None))
-                results = evaluated(cell.step, cell, with_means(inputs, cell.levels, heads, cell.projection))
+                results = evaluated(cell.step, cell, with_means(inputs, cell.levels, heads * cell.norm_parts, cell.projection))
                 for name, before in states.items():
                     after = spread(results[f"state_{name}"], before)
                     states[name] = marked.within_or(before, after)
@@ -204,7 +204,7 @@ class _Arguments:
         values |= self._named(0, products.of_output.of(self._rows[0], self._cuts), steps)
         for number, (of_round, product) in enumerate(zip(cell.arguments, products.rounds, strict=True), start=1):
             shape = (*steps, products.operand_units(number))
-            inputs = with_means({**constants, **values}, of_round.levels, heads, cell.projection)
+            inputs = with_means({**constants, **values}, of_round.levels, heads * cell.norm_parts, cell.projection)
             argument = in_shape(
                 evaluated(of_round.program, cell, inputs, of_round.of_projected)["argument"], shape, output.dtype
             )
@@ -257,7 +257,7 @@ class _Walk:
         shape: tuple[int, ...],
     ) -> None:
         self._cell, self._constants, self._products, self._bound = cell, constants, products, bound
-        self._heads, self._shape = heads, shape
+        self._heads, self._shape = heads * cell.norm_parts, shape
         parameters = [name for name in cell.parameters if name not in cell.vectors.parameters]
         names = ("W", cell.gates), ("R", cell.recurrent_gates), ("parameter", parameters)
         self.labels = [f"gradient_{kind}_{name}" for kind, named in names for name in named]

@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from minrnn_gen.call.embedding import Embedding
+from minrnn_gen.call.product_shapes import ProductShape
 from minrnn_gen.export.emit_c import body_of, called_in, wrapped
 from minrnn_gen.export.source import ExportSource, Widening
 
 # Axes of a copy.
-AXES = 5
+AXES = 6
 # Arguments of the kernel that copies: both arrays, and of each axis its size and strides.
 MOVE_SLOTS = 2 + 3 * AXES
 # One axis: its size, and the strides along it in the call's array and in the wide one, as C.
@@ -211,12 +212,10 @@ class WideCode:
 
     def _matrices(self, prefix: str) -> WideArray:
         outer, inner = self.embedding.outer, self.embedding.inner
-        shapes, width, square = outer.product_shapes, inner.head_dim, inner.head_dim * inner.hidden_size
+        shapes, square = outer.product_shapes, inner.head_dim * inner.hidden_size
         of_run, blocks = len(shapes) * square, []
         for place, (name, shape) in enumerate(zip(self.outer.matrices, shapes, strict=False)):
-            # Products of a head for a kernel with one head are blocks along the diagonal of its matrix.
-            of_head = width * width if shape.heads == inner.heads else shape.out * width + shape.of
-            of_gate = (shape.heads, shape.out * shape.of, of_head), (shape.out, shape.of, width), (shape.of, 1, 1)
+            of_gate = self._axes_of(shape)
             if len(self.outer.matrices) > 1:
                 axes: tuple[Axis, ...] = (self._runs, shape.elements, of_run), *of_gate
             else:
@@ -225,13 +224,29 @@ class WideCode:
             blocks.append(Block(f"{prefix}{name}", axes, place * square))
         return WideArray(f"{prefix}R", "storage", str(self._runs * of_run), tuple(blocks), is_optional=bool(prefix))
 
+    def _axes_of(self, shape: ProductShape) -> tuple[Axis, ...]:
+        """Return the axes of the matrices of a product in those of the kernel that serves it."""
+        width, of_head = self.embedding.inner.head_dim, self._of_head
+        if shape.heads == 1 and self.embedding.outer.heads > 1:
+            groups = self.embedding.outer.heads
+            out, of = shape.out // groups, shape.of // groups
+            rows = (groups, out * shape.of, of_head * width), (out, shape.of, width)
+            return *rows, (groups, of, of_head), (of, 1, 1)
+        # Products of a head for a kernel with one head are blocks along the diagonal of its matrix.
+        between = width * width if shape.heads == self.embedding.inner.heads else of_head * (width + 1)
+        return (shape.heads, shape.out * shape.of, between), (shape.out, shape.of, width), (shape.of, 1, 1)
+
+    @property
+    def _of_head(self) -> int:
+        """The units of the serving kernel that a head of the cell has."""
+        return self._wide // self.embedding.outer.heads
+
     def _biases(self, prefix: str) -> WideArray:
-        outer, inner = self.embedding.outer, self.embedding.inner
-        gates = outer.recurrent_gates
+        outer = self.embedding.outer
+        gates, heads = outer.recurrent_gates, outer.heads
         of_run, blocks, names = len(gates) * self._wide, [], iter(self.outer.recurrent_biases)
         for place, (gate, shape) in enumerate(zip(gates, outer.product_shapes, strict=True)):
-            of_head = inner.head_dim if shape.heads == inner.heads else shape.out
-            of_gate = (shape.heads, shape.out, of_head), (shape.out, 1, 1)
+            of_gate = (heads, shape.rows // heads, self._of_head), (shape.rows // heads, 1, 1)
             if not outer.has_unequal_biases:
                 rows = shape.rows
                 axes: tuple[Axis, ...] = (self._runs, len(gates) * rows, of_run), (len(gates), rows, self._wide), *of_gate
@@ -274,10 +289,10 @@ class WideCode:
         return self.embedding.inner.hidden_size
 
     def _units(self) -> tuple[Axis, Axis]:
-        """Return the axes of heads and their units: of each head of the kernel that serves the first ones are the P units."""
-        heads, width = self.embedding.inner.heads, self.embedding.inner.head_dim
+        """Return the axes of heads and their units: of each head the first ones are the P units."""
+        heads = self.embedding.outer.heads
         units = self._narrow // heads
-        return (heads, units, width), (units, 1, 1)
+        return (heads, units, self._of_head), (units, 1, 1)
 
 
 def _times(count: int | str, stride: str) -> str:

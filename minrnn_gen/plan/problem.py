@@ -80,10 +80,11 @@ class CellShape:
     `means_over_all`: some are over all heads. `waits`: for each exchange of means of a step in parts, how many means arrive at
     once, and how many values of a unit they average; `held_count` values of a unit are kept between parts. A backward reads
     `mean_rows` rows of means of its forward. `inputs`: the inputs X.*, which are read in addition to the gates.
-    `block_diagonal`: the recurrent gates with block-diagonal matrices, each with its number of equal blocks. `phases`: coupled
-    states in the order of their scans; `varying_counts` are operations and special functions of a step without values of
-    parameters alone. Compilers keep such values over all steps where it `keeps_constants`; they compute functions with
-    branches, sines and cosines, for each tile anew.
+    `block_diagonal`: the recurrent gates with block-diagonal matrices, each with its number of equal blocks. Means over a head
+    are over one of its `norm_parts` equal parts; with more than one, `waits_within_parts` of the waits are for such means.
+    `phases`: coupled states in the order of their scans; `varying_counts` are operations and special functions of a step
+    without values of parameters alone. Compilers keep such values over all steps where it `keeps_constants`; they compute
+    functions with branches, sines and cosines, for each tile anew.
     """
 
     name: str
@@ -125,6 +126,8 @@ class CellShape:
 
     inputs: tuple[str, ...] = ()
     block_diagonal: tuple[tuple[str, int], ...] = ()
+    norm_parts: int = 1
+    waits_within_parts: int = 0
 
     @property
     def step_values(self) -> int:

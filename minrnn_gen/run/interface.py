@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minrnn_gen.build.builder import Builder
-from minrnn_gen.build.recipe import check_products, check_projection_size, check_sizes_of_vectors
+from minrnn_gen.build.recipe import check_projection_size, check_sizes_of_vectors
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.product_shapes import ProductShape
 from minrnn_gen.cell.files import CellSource
@@ -74,7 +74,7 @@ def projection_of(spec: Spec, source: CellSource, cell: Cell, has_recurrent_bias
     Raises BadInput for a size that does not fit the cell.
     """
     projection = cell.projection
-    check_products(spec, source, cell)
+    check_projection_size(spec, source, cell.projection)
     if projection.is_plain:
         return {}
     size, biases = spec.projection_size or 0, dict(projection.biases)

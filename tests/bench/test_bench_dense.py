@@ -22,7 +22,7 @@ from test_bench_contenders import KernelOnTensors
 
 import minrnn_gen
 from benchmarks import suites
-from benchmarks.contenders import dense, flash, flash_build, torch_cells
+from benchmarks.contenders import dense, flash, flash_build, torch_cells, waiting_cells
 from benchmarks.harness.rounds import Arrays, Limits, run_rounds
 from benchmarks.problems import dense_problems
 from benchmarks.problems.scan_problems import Problem, TableName, Task
@@ -369,10 +369,14 @@ def test_problems_are_distinct_and_labels_tell_them_apart(quick: bool) -> None:
         problems = dense_problems.problems_of(table, quick)
         assert len({problem.label for problem in problems}) == len(problems) > 0
         assert {problem.table for problem in problems} == {table}
-        assert {problem.heading for problem in problems} == {"heads x head_dim, batch x time"}
+        assert {problem.heading for problem in problems} == {
+            ("us a step: " if table == "waiting" else "") + "heads x head_dim, batch x time"
+        }
         if quick:
             assert len(problems) <= 4
-            assert all(dense_problems.is_of_cells(problem) for problem in problems), "one build for all tables"
+            # FlashRNN has none of the cells that wait.
+            builds = [problem for problem in problems if table != "waiting"]
+            assert all(map(dense_problems.is_of_cells, builds)), "one build for all tables"
 
 
 def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
@@ -384,7 +388,7 @@ def test_a_limit_is_that_of_the_shape_and_the_task() -> None:
 
 
 def test_the_suites_name_their_baselines() -> None:
-    assert suites.RECURRENT.baselines == (FUSED, ALTERNATING, "torch.nn")
+    assert suites.RECURRENT.baselines == (FUSED, ALTERNATING, "torch.nn", *waiting_cells.NAMES)
     assert suites.SUITES == {
         "scan": suites.SCAN,
         "recurrent": suites.RECURRENT,

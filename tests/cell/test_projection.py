@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 from support.everyday import in_turn, one_in
-from support.projected_cells import NAN_BEYOND, NORMED, NORMS_OVER_ALL, OVER_ALL, TWO_ROUNDS, call_of
+from support.projected_cells import NAN_BEYOND, NORMED, NORMS_BY_HEAD, NORMS_OVER_ALL, OVER_ALL, TWO_ROUNDS, call_of
 
 import minrnn_gen
 from minrnn_gen.cell.files import find_cell
@@ -34,7 +34,7 @@ output: h
 CELLS: dict[str, Any] = {
     "lstm_projected": "lstm_projected",
     "block_gru": "block_gru",
-    **{cell["name"]: cell for cell in (TWO_ROUNDS, OVER_ALL, NORMED, NORMS_OVER_ALL, NAN_BEYOND)},
+    **{cell["name"]: cell for cell in (TWO_ROUNDS, OVER_ALL, NORMED, NORMS_OVER_ALL, NORMS_BY_HEAD, NAN_BEYOND)},
 }
 # Outputs, final states and sums of squares of first derivatives of a prototype in float64, for B = 2, T = 5, H = 4.
 REFERENCES = json.loads((Path(__file__).parent / "projected_references.json").read_text(encoding="utf-8"))
@@ -79,17 +79,10 @@ def test_what_is_refused_is_one_sentence_with_its_place(changed: tuple[str, str]
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_norms_are_of_values_with_the_same_units_and_of_heads_that_stay_apart() -> None:
+def test_norms_are_of_values_with_the_same_units() -> None:
     mixed = OVER_ALL["equations"].replace("silu(R.a)", "rms_norm(R.a, all, 1) * mean([R.a, W.k], all)")
     with pytest.raises(BadInput, match=r"R.a has P projected units and W\.k has H; only a product R\.g"):
         minrnn_gen.compile({"model": {**OVER_ALL, "equations": mixed}, "hidden_size": 8, "projection_size": 4})
-    by_head = NORMS_OVER_ALL["equations"].replace("rms_norm(W.k + R.d + R.e(a), all", "rms_norm(W.k + R.d + R.e(a), head")
-    keys = {"model": {**NORMS_OVER_ALL, "equations": by_head}, "hidden_size": 8, "projection_size": 4}
-    with pytest.raises(BadInput) as caught:
-        minrnn_gen.compile({**keys, "heads": 2})
-    assert "heads: 2 are given, and norms_over_all has rms_norm(W.k + R.d + R.e, head, 0.0001), over a" in str(caught.value)
-    assert "beside the product R.a over all heads; write the norm over all, or give 1 head" in str(caught.value)
-    minrnn_gen.compile(keys)
     with pytest.raises(BadInput, match="'centre' is not a function of the language"):
         parse_cell(find_cell({"name": "a", "equations": "h[t] = centre(W.x + R.x)"}, Path(), "spec"))
 
@@ -127,6 +120,8 @@ def test_a_spec_gives_the_size_that_the_cell_needs(keys: dict[str, Any], said: s
 SHAPES = [
     ("lstm_projected", 2, 6),
     ("normed", 2, 6),
+    ("norms_by_head", 2, 6),
+    ("norms_by_head", 4, 8),
     ("two_rounds", 2, 2),
     ("block_gru", 4, 4),
     ("nan_beyond", 2, 4),

@@ -12,6 +12,7 @@ from unittest import mock
 
 import cupy
 import numpy as np
+from support.projected_cells import biases, matrices
 from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
 from support.vector_calls import VectorCall
 
@@ -59,6 +60,19 @@ DENSE = (
     ("lstm", "bf16", 1, 840, "BTD"),
     ("lstm", "bf16", 1, 256, "BTD"),
 )
+# Steps that wait for products and for means, in a block, in clusters, in grids, and step by step:
+# (cell, precision, heads, head_dim, layout, rest of the spec).
+WAITING: tuple[tuple[str, str, int, int, str, dict[str, Any]], ...] = (
+    ("gru_reset_before", "fp16", 1, 256, "BTD", {}),
+    ("gru_reset_before", "bf16", 2, 40, "TBD", {}),
+    ("gru_reset_before", "bf16", 1, 1280, "BTD", {}),
+    ("layer_norm_lstm", "bf16", 1, 256, "BTD", {}),
+    ("layer_norm_lstm", "fp32", 2, 40, "TBD", {}),
+    ("layer_norm_lstm", "bf16", 1, 1024, "BTD", {}),
+    ("layer_norm_lstm", "fp16", 1, 40, "BDT", {}),
+    ("lstm_projected", "bf16", 1, 256, "BTD", {"projection_size": 128}),
+    ("block_gru", "bf16", 8, 64, "BTD", {"projection_size": 512}),
+)
 # Planned for so many sequences: tiles of eight, whose cells warps share.
 MANY = {("lstm", 256): 64}
 # Of many sequences: (cell, precision, head_dim, layout, batch); by warpgroups, forward and backward, the last in an older way.
@@ -90,14 +104,14 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool, batch: int) -> No
     if interface.has_vectors:
         run_with_vectors(kernel, VectorCall(BATCH, time, has_sequences, has_sequences), all_states)
         return
-    states = {name: normal(interface.state_shape(batch), precision.arithmetic_dtype) for name in kernel.states}
+    states = {name: normal(interface.shape_of_state(name, batch), precision.arithmetic_dtype) for name in kernel.states}
     vectors: dict[str, Any] = {
         "bias": normal((len(kernel.gates), interface.hidden_size)),
-        "parameters": {name: normal(interface.parameter_shape) for name in kernel.parameters},
+        "parameters": {name: normal(interface.shape_of_parameter(name)) for name in kernel.parameters},
         "state": states,
     }
     if interface.recurrent_gates:
-        vectors |= {"R": normal(interface.R_shape), "recurrent_bias": normal(interface.recurrent_bias_shape)}
+        vectors |= {"R": matrices(interface, normal), "recurrent_bias": biases(interface, normal)}
     sequences: dict[str, Any] = {}
     if has_sequences:
         sequences = {
@@ -188,6 +202,10 @@ def cases() -> Iterator[Case]:
         spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
         hints = {"recurrent_bias": True, "batch": MANY.get((cell, head_dim))}
         yield _case(f"{layout} {cell} {precision} {heads} x {head_dim}", spec | hints, specialization)
+    for (cell, precision, heads, head_dim, layout, rest), specialization in itertools.product(WAITING, REGIMES):
+        spec = {"model": cell, "hidden_size": heads * head_dim, "heads": heads, "precision": precision, "layout": layout}
+        spec |= rest | {"recurrent_bias": True}
+        yield _case(f"waiting {layout} {cell} {precision} {heads} x {head_dim}", spec, specialization)
     for (cell, precision, head_dim, layout, batch), specialization in itertools.product(LARGE, REGIMES):
         spec = {"model": cell, "hidden_size": head_dim, "precision": precision, "layout": layout, "recurrent_bias": True}
         case = _case(f"large {layout} {cell} {precision} {head_dim} x {batch}", spec, specialization)

@@ -24,6 +24,15 @@ pytestmark = pytest.mark.gpu
 
 # (cell, heads, head_dim) in bf16: heads that fit a block, one that takes a cluster where the GPU has them, and one of a grid.
 WAYS = (("lstm", 2, 64), ("gru", 1, 256), ("lstm", 1, 1024))
+# Steps that wait for products and for means, in a block, in clusters and in grids.
+WAYS_THAT_WAIT = (
+    ("gru_reset_before", 2, 64),
+    ("layer_norm_lstm", 2, 64),
+    ("gru_reset_before", 1, 256),
+    ("layer_norm_lstm", 1, 512),
+    ("gru_reset_before", 1, 1280),
+    ("layer_norm_lstm", 1, 1024),
+)
 # Of many sequences, by warpgroups: R in clusters, and in blocks anywhere.
 WAYS_OF_MANY = (("lstm", 1, 512), ("gru", 1, 384), ("lstm", 1, 1024))
 # A GPU that is not done by then never will be.
@@ -33,7 +42,7 @@ LAUNCHES = int(os.environ.get("MINRNN_TEST_LAUNCHES", "20000"))
 # No multiple of two or three, so that all kernels are looked at.
 LAUNCHES_BETWEEN_LOOKS = 1001
 # Primes, so that every size meets all kernels, and both passes.
-SIZES, SIZES_OF_MANY = 97, 13
+SIZES, SIZES_THAT_WAIT, SIZES_OF_MANY = 97, 17, 13
 LAUNCHES_BETWEEN_BACKWARDS = 4
 LAUNCHES_BETWEEN_OTHERS = 10
 
@@ -89,10 +98,19 @@ def wait_for(torch: Any, *streams: Any) -> None:
         time.sleep(1e-4)
 
 
-def both_passes(kernel: Kernel, x: Any, R: Any) -> list[Any]:
-    y, state, saved = kernel.forward(x, R)
+def both_passes(kernel: Kernel, x: Any, R: Any, **parameters: Any) -> list[Any]:
+    y, state, saved = kernel.forward(x, R, **parameters)
     gradients = kernel.backward(saved, y)
     return [y, *state.values(), gradients["x"], gradients["R"]]
+
+
+def parameters_of(torch: Any, kernel: Kernel) -> dict[str, Any]:
+    """Return the parameters of a cell as an argument of its calls, nothing where it has none."""
+    interface, generator = kernel.interface, torch.Generator("cuda").manual_seed(1)
+    shapes = {name: interface.shape_of_parameter(name) for name in interface.parameters}
+    dtype = getattr(torch, interface.precision.storage_dtype)
+    drawn = {name: torch.randn(shape, device="cuda", generator=generator).to(dtype) for name, shape in shapes.items()}
+    return {"parameters": drawn} if drawn else {}
 
 
 def all_equal(torch: Any, found: list[Any], expected: list[Any]) -> bool:
@@ -135,8 +153,12 @@ def test_a_gpu_that_is_full(
 
 @pytest.mark.parametrize(
     ("ways", "sizes", "batches", "steps"),
-    [(WAYS, SIZES, (1, 64), (1, 16)), (WAYS_OF_MANY, SIZES_OF_MANY, (128, 512), (1, 8))],
-    ids=["few sequences", "many sequences"],
+    [
+        (WAYS, SIZES, (1, 64), (1, 16)),
+        (WAYS_THAT_WAIT, SIZES_THAT_WAIT, (1, 16), (1, 8)),
+        (WAYS_OF_MANY, SIZES_OF_MANY, (128, 512), (1, 8)),
+    ],
+    ids=["few sequences", "steps that wait", "many sequences"],
 )
 def test_many_launches(
     compiled: Callable[..., Kernel],
@@ -146,7 +168,7 @@ def test_many_launches(
     batches: tuple[int, int],
     steps: tuple[int, int],
 ) -> None:
-    """Three kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
+    """Kernels in turn, of all sizes, every fourth time with its backward, while another stream has work too.
 
     The result of every 1,001st is the first of its size, bit by bit. 100,000 of them take about five times as long:
     MINRNN_TEST_LAUNCHES=100000 python -m pytest tests/gpu/test_recurrent_execution.py -k many_launches
@@ -158,17 +180,18 @@ def test_many_launches(
     shapes = [*zip(batches, steps, strict=True)]
     shapes += [(drawn.randint(*batches), drawn.randint(*steps)) for _ in range(sizes - len(shapes))]
     calls = [[arguments(torch, kernel, *shape, seed=number) for number, shape in enumerate(shapes)] for kernel in kernels]
+    vectors = [parameters_of(torch, kernel) for kernel in kernels]
     first: dict[tuple[int, int, bool], list[Any]] = {}
 
-    def forward(kernel: Kernel, x: Any, *others: Any) -> list[Any]:
-        y, state = kernel(x, *others)
+    def forward(kernel: Kernel, *call: Any, **parameters: Any) -> list[Any]:
+        y, state = kernel(*call, **parameters)
         return [y, *state.values()]
 
     # A forward that saves its states may be another kernel than one that does not.
     for which, kernel in enumerate(kernels):
         for number in range(sizes):
-            first[which, number, True] = both_passes(kernel, *calls[which][number])
-            first[which, number, False] = forward(kernel, *calls[which][number])
+            first[which, number, True] = both_passes(kernel, *calls[which][number], **vectors[which])
+            first[which, number, False] = forward(kernel, *calls[which][number], **vectors[which])
     mine = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(mine):
@@ -177,7 +200,7 @@ def test_many_launches(
             call = calls[which][number]
             # In turn for each kernel.
             has_backward = launch // len(kernels) % LAUNCHES_BETWEEN_BACKWARDS == 0
-            found = (both_passes if has_backward else forward)(kernels[which], *call)
+            found = (both_passes if has_backward else forward)(kernels[which], *call, **vectors[which])
             if launch % LAUNCHES_BETWEEN_OTHERS == 0:
                 others.occupy(sm_count(torch), 256, SHORT_CYCLES)
             if launch % LAUNCHES_BETWEEN_LOOKS == LAUNCHES_BETWEEN_LOOKS - 1:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.device_arrays import moved
-from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_ROUNDS
+from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_PARTS, OF_ROUNDS
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 
 import minrnn_gen
@@ -39,6 +39,11 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (GATES_TOGETHER, 1024, 8, 5, 70, {"precision": "fp32", "layout": "BDT", "direction": "bidirectional"}),
     (OF_BOTH, 96, 3, 7, 30, {"precision": "fp32", "recurrent_gradient_clip": 0.05}),
     (OF_ROUNDS, 700, 1, 4, 33, {"precision": "fp64", "input_size": 24}),
+    # Means over parts of a head: several in a block, blocks of a part, of a grid, and step by step.
+    (OF_PARTS, 64, 1, 5, 33, {"precision": "fp32"}),
+    (OF_PARTS, 512, 1, 16, 40, {"precision": "bf16"}),
+    (OF_PARTS, 1024, 1, 3, 20, {"precision": "bf16"}),
+    (OF_PARTS, 600, 1, 4, 20, {"precision": "fp64"}),
 ]
 # Single steps whose blocks wait for each other: R beyond the chip, a layout of no kernel over time, and one block of a head.
 STEPS: list[tuple[Any, int, int, int, dict[str, Any]]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.projected_cells import NORMS_BY_HEAD
 
 from minrnn_gen.build.builder import builder_of
 from minrnn_gen.build.embedded import builder_of_kernels
@@ -23,6 +24,11 @@ WAYS: list[dict[str, Any]] = [
     {"hidden_size": 96, "heads": 3, "precision": "fp16", "layout": "TBD"},
     {"hidden_size": 128, "heads": 8},
     {"hidden_size": 64, "heads": 4, "precision": "fp32"},
+    # Norms over a head: heads of a block, blocks of a head, one block, P units of each head, and what no blocks have whole.
+    {"model": NORMS_BY_HEAD, "hidden_size": 64, "heads": 4},
+    {"model": NORMS_BY_HEAD, "hidden_size": 256, "heads": 2, "precision": "fp16"},
+    {"model": NORMS_BY_HEAD, "hidden_size": 24, "heads": 2, "projection_size": 12, "precision": "fp64"},
+    {"model": NORMS_BY_HEAD, "hidden_size": 54, "heads": 2, "precision": "fp32"},
 ]
 
 

@@ -58,4 +58,21 @@ MIXED_LISTS: dict[str, Any] = {
         h[t] = z * h[t-1] + (1 - z) * tanh(layer_norm(W.n, [W.n, a], head, 1e-3))
     """,
 }
+# As a cell whose products over all heads make one head of four: means over these parts of it and over all, at one depth too.
+OF_PARTS: dict[str, Any] = {
+    "name": "of_parts",
+    "parameters": ["p"],
+    "norm_parts": 4,
+    "equations": """
+        r = sigmoid(W.r + p * rms_norm(R.r, head, 1e-2) - mean(abs(R.r), all))
+        a = R.n(r * rms_norm(h[t-1], all, 1e-2))
+        n = tanh(W.n + layer_norm(a, [a, r], head, 1e-2))
+        h[t] = r * h[t-1] + (1 - r) * n
+    """,
+}
+BY_PARTS: dict[str, Any] = {
+    "name": "by_parts",
+    "norm_parts": 4,
+    "equations": "h[t] = tanh(W.n + layer_norm(R.n, head, 1e-2)) * mean(abs(h[t-1]), head)",
+}
 EVERY_CELL = (GATES_TOGETHER, OF_BOTH, OF_ROUNDS)

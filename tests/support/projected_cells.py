@@ -79,6 +79,22 @@ NORMS_OVER_ALL: dict[str, Any] = {
         h[t] = z * tanh(R.n(k)) + (1 - z) * h[t-1]
     """,
 }
+# Norms over a head, of P units and of H, beside products over all heads.
+NORMS_BY_HEAD: dict[str, Any] = {
+    "name": "norms_by_head",
+    "states": {"h": "p", "c": 1},
+    "parameters": {"s": "p", "w": 1},
+    "products": {"a": {"to": "p", "over": "all"}, "e": {"over": "all"}, "q": {"to": "p"}},
+    "recurrent_bias": True,
+    "equations": """
+        a    = silu(s * layer_norm(R.a, head, 1e-2))
+        k    = silu(w * rms_norm(W.k + R.d + R.e(a), head, 1e-2))
+        z    = sigmoid(R.z(k) - mean(abs(k), all))
+        c[t] = z * layer_norm(R.n(k), [R.n(k), k], head, 1e-1) + (1 - z) * c[t-1]
+        h[t] = R.q(c[t]) + mean(a * h[t-1], head)
+    """,
+    "output": "h",
+}
 
 
 def matrices(interface: Interface, draw: Callable[[tuple[int, ...]], Any]) -> Any:

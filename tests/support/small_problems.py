@@ -16,7 +16,7 @@ from support.drafts import NOTES, OF_DRAFTS, drafted, placed
 from support.halves import take_halves
 from support.input_cells import GAPS, HIGHWAY, NORMED
 from support.last_steps import unlike_final_state
-from support.norm_cells import GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_ROUNDS
+from support.norm_cells import BY_PARTS, GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_PARTS, OF_ROUNDS
 from support.pools import CALLS, SLOTS, OnPool, on_pool
 from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
 from support.unasked import leave_out_vectors
@@ -734,6 +734,8 @@ TURNING: dict[str, Any] = {
     },
     "hidden_size": 8,
 }
+# Two parts of a head instead of four.
+HALF = {"norm_parts": 2}
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
 FORWARD: tuple[KernelPass, ...] = ("forward",)
 BACKWARD: tuple[KernelPass, ...] = ("backward",)
@@ -1094,6 +1096,23 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             BOTH,
         ),
+        # Means over parts of a head beside means over all: parts within a warp, several in a block, and blocks of a part.
+        ("norms of parts", {"model": OF_PARTS, "hidden_size": 24}, DENSE, "long resets", BOTH),
+        (
+            "norms of parts of blocks",
+            {"model": OF_PARTS, "hidden_size": 64},
+            DENSE | CLUSTER | {"row_warps": 2},
+            "resets",
+            BOTH,
+        ),
+        ("norms of blocks of parts", BF16 | {"model": OF_PARTS | HALF, "hidden_size": 64}, DENSE | FOUR_BLOCKS, "resets", BOTH),
+        (
+            "norms of parts of a grid",
+            FP16 | {"model": OF_PARTS | HALF, "hidden_size": 64, "gpu": "a100"},
+            DENSE | {"grid_blocks": 4, "row_warps": 1},
+            "resets",
+            BOTH,
+        ),
         ("inputs", BF16 | {"model": GAPS, "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("blocks of R", BLOCKS_OF_R | {"hidden_size": 32}, DENSE | CLUSTER | {"row_warps": 1}, "resets", BOTH),
         (
@@ -1250,6 +1269,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BOTH,
         ),
         ("norms in rounds", {"model": OF_ROUNDS, "hidden_size": 24}, BY_THREADS, "long resets", BOTH),
+        ("norms in parts", {"model": OF_PARTS, "hidden_size": 24}, BY_THREADS, "resets", BOTH),
+        ("norms in parts alone", BF16 | {"model": BY_PARTS, "hidden_size": 40}, BY_THREADS, "resets", BOTH),
         ("clipped", FP16 | {"model": "gru", "hidden_size": 24, "gpu": "t4", "recurrent_gradient_clip": 0.05}, {}, "long", BOTH),
     ),
 }
@@ -1281,6 +1302,12 @@ STEPS: tuple[tuple[str, dict[str, Any], dict[str, int]], ...] = (
         {"units": 1, "warps": 2, "batch_tile": 1},
     ),
     ("norms of one", BDT | {"model": "layer_norm_lstm", "hidden_size": 12}, {"units": 4, "warps": 4, "batch_tile": 1}),
+    (
+        "norms of parts between blocks",
+        BDT | {"model": OF_PARTS | HALF, "hidden_size": 24},
+        {"units": 2, "warps": 2, "batch_tile": 2},
+    ),
+    ("norms of parts in blocks", BDT | {"model": OF_PARTS, "hidden_size": 16}, {"units": 4, "warps": 2, "batch_tile": 2}),
     ("norms and rounds", BDT | BF16 | {"model": OF_ROUNDS, "hidden_size": 24}, {"units": 2, "warps": 2, "batch_tile": 4}),
 )
 # (name, spec, wanted, kinds of calls)

@@ -88,7 +88,9 @@ def _registers(problem: Problem, units: int, batch_tile: int, stages: int) -> in
 def _shared_map(problem: Problem, units: int, warps: int, batch_tile: int, stages: int) -> dict[str, int]:
     row_values = _rounds(problem, stages) * stages * limits.WARP_LANES * _values(problem)
     operand = {"operand": batch_tile * row_values * problem.precision.storage_bytes}
-    return operand | means.shared_map(problem, warps * units, batch_tile, cluster_blocks=1)
+    return operand | means.shared_map(
+        problem, warps * units, batch_tile, cluster_blocks=1, group_blocks=_group_blocks(problem, units, warps)
+    )
 
 
 def _in_plan(problem: Problem, units: int, warps: int, batch_tile: int) -> dict[str, int]:
@@ -115,6 +117,14 @@ def _constraints_of_groups(problem: Problem) -> tuple[Constraint, ...]:
             lambda *values: problem.gpu.sm_count * resources(problem, dict(zip(every, values, strict=True))).blocks_per_sm,
             "blocks",
             "split the hidden size into more heads",
+        ),
+        Constraint(
+            "whole_parts",
+            "blocks have whole parts of the head that means are over, or parts have whole blocks",
+            ("units", "warps"),
+            lambda units, warps: means.units_apart(problem, units * warps, _group_blocks(problem, units, warps)),
+            lambda *_: 0,
+            "units",
         ),
         Constraint(
             "pair_of_units",
@@ -208,7 +218,7 @@ def _waits_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     blocks_of_busiest_sm = ceil(minimum(groups * group, resident) / gpu.sm_count)
     words = batch_tile * group * warps * units * max(1, problem.precision.storage_bytes // WORD_BYTES)
     gathered = model.grid + blocks_of_busiest_sm * words / 1000 * model.gathered + words / (2 * threads) * model.load
-    of_means = means.terms_ns(problem, 1, group, batch_tile)
+    of_means = means.terms_ns(problem, candidate["warps"] * candidate["units"], 1, group, batch_tile)
     exchange = len(problem.cell.rounds) * scales_of(gpu).grid * gathered
     return {name: turns * ns / 1e3 for name, ns in {"exchange": exchange, **of_means}.items()}
 

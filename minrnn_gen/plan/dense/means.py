@@ -26,16 +26,49 @@ def _at_once(problem: Problem, batch_tile: int) -> int:
     return batch_tile * max((count for count, _ in problem.cell.waits), default=0)
 
 
-def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: int) -> dict[str, int]:
+def norm_units(problem: Problem) -> int:
+    """Return the units of a part of a head that means over a head are over."""
+    return problem.head_dim // problem.cell.norm_parts
+
+
+def parts_of_block(problem: Problem, units: int, group_blocks: int) -> int:
+    """Return how many of these parts a block of so many units has, 1 if it has less than one."""
+    return problem.cell.norm_parts if group_blocks == 1 else max(1, units // norm_units(problem))
+
+
+def blocks_of_part(problem: Problem, units: int, group_blocks: int) -> int:
+    """Return how many blocks have one of these parts together."""
+    return 1 if group_blocks == 1 else max(1, norm_units(problem) // units)
+
+
+def parts_of_warp(problem: Problem, units: int) -> int:
+    """Return the most parts that a warp of so many units has units of."""
+    of_part = norm_units(problem)
+    return min(problem.cell.norm_parts, 1 if of_part % units == 0 else (units - 1) // of_part + 2)
+
+
+def units_apart(problem: Problem, units: int, group_blocks: int) -> int:
+    """Return how many units of a block or blocks of a group are beyond whole parts; 0 if either has whole ones of the other."""
+    of_part = norm_units(problem)
+    if problem.cell.norm_parts == 1 or group_blocks == 1:
+        return 0
+    return (of_part % units or group_blocks % (of_part // units)) if of_part >= units else units % of_part
+
+
+def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: int, group_blocks: int) -> dict[str, int]:
     """Return the part of shared memory for the values of a block's units, what blocks send, and a step's means."""
     waits, arithmetic_bytes = problem.cell.waits, problem.precision.arithmetic_bytes
     if not waits:
         return {}
     values = max(rows for _, rows in waits) * batch_tile * (units + lanes_of_sum(units))
-    of_step = MOMENTS * batch_tile * sum(count for count, _ in waits)
+    of_step = MOMENTS * batch_tile * parts_of_block(problem, units, group_blocks) * sum(count for count, _ in waits)
     received = 2 * MOMENTS * cluster_blocks * _at_once(problem, batch_tile) if cluster_blocks > 1 else 0
+    mbarriers = 2 * MBARRIER_BYTES
+    if problem.cell.norm_parts > 1 and cluster_blocks > 1:
+        received += 2 * MOMENTS * blocks_of_part(problem, units, group_blocks) * _at_once(problem, batch_tile)
+        mbarriers *= 2
     # Each part begins at a multiple of what is moved at once.
-    return {"means": arithmetic_bytes * (values + of_step + received) + 2 * MBARRIER_BYTES + 4 * WIDEST_COPY_BYTES}
+    return {"means": arithmetic_bytes * (values + of_step + received) + mbarriers + 4 * WIDEST_COPY_BYTES}
 
 
 def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, int]:
@@ -43,8 +76,11 @@ def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, in
     if not problem.cell.waits:
         return {}
     words = MOMENTS * problem.precision.arithmetic_bytes // 4
-    # Of even and of odd exchanges, each word with the number of its exchange.
-    return {"means_exchange_bytes": 2 * grid_blocks * _at_once(problem, batch_tile) * words * 8 if grid_blocks > 1 else 0}
+    # Of even and of odd exchanges, each word with the number of its exchange; means of parts of a head apart.
+    scopes = 2 if problem.cell.norm_parts > 1 else 1
+    return {
+        "means_exchange_bytes": scopes * 2 * grid_blocks * _at_once(problem, batch_tile) * words * 8 if grid_blocks > 1 else 0
+    }
 
 
 def registers(problem: Problem, cells: int) -> int:
@@ -57,13 +93,16 @@ def registers(problem: Problem, cells: int) -> int:
     return problem.registers_per_value * (cells * kept + REGISTERS)
 
 
-def terms_ns(problem: Problem, cluster_blocks: int, grid_blocks: int, batch_tile: int) -> dict[str, float]:
+def terms_ns(problem: Problem, units: int, cluster_blocks: int, grid_blocks: int, batch_tile: int) -> dict[str, float]:
     """Return the time of a step's exchanges as a term of the cost model, where there are any."""
     if not problem.cell.waits:
         return {}
     scales, exchanges = scales_of(problem.gpu), len(problem.cell.waits)
+    # Means of parts of a head are not exchanged where a block has whole parts.
+    is_exchanged = blocks_of_part(problem, units, cluster_blocks * grid_blocks) > 1
+    between_blocks = exchanges - (0 if is_exchanged else problem.cell.waits_within_parts)
     words = MOMENTS * problem.precision.arithmetic_bytes / 4 * batch_tile * sum(count for count, _ in problem.cell.waits)
-    between = exchanges * CLUSTER_NS * scales.cluster if cluster_blocks > 1 else 0.0
+    between = between_blocks * CLUSTER_NS * scales.cluster if cluster_blocks > 1 else 0.0
     if grid_blocks > 1:
-        between = scales.grid * (exchanges * GRID_NS + words * grid_blocks / 1000 * GATHERED_NS)
+        between = scales.grid * (between_blocks * GRID_NS + words * grid_blocks / 1000 * GATHERED_NS)
     return {"means": exchanges * BLOCK_NS * scales.block + between}

@@ -20,9 +20,14 @@ LEVEL_US = 1.0
 BACKWARD_REGISTERS_OF_FP64 = 48
 
 
+def norm_heads(problem: Problem) -> int:
+    """Return how many heads means over a head are taken in: those of R, or parts of them."""
+    return problem.heads * problem.cell.norm_parts
+
+
 def heads_per_block(problem: Problem) -> int:
-    """Return how many heads a block has: one, or all where means are over all."""
-    return problem.heads if problem.cell.means_over_all else 1
+    """Return how many of these a block has: one, or all where means are over all."""
+    return norm_heads(problem) if problem.cell.means_over_all else 1
 
 
 def _registers(problem: Problem) -> int:
@@ -57,22 +62,23 @@ def _constraints(problem: Problem) -> tuple[Constraint, ...]:
 def _resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, heads = candidate["threads"], heads_per_block(problem)
     shared = _shared_map(problem, threads)
+    partition = {"heads_per_block": heads, **({"norm_parts": problem.cell.norm_parts} if problem.cell.norm_parts > 1 else {})}
     return limits.resident(
-        problem, threads, heads * problem.head_dim, _registers(problem), shared, partition={"heads_per_block": heads}
+        problem, threads, problem.hidden_size // norm_heads(problem) * heads, _registers(problem), shared, partition=partition
     )
 
 
 def _levels_us(problem: Problem, candidate: Candidate) -> Amount:
     """Return the latency of a block: its levels in sequence, each in as many turns as its threads take."""
-    turns = heads_per_block(problem) * ceil(problem.head_dim / candidate["threads"])
+    turns = heads_per_block(problem) * ceil(problem.hidden_size / norm_heads(problem) / candidate["threads"])
     return (problem.cell.means[0] + 1) * LEVEL_US * (1 + turns) / 2
 
 
 def _block_us(problem: Problem, candidate: Candidate) -> Amount:
     """Return the time of one launch whose blocks all run at once."""
     gpu, heads, threads = problem.gpu, heads_per_block(problem), candidate["threads"]
-    turns = heads * ceil(problem.head_dim / threads)
-    blocks_of_busiest_sm = ceil(problem.batch * (problem.heads // heads) / gpu.sm_count)
+    turns = heads * ceil(problem.hidden_size / norm_heads(problem) / threads)
+    blocks_of_busiest_sm = ceil(problem.batch * (norm_heads(problem) // heads) / gpu.sm_count)
     levels = problem.cell.means[0] + 1
     instructions = gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD
     warps = blocks_of_busiest_sm * threads / limits.WARP_LANES * turns * levels
@@ -96,7 +102,7 @@ def _arguments_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount
     of_all = problem.at(problem.batch * problem.time, 1)
     # Blocks beyond those that are resident follow, each with the latency of its levels.
     resident = problem.gpu.sm_count * _resources(problem, candidate).blocks_per_sm
-    waves = ceil(of_all.batch * (problem.heads // heads_per_block(problem)) / resident)
+    waves = ceil(of_all.batch * (norm_heads(problem) // heads_per_block(problem)) / resident)
     return {
         "arguments": _block_us(of_all, candidate) + (waves - 1) * _levels_us(problem, candidate),
         "launch": launch_us(problem.gpu),

@@ -158,7 +158,7 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
         sums = partition.local_exchange_bytes if partition.uses_reduce_scatter else 0
         parts["local_rounds"] = local * (parts["operand"] // 2 + sums + 2 * MBARRIER_BYTES)
     units = partition.row_warps * partition.units_per_warp
-    return parts | means.shared_map(problem, units, batch_tile, partition.cluster_blocks)
+    return parts | means.shared_map(problem, units, batch_tile, partition.cluster_blocks, partition.group_blocks)
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -272,6 +272,22 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda cluster_blocks, _: cluster_blocks,
             "blocks",
         ),
+        *(
+            (
+                Constraint(
+                    "whole_parts",
+                    "blocks have whole parts of the head that means are over, or parts have whole blocks",
+                    units,
+                    lambda cluster_blocks, grid_blocks, warps, products=1: means.units_apart(
+                        problem, warps * TILE_ROWS // products, cluster_blocks * grid_blocks
+                    ),
+                    lambda *_: 0,
+                    "units",
+                ),
+            )
+            if problem.cell.waits_within_parts
+            else ()
+        ),
         *(in_shared if "smem_sixteenths" in every else ()),
         *limits.hardware_constraints(
             problem.gpu,
@@ -346,7 +362,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     if local := len(partition.diagonal.local_rounds):
         terms_ns["exchange"] *= (rounds - local) / rounds
         terms_ns["exchange"] += local * local_exchange_ns(partition, model, blocks_of_busiest_sm)
-    terms_ns |= means.terms_ns(problem, partition.cluster_blocks, partition.grid_blocks, partition.batch_tile)
+    terms_ns |= means.terms_ns(
+        problem,
+        partition.row_warps * partition.units_per_warp,
+        partition.cluster_blocks,
+        partition.grid_blocks,
+        partition.batch_tile,
+    )
     waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
     terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
     steps_us = problem.time * ceil(groups / at_once) / 1e3

@@ -135,7 +135,7 @@ def arguments_launch(
     """
     blocks = divided_up(call.batch * call.time * plan.problem.hidden_size, plan.launch.threads)
     if heads := plan.launch.partition.get("heads_per_block"):
-        blocks = call.batch * call.time * (plan.problem.heads // heads)
+        blocks = call.batch * call.time * (plan.norm_heads // heads)
     values = {
         **_inputs(names, call),
         **_left_by_forward(names, call, layout, arrays),

@@ -44,7 +44,8 @@ class MadeAgain:
         """Recompute the means over units."""
         interface, rows = self.interface, part.rows * part.time
         row = rows_of_means(self.names.known_means) * MEANS_OF_ROW
-        means = recorder.new_array((rows, interface.heads, row), interface.precision.arithmetic_dtype)
+        heads = interface.heads * self.names.norm_parts
+        means = recorder.new_array((rows, heads, row), interface.precision.arithmetic_dtype)
         if rows:
             kernel = recorder.load(recorder.choose("arguments", self.specialization, sizes_of(part)))
             arrays, number = replace(of_run, means=means), len(self.gates.rounds) + 1

@@ -116,7 +116,7 @@ class StepwiseRun:
         step, is_backward, gates = queue.load(kernel, STEP), _is_backward(kernel), self.gates
         blocks = divided_up(batch * step.plan.problem.hidden_size, step.plan.launch.threads)
         if heads := step.plan.launch.partition.get("heads_per_block"):
-            blocks = batch * (step.plan.problem.heads // heads)
+            blocks = batch * (step.plan.norm_heads // heads)
         of_rounds = list(enumerate(gates.rounds, start=1))
 
         def multiply(runs: tuple[range, ...], number: int = 0) -> None:
