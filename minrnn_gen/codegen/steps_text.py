@@ -52,6 +52,12 @@ class _StepsNames(CellNames):
         return tuple(numbers.get(gate, 0) for gate in self.products)
 
     @property
+    def products_in_order(self) -> tuple[int, ...]:
+        """The places of all products, ordered by their rounds."""
+        of_products = self.round_of_products
+        return tuple(sorted(range(len(of_products)), key=of_products.__getitem__))
+
+    @property
     def in_rounds(self) -> bool:
         """Whether some products of a step depend on other products of the step."""
         return any(self.round_of_products)

@@ -32,12 +32,11 @@ def refusal(problem: Problem) -> str:
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
     if problem.matrix_product == "fma":
         return f"tensor cores make no products in {problem.precision.name}"
-    if len(problem.cell.recurrent_gates) > PRODUCTS_MOST:
-        return (
-            f"{problem.cell.name} has {len(problem.cell.recurrent_gates)} recurrent products, warpgroups take {PRODUCTS_MOST}"
-        )
-    if problem.cell.rounds:
-        return f"products of {problem.cell.name} wait for one another within a step, those of warpgroups do not"
+    most = max(problem.cell.round_products)
+    if most > PRODUCTS_MOST:
+        return f"{problem.cell.name} has {most} recurrent products in a round, warpgroups take {PRODUCTS_MOST}"
+    if not problem.cell.round_products[0]:
+        return f"no product of {problem.cell.name} is of its previous output alone, which the warpgroups exchange"
     if problem.specialization.alignment_bytes < WIDEST_COPY_BYTES:
         return f"rows start at multiples of {problem.specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
     return ""

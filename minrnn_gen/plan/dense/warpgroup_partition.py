@@ -73,6 +73,12 @@ class WarpgroupPartition:
         return len(self.problem.cell.recurrent_gates) if self.is_backward else 1
 
     @property
+    def round_widths(self) -> tuple[int, ...]:
+        """Values of a unit in the operand of each round: its output or argument, or the gradients of the round's products."""
+        products = self.problem.cell.round_products
+        return products if self.is_backward else (1,) * len(products)
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return self.row_tiles * self.split_k_warpgroups * self.column_groups
@@ -84,8 +90,8 @@ class WarpgroupPartition:
 
     @cached_property
     def row_slots(self) -> int:
-        """Rows of a unit in a tile, a power of two: its products, or the gradient of its output."""
-        return 1 if self.is_backward else 1 << (len(self.problem.cell.recurrent_gates) - 1).bit_length()
+        """Rows of a unit in a tile, a power of two: its products of one round, or the gradient of what they multiply."""
+        return 1 if self.is_backward else 1 << (max(self.problem.cell.round_products) - 1).bit_length()
 
     @property
     def tile_units(self) -> int:
@@ -115,7 +121,7 @@ class WarpgroupPartition:
     @cached_property
     def unit_chunks(self) -> int:
         """Chunks of the units of a head, rounded up to what blocks and split K share evenly."""
-        of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, self.operand_width))
+        of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, *self.round_widths))
         together = max(of_shares, self.tile_units * self.row_tiles)
         return -(-self.problem.head_dim // together) * together // self.chunk_units
 
@@ -125,9 +131,14 @@ class WarpgroupPartition:
         return 1 << max(0, -(-self.unit_chunks // FLAGS_MOST) - 1).bit_length()
 
     @property
-    def chunks(self) -> int:
-        """Chunks of an operand."""
+    def operand_chunks(self) -> int:
+        """Chunks of an operand, of all rounds of products that have chunks of their own."""
         return self.operand_width * self.unit_chunks
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the rows of a tile, of all rounds: each multiplies one chunk of an operand in a step."""
+        return sum(self.round_widths) * self.unit_chunks
 
     @property
     def grid_blocks(self) -> int:
@@ -163,10 +174,11 @@ class WarpgroupPartition:
     def rounds(self) -> int:
         """Rounds in which a warpgroup computes its cells: several where R is streamed and the ring had no room otherwise.
 
-        Two rounds take as much memory as one, since the values of the next one are copied meanwhile.
+        Two rounds take as much memory as one, since the values of the next one are copied meanwhile. With rounds of products
+        there is one: each of them reads the values of all sequences.
         """
         tiles = self.finished_columns // TILE_COLUMNS
-        if not self.streams_matrix or tiles < 1:
+        if not self.streams_matrix or tiles < 1 or self.problem.cell.rounds:
             return 1
         possible: list[int] = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
         fitting = (rounds for rounds in possible if self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST)
@@ -219,6 +231,8 @@ class WarpgroupPartition:
         # In tf32x3 those of a chain of chunks, and of all chains.
         sums, carried = self.parts_of_value * self.batch_tile // 2, self.cells * states
         of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
+        # Of each cell the products of earlier rounds, or the gradients of arguments.
+        carried += self.cells * (len(cell.rounds) if self.is_backward else products - cell.round_products[-1])
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
@@ -263,7 +277,8 @@ class WarpgroupPartition:
         most = PRODUCER_WARPS // self.column_groups
         if self.streams_matrix:
             most = max(1, min(most, self._slots_beside(self.parts_beside_matrix)))
-        return max(warps for warps in (1, 2, 4) if warps <= most and self.block_chunks % warps == 0)
+        of_every_round = math.gcd(*self.round_widths) * self.unit_chunks // self.split_k_blocks
+        return max(warps for warps in (1, 2, 4) if warps <= most and of_every_round % warps == 0)
 
     @property
     def stage_bytes(self) -> int:
@@ -361,7 +376,7 @@ class WarpgroupPartition:
         """
         flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
-        return 2 * self.chunks * self.slot_bytes + flags_bytes + sums_bytes
+        return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes
 
     @property
     def packed_bytes(self) -> int:
