@@ -58,6 +58,12 @@ class _StepsNames(CellNames):
         return tuple(sorted(range(len(of_products)), key=of_products.__getitem__))
 
     @property
+    def places_in_rounds(self) -> tuple[int, ...]:
+        """For each product, its place among those of its round."""
+        of_products = self.round_of_products
+        return tuple(of_products[:place].count(number) for place, number in enumerate(of_products))
+
+    @property
     def in_rounds(self) -> bool:
         """Whether some products of a step depend on other products of the step."""
         return any(self.round_of_products)

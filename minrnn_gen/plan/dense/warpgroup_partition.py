@@ -32,6 +32,9 @@ STREAM_SLOTS_LEAST = 4
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 ROUNDS_REGISTERS = 16  # of a backward in rounds
+PRODUCT_ROUNDS_REGISTERS = 16  # of a backward with rounds of products
+# Of a forward with rounds of products, what R leaves free: cells of a round are computed at once.
+PRODUCT_ROUNDS_FREE_REGISTERS = 40
 STREAM_REGISTERS = 12  # of a forward that streams R
 # Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
 MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
@@ -233,6 +236,8 @@ class WarpgroupPartition:
         of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
         # Of each cell the products of earlier rounds, or the gradients of arguments.
         carried += self.cells * (len(cell.rounds) if self.is_backward else products - cell.round_products[-1])
+        if cell.rounds and self.is_backward:
+            carried += PRODUCT_ROUNDS_REGISTERS
         if self.is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
@@ -248,7 +253,9 @@ class WarpgroupPartition:
         """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
         if self.streams_matrix and self.warpgroup_chunks > UNROLLED_CHUNKS_MOST:
             return 0
-        room = (self.consumer_registers - self.registers_beside_matrix) // REGISTERS_PER_CHUNK
+        is_forward_in_rounds = self.problem.cell.rounds and not self.is_backward
+        free = PRODUCT_ROUNDS_FREE_REGISTERS if is_forward_in_rounds else 0
+        room = (self.consumer_registers - self.registers_beside_matrix - free) // REGISTERS_PER_CHUNK
         return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
 
     @property
