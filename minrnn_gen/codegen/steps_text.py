@@ -59,7 +59,6 @@ class _StepsNames(CellNames):
 
     @property
     def in_rounds(self) -> bool:
-        """Whether some products of a step depend on other products of the step."""
         return bool(self.lowered.rounds)
 
     @property

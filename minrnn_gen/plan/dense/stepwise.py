@@ -38,14 +38,15 @@ def _registers(problem: Problem) -> int:
 
 
 def product_us(problem: Problem, launches: int = 1) -> Amount:
-    """Return the time of the products of a step: a start for each launch, and the longer of multiply-adds and reading R once."""
+    """Return the time of a step's products: their starts, and the longer of multiply-adds and reading the matrix once."""
     gpu, precision = problem.gpu, "tf32" if problem.matrix_product == "tf32" else problem.precision.name
     matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * problem.head_dim
     matrix_bytes = matrix_elements * problem.precision.storage_bytes
     bandwidth = gpu_rates.bytes_per_s(gpu, matrix_bytes)
     per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[precision]
     times = BACKWARD_PRODUCTS if problem.kernel_pass == "backward" else 1
-    return launches * PRODUCT_US[precision] + maximum(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
+    products_us = maximum(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
+    return launches * PRODUCT_US[precision] + products_us
 
 
 def pointwise_us(problem: Problem, threads: int) -> Amount:
