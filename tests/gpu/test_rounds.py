@@ -20,7 +20,7 @@ from minrnn_gen.precision import error_allowed
 
 pytestmark = pytest.mark.gpu
 
-# Cell, units, heads, sequences, steps, and the rest of the spec: a block, clusters, a grid, warpgroups, no room for R on a chip.
+# Cell, units, heads, sequences, steps, and the rest of the spec: a block, clusters, a grid, warpgroups, no room for R on chip.
 WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (RESET_BEFORE, 32, 1, 3, 17, {"precision": "fp32"}),
     (RESET_BEFORE, 512, 1, 16, 40, {"precision": "bf16"}),
