@@ -228,22 +228,22 @@ class WarpgroupPartition:
     @cached_property
     def registers_beside_matrix(self) -> int:
         """Registers of a thread that multiplies, except for R: sums, states, vectors, and the cell under computation."""
-        cell = self.problem.cell
+        problem, cells = self.problem, self.cells
+        cell, is_backward = problem.cell, self.is_backward
         gates, products, states, vectors = cell.step_values, len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
         # In tf32x3 those of a chain of chunks, and of all chains.
-        sums, carried = self.parts_of_value * self.batch_tile // 2, self.cells * states
-        of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
+        sums, carried = self.parts_of_value * self.batch_tile // 2, cells * states
+        of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[problem.kernel_pass]
         # Of each cell the products of earlier rounds, or the gradients of arguments.
-        carried += self.cells * (len(cell.rounds) if self.is_backward else products - cell.round_products[-1])
-        if cell.rounds and self.is_backward:
-            carried += PRODUCT_ROUNDS_REGISTERS
-        if self.is_backward:
+        carried += cells * (len(cell.rounds) if is_backward else products - cell.round_products[-1])
+        if is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
             fixed = BACKWARD_REGISTERS_FIXED + of_instruction + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
-            return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
-        of_resets = self.cells // 4 if self.problem.specialization.resets else 0
+            fixed += PRODUCT_ROUNDS_REGISTERS if cell.rounds else 0
+            return fixed + sums + carried + of_units + 2 * gates + 2 * products + cells // 4
+        of_resets = cells // 4 if problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
         fixed = REGISTERS_FIXED + of_instruction + self.streams_matrix * STREAM_REGISTERS
         return fixed + sums + carried + of_units + gates + products + of_resets
@@ -253,9 +253,10 @@ class WarpgroupPartition:
         """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
         if self.streams_matrix and self.warpgroup_chunks > UNROLLED_CHUNKS_MOST:
             return 0
-        is_forward_in_rounds = self.problem.cell.rounds and not self.is_backward
-        free = PRODUCT_ROUNDS_FREE_REGISTERS if is_forward_in_rounds else 0
-        room = (self.consumer_registers - self.registers_beside_matrix - free) // REGISTERS_PER_CHUNK
+        free = self.consumer_registers - self.registers_beside_matrix
+        if self.problem.cell.rounds and not self.is_backward:
+            free -= PRODUCT_ROUNDS_FREE_REGISTERS
+        room = free // REGISTERS_PER_CHUNK
         return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
 
     @property
@@ -391,31 +392,3 @@ class WarpgroupPartition:
         if not self.streams_matrix:
             return 0
         return self.tiles * self.chunks * TILE_ROWS * SWIZZLED_ROW_BYTES + self.grid_blocks * LINE_BYTES
-
-    def in_plan(self) -> dict[str, int]:
-        """Return the numbers that the template is written with, by name."""
-        gate_pieces = (
-            self.problem.cell.step_values * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
-        )
-        return {
-            "grid_blocks": self.grid_blocks,
-            "tile_units": self.tile_units,
-            "stage_bytes": self.stage_bytes,
-            "mma_sync": int(self.mma_sync),
-            "chunk_units": self.chunk_units,
-            "chain_chunks": CHAIN_CHUNKS,
-            "unit_chunks": self.unit_chunks,
-            "flag_chunks": self.flag_chunks,
-            "chunks": self.chunks,
-            "rounds": self.rounds,
-            "register_chunks": self.register_chunks,
-            "shared_chunks": self.shared_chunks,
-            "ring_slots": self.ring_slots,
-            "bulk_copies": int(self.problem.gpu.has_bulk_copy),
-            "producer_warps": self.producer_warps,
-            "consumer_registers": self.consumer_registers if self.divides_registers else 0,
-            "producer_registers": self.producer_registers,
-            "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
-            "exchange_bytes": self.exchange_bytes,
-            "packed_bytes": self.packed_bytes,
-        }
