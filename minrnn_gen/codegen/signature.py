@@ -303,7 +303,7 @@ def _stepwise_backward(_: Variant, names: ArrayNames) -> Parameters:
         "dproduct", "storage_t", "[batch, HEADS, PRODUCTS, HEAD_DIM]: the operand of the next product", "scratch.dproduct"
     )
     if names.rounds:
-        of_rounds = "[ROUNDS, batch, HIDDEN_SIZE]: R transposed by dproduct of each round"
+        of_rounds = "[ROUNDS_OF_PRODUCTS, batch, HIDDEN_SIZE]: R transposed by dproduct of each round"
         yield input_array("dargument", "compute_t", of_rounds, "scratch.dargument")
     yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
     yield from _stepwise_sizes()

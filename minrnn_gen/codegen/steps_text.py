@@ -12,6 +12,7 @@ from minrnn_gen.cell.levels import MEANS_OF_ROW, Level, rows_of_means
 from minrnn_gen.cell.lowering import Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, ProductRound
 from minrnn_gen.cell.preparation import CutProgram, cut
+from minrnn_gen.cell.rounds import places_by_round
 from minrnn_gen.cell.waits import Wait, step_in_parts
 from minrnn_gen.codegen.cell_names import CellNames, GradientNames
 from minrnn_gen.codegen.levels_text import LevelledText, ProgramText, level_texts, mean_places
@@ -48,13 +49,17 @@ class _StepsNames(CellNames):
     @property
     def round_of_products(self) -> tuple[int, ...]:
         """For each product, the exchange of a step that it follows: 0 for the previous output, then the rounds."""
-        numbers = {gate: number for number, products in enumerate(self.lowered.rounds, start=1) for gate in products.gates}
-        return tuple(numbers.get(gate, 0) for gate in self.products)
+        numbers = {place: number for number, places in enumerate(self.products_by_round) for place in places}
+        return tuple(map(numbers.__getitem__, range(len(self.products))))
+
+    @property
+    def products_by_round(self) -> tuple[tuple[int, ...], ...]:
+        """The places of the products of each round, first those of the previous output."""
+        return places_by_round(self.products, [products.gates for products in self.lowered.rounds])
 
     @property
     def in_rounds(self) -> bool:
-        """Whether some products of a step depend on other products of the step."""
-        return any(self.round_of_products)
+        return bool(self.lowered.rounds)
 
     @property
     def arguments(self) -> tuple[RoundText, ...]:

@@ -140,6 +140,12 @@ class CellShape:
         return bool(self.recurrent_gates)
 
     @property
+    def round_products(self) -> tuple[int, ...]:
+        """Number of recurrent products in each exchange of a step: of the previous output, then of each further round."""
+        of_rounds = tuple(map(len, self.rounds))
+        return (len(self.recurrent_gates) - sum(of_rounds), *of_rounds)
+
+    @property
     def makes_again(self) -> bool:
         """Whether a backward recomputes values of the forward by a kernel: the arguments of rounds, or means over units."""
         return bool(self.rounds or self.waits)

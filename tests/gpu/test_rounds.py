@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.device_arrays import moved
 from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_PARTS, OF_ROUNDS
-from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
+from support.round_cells import DEEP, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
 
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype
@@ -20,7 +20,7 @@ from minrnn_gen.precision import error_allowed
 
 pytestmark = pytest.mark.gpu
 
-# Cell, units, heads, sequences, steps, and the rest of the spec: one block, clusters, a grid, and no room for R on the chip.
+# Cell, units, heads, sequences, steps, and the rest of the spec: a block, clusters, a grid, warpgroups, no room for R on chip.
 WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (RESET_BEFORE, 32, 1, 3, 17, {"precision": "fp32"}),
     (RESET_BEFORE, 512, 1, 16, 40, {"precision": "bf16"}),
@@ -29,6 +29,10 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (RESET_BEFORE, 1536, 1, 96, 12, {"precision": "bf16"}),
     (RESET_BEFORE, 128, 1, 4, 30, {"precision": "fp32", "layout": "TBD", "direction": "reverse"}),
     (RESET_BEFORE, 48, 1, 4, 40, {"precision": "bf16", "layout": "BDT", "direction": "bidirectional"}),
+    (RESET_BEFORE, 512, 1, 600, 8, {"precision": "bf16"}),
+    (RESET_BEFORE, 1024, 1, 300, 6, {"precision": "fp32"}),
+    (DEEP, 512, 2, 500, 8, {"precision": "fp16", "layout": "TBD", "direction": "reverse"}),
+    (PRODUCT_ALONE, 1024, 1, 300, 6, {"precision": "bf16"}),
     (DEEP, 512, 1, 16, 40, {"precision": "bf16"}),
     (DEEP, 512, 8, 16, 64, {"precision": "bf16"}),
     (DEEP, 1024, 1, 2, 20, {"precision": "bf16"}),

@@ -62,6 +62,15 @@ DIAGONAL: dict[str, Any] = {
         h[t] = X.mask * c[t] + (1 - X.mask) * h[t-1] + X.added
     """,
 }
+# The argument of a round reads an input of the step.
+GAP_OF_ROUNDS: dict[str, Any] = {
+    "name": "gap_of_rounds",
+    "inputs": ["gap"],
+    "equations": """
+        r = sigmoid(W.r + R.r)
+        h[t] = tanh(W.n + R.n(X.gap * r * h[t-1])) + 0.5 * X.gap
+    """,
+}
 # Inputs within what is normalised, in a round of products and in the step itself.
 NORMED: dict[str, Any] = {
     "name": "normed_inputs",

@@ -14,11 +14,11 @@ from unittest.mock import patch
 import numpy
 from support.drafts import NOTES, OF_DRAFTS, drafted, placed
 from support.halves import take_halves
-from support.input_cells import GAPS, HIGHWAY, NORMED
+from support.input_cells import GAP_OF_ROUNDS, GAPS, HIGHWAY, NORMED
 from support.last_steps import unlike_final_state
 from support.norm_cells import BY_PARTS, GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_PARTS, OF_ROUNDS
 from support.pools import CALLS, SLOTS, OnPool, on_pool
-from support.round_cells import DEEP, OF_TWO_STATES, RESET_BEFORE
+from support.round_cells import DEEP, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
 from support.unasked import leave_out_vectors
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
@@ -577,6 +577,7 @@ FIVE = {"grid_blocks": 5, "row_warps": 1, "batch_tile": 8}
 GRU: dict[str, Any] = {"model": "min_gru", "hidden_size": 40}
 BDT: dict[str, Any] = {"model": "min_gru", "hidden_size": 3, "layout": "BDT"}
 LSTM: dict[str, Any] = {"model": "lstm", "hidden_size": 40, "precision": "bf16"}
+RESET_FIRST: dict[str, Any] = {"model": RESET_BEFORE, "hidden_size": 40, "precision": "bf16"}
 LONG = {"batch": 1, "time": 65536}
 BF16, FP16, FP64, REVERSE = {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp64"}, {"direction": "reverse"}
 LOG = {"model": "min_gru_log", "scan_arithmetic": "log"}
@@ -1236,6 +1237,24 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             BF16 | {"model": "gru", "hidden_size": 72},
             STREAMED | {"row_tiles": 2, "batch_tile": 64},
             "long resets",
+            BACKWARD,
+        ),
+        ("rounds of warpgroups", RESET_FIRST, LARGE | {"row_tiles": 2}, "long resets whole bare mixed halves", BOTH),
+        ("rounds of five products", FP16 | REVERSE | {"model": DEEP, "hidden_size": 40}, LARGE, "long resets", BOTH),
+        ("rounds, four of a tile", BF16 | {"model": PRODUCT_ALONE, "hidden_size": 24}, LARGE, "resets packed", BOTH),
+        ("rounds of tf32", ONCE | {"model": RESET_BEFORE, "hidden_size": 20}, LARGE | {"column_groups": 2}, "resets", BOTH),
+        ("rounds of three of tf32", {"model": DEEP, "hidden_size": 40}, LARGE | HALVES | {"batch_tile": 16}, "resets", BOTH),
+        ("rounds of sums", RESET_FIRST, LARGE | BLOCKS_THAT_SUM | {"batch_tile": 16}, "long resets", BOTH),
+        ("rounds in a cluster", RESET_FIRST, LARGE | TWO_THAT_SUM | {"batch_tile": 16}, "long resets", BACKWARD),
+        ("rounds, streamed", RESET_FIRST, STREAMED | {"row_tiles": 2}, "long resets", BOTH),
+        ("rounds of an input", BF16 | {"model": GAP_OF_ROUNDS, "hidden_size": 40}, LARGE, "resets all", FORWARD),
+        ("rounds of an input, backward", BF16 | {"model": GAP_OF_ROUNDS, "hidden_size": 40}, LARGE, "resets", BACKWARD),
+        ("a100 rounds", RESET_FIRST | A100, LARGE, "resets", BOTH),
+        (
+            "rounds of warpgroups, clipped",
+            FP16 | {"model": RESET_BEFORE, "hidden_size": 24, "recurrent_gradient_clip": 0.05},
+            LARGE,
+            "resets",
             BACKWARD,
         ),
         (

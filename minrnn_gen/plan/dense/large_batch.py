@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import limits
 from minrnn_gen.plan.dense.warpgroup_cost import predicted_us
-from minrnn_gen.plan.dense.warpgroup_partition import TILE_COLUMNS, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import CHAIN_CHUNKS, TILE_COLUMNS, WarpgroupPartition
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
@@ -32,12 +32,11 @@ def refusal(problem: Problem) -> str:
         return "the channels of a row are not contiguous in layout BDT, only in BTD and TBD"
     if problem.matrix_product == "fma":
         return f"tensor cores make no products in {problem.precision.name}"
-    if len(problem.cell.recurrent_gates) > PRODUCTS_MOST:
-        return (
-            f"{problem.cell.name} has {len(problem.cell.recurrent_gates)} recurrent products, warpgroups take {PRODUCTS_MOST}"
-        )
-    if problem.cell.rounds:
-        return f"products of {problem.cell.name} wait for one another within a step, those of warpgroups do not"
+    most = max(problem.cell.round_products)
+    if most > PRODUCTS_MOST:
+        return f"{problem.cell.name} has {most} recurrent products in a round, warpgroups take {PRODUCTS_MOST}"
+    if not problem.cell.round_products[0]:
+        return f"no product of {problem.cell.name} is of its previous output alone, which the warpgroups exchange"
     if problem.specialization.alignment_bytes < WIDEST_COPY_BYTES:
         return f"rows start at multiples of {problem.specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
     return ""
@@ -170,8 +169,40 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         registers_per_thread=partition.launch_registers,
         shared_map=partition.shared_map,
         blocks_per_sm=1,
-        partition=partition.in_plan(),
+        partition=_in_plan(partition),
     )
+
+
+def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
+    """Return the numbers that the template is written with, by name."""
+    gate_pieces = (
+        partition.problem.cell.step_values
+        * partition.tile_units
+        * partition.problem.precision.storage_bytes
+        // WIDEST_COPY_BYTES
+    )
+    return {
+        "grid_blocks": partition.grid_blocks,
+        "tile_units": partition.tile_units,
+        "stage_bytes": partition.stage_bytes,
+        "mma_sync": int(partition.mma_sync),
+        "chunk_units": partition.chunk_units,
+        "chain_chunks": CHAIN_CHUNKS,
+        "unit_chunks": partition.unit_chunks,
+        "flag_chunks": partition.flag_chunks,
+        "chunks": partition.chunks,
+        "rounds": partition.rounds,
+        "register_chunks": partition.register_chunks,
+        "shared_chunks": partition.shared_chunks,
+        "ring_slots": partition.ring_slots,
+        "bulk_copies": int(partition.problem.gpu.has_bulk_copy),
+        "producer_warps": partition.producer_warps,
+        "consumer_registers": partition.consumer_registers if partition.divides_registers else 0,
+        "producer_registers": partition.producer_registers,
+        "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
+        "exchange_bytes": partition.exchange_bytes,
+        "packed_bytes": partition.packed_bytes,
+    }
 
 
 def _arch_of(problem: Problem) -> str:

@@ -89,10 +89,10 @@ def _block_us(problem: Problem, candidate: Candidate) -> Amount:
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: one product and one kernel after the other, step after step."""
-    launches = problem.time * (1 + len(problem.cell.rounds))
+    launches = 1 + len(problem.cell.rounds)
     return {
-        "products": launches * product_us(problem),
-        "pointwise": launches * _block_us(problem, candidate),
+        "products": problem.time * product_us(problem, launches),
+        "pointwise": problem.time * launches * _block_us(problem, candidate),
         "launch": launch_us(problem.gpu),
     }
 

@@ -37,15 +37,16 @@ def _registers(problem: Problem) -> int:
     return REGISTERS_FIXED + words * 2 * values
 
 
-def product_us(problem: Problem) -> Amount:
-    """Return the time of one batched product: its start, and the longer of its multiply-adds and reading the matrix once."""
+def product_us(problem: Problem, launches: int = 1) -> Amount:
+    """Return the time of a step's products: their starts, and the longer of multiply-adds and reading the matrix once."""
     gpu, precision = problem.gpu, "tf32" if problem.matrix_product == "tf32" else problem.precision.name
     matrix_elements = len(problem.cell.recurrent_gates) * problem.hidden_size * problem.head_dim
     matrix_bytes = matrix_elements * problem.precision.storage_bytes
     bandwidth = gpu_rates.bytes_per_s(gpu, matrix_bytes)
     per_second = gpu.sm_count * gpu.sm_clock_hz * PRODUCTS_PER_SM_CYCLE[precision]
     times = BACKWARD_PRODUCTS if problem.kernel_pass == "backward" else 1
-    return PRODUCT_US[precision] + maximum(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
+    products_us = maximum(times * problem.batch * matrix_elements / per_second, matrix_bytes / bandwidth) * 1e6
+    return launches * PRODUCT_US[precision] + products_us
 
 
 def pointwise_us(problem: Problem, threads: int) -> Amount:
@@ -64,10 +65,11 @@ def pointwise_us(problem: Problem, threads: int) -> Amount:
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: one product and one pointwise kernel after the other, step after step."""
-    launches = problem.time * (1 + len(problem.cell.rounds))
+    # A round multiplies its own rows of R alone.
+    launches = 1 + len(problem.cell.rounds)
     return {
-        "products": launches * product_us(problem),
-        "pointwise": launches * pointwise_us(problem, candidate["threads"]),
+        "products": problem.time * product_us(problem, launches),
+        "pointwise": problem.time * launches * pointwise_us(problem, candidate["threads"]),
         "launch": launch_us(problem.gpu),
     }
 

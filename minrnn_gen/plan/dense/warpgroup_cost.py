@@ -126,6 +126,11 @@ def _by_warps_ns(partition: WarpgroupPartition, columns: Amount) -> Amount:
     return maximum(tensor_cycles, load_cycles) / gpu.sm_clock_hz * 1e9
 
 
+def _passes(problem: Problem) -> int:
+    """Return how often a step computes its cells: a backward prepares them anew for each round of products."""
+    return len(problem.cell.round_products) if problem.kernel_pass == "backward" else 1
+
+
 def _partials(partition: WarpgroupPartition) -> float:
     """Return the partial sums of a lane that travel, over the warpgroups of a group of columns."""
     return (partition.shares - 1) * partition.finished_columns * partition.row_tiles * partition.split_k_warpgroups / 4
@@ -136,6 +141,7 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     problem, scales = partition.problem, scales_of(partition.problem.gpu)
     model, is_wide = MODELS[problem.kernel_pass], problem.precision.storage_bytes == WIDE_BYTES
     consumers, of_block = partition.row_tiles * partition.split_k_warpgroups * column_groups, partition.block_chunks
+    exchanges = len(problem.cell.round_products)
     columns = partition.batch_tile * column_groups
     fetch_ns = of_block / partition.producer_warps * model.fetch
     fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
@@ -146,7 +152,7 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     else:
         sum_ns = ((partition.cluster_blocks > 1) * model.cluster + _partials(partition) * model.partial) * scales.cluster
     return {
-        "step": (model.step + is_wide * model.wide) * scales.grid,
+        "step": exchanges * (model.step + is_wide * model.wide) * scales.grid,
         "products": (
             _by_warps_ns(partition, columns)
             if partition.mma_sync
@@ -155,12 +161,13 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
         + partition.warpgroup_chunks * model.chunk * scales.instruction,
         "cells": consumers
         * partition.cells
+        * _passes(problem)
         * gpu_rates.operations_per_element(problem, 1.0)
         * model.operation
         * scales.instruction,
         "exchange": fetch_ns * scales.grid,
         "shared_matrix": partition.shared_chunks * consumers * model.shared_chunk * scales.instruction,
-        "reduce_split_k": split_k_ns + sum_ns,
+        "reduce_split_k": exchanges * (split_k_ns + sum_ns),
     }
 
 
@@ -178,6 +185,7 @@ def _streamed_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     if partition.mma_sync:
         product_ns = _by_warps_ns(partition, columns)
     operations = gpu_rates.operations_per_element(problem, 1.0) * where(column_groups == 1, 1.0, 0.5)
-    cells_ns = tiles * partition.cells * operations * model.operation * scales.instruction
+    cells_ns = tiles * partition.cells * _passes(problem) * operations * model.operation * scales.instruction
     sums_ns = _partials(partition) * column_groups * model.partial * scales.grid
-    return model.step * scales.grid + maximum(product_ns, stream_ns) + cells_ns + sums_ns
+    exchanges = len(problem.cell.round_products)
+    return exchanges * (model.step * scales.grid + sums_ns) + maximum(product_ns, stream_ns) + cells_ns

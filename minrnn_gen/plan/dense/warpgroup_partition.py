@@ -32,6 +32,9 @@ STREAM_SLOTS_LEAST = 4
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
 ROUNDS_REGISTERS = 16  # of a backward in rounds
+PRODUCT_ROUNDS_REGISTERS = 16  # of a backward with rounds of products
+# Of a forward with rounds of products, what R leaves free: cells of a round are computed at once.
+PRODUCT_ROUNDS_FREE_REGISTERS = 40
 STREAM_REGISTERS = 12  # of a forward that streams R
 # Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
 MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
@@ -73,6 +76,12 @@ class WarpgroupPartition:
         return len(self.problem.cell.recurrent_gates) if self.is_backward else 1
 
     @property
+    def round_widths(self) -> tuple[int, ...]:
+        """Values of a unit in the operand of each round: its output or argument, or the gradients of the round's products."""
+        products = self.problem.cell.round_products
+        return products if self.is_backward else (1,) * len(products)
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return self.row_tiles * self.split_k_warpgroups * self.column_groups
@@ -84,8 +93,8 @@ class WarpgroupPartition:
 
     @cached_property
     def row_slots(self) -> int:
-        """Rows of a unit in a tile, a power of two: its products, or the gradient of its output."""
-        return 1 if self.is_backward else 1 << (len(self.problem.cell.recurrent_gates) - 1).bit_length()
+        """Rows of a unit in a tile, a power of two: its products of one round, or the gradient of what they multiply."""
+        return 1 if self.is_backward else 1 << (max(self.problem.cell.round_products) - 1).bit_length()
 
     @property
     def tile_units(self) -> int:
@@ -115,7 +124,7 @@ class WarpgroupPartition:
     @cached_property
     def unit_chunks(self) -> int:
         """Chunks of the units of a head, rounded up to what blocks and split K share evenly."""
-        of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, self.operand_width))
+        of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, *self.round_widths))
         together = max(of_shares, self.tile_units * self.row_tiles)
         return -(-self.problem.head_dim // together) * together // self.chunk_units
 
@@ -125,9 +134,14 @@ class WarpgroupPartition:
         return 1 << max(0, -(-self.unit_chunks // FLAGS_MOST) - 1).bit_length()
 
     @property
-    def chunks(self) -> int:
-        """Chunks of an operand."""
+    def operand_chunks(self) -> int:
+        """Chunks of an operand, of all rounds of products that have chunks of their own."""
         return self.operand_width * self.unit_chunks
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the rows of a tile, of all rounds: each multiplies one chunk of an operand in a step."""
+        return sum(self.round_widths) * self.unit_chunks
 
     @property
     def grid_blocks(self) -> int:
@@ -163,10 +177,11 @@ class WarpgroupPartition:
     def rounds(self) -> int:
         """Rounds in which a warpgroup computes its cells: several where R is streamed and the ring had no room otherwise.
 
-        Two rounds take as much memory as one, since the values of the next one are copied meanwhile.
+        Two rounds take as much memory as one, since the values of the next one are copied meanwhile. With rounds of products
+        there is one: each of them reads the values of all sequences.
         """
         tiles = self.finished_columns // TILE_COLUMNS
-        if not self.streams_matrix or tiles < 1:
+        if not self.streams_matrix or tiles < 1 or self.problem.cell.rounds:
             return 1
         possible: list[int] = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
         fitting = (rounds for rounds in possible if self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST)
@@ -213,18 +228,22 @@ class WarpgroupPartition:
     @cached_property
     def registers_beside_matrix(self) -> int:
         """Registers of a thread that multiplies, except for R: sums, states, vectors, and the cell under computation."""
-        cell = self.problem.cell
+        problem, cells = self.problem, self.cells
+        cell, is_backward = problem.cell, self.is_backward
         gates, products, states, vectors = cell.step_values, len(cell.recurrent_gates), len(cell.states), len(cell.parameters)
         lane_units = 2 if self.row_slots == 1 else 1
         # In tf32x3 those of a chain of chunks, and of all chains.
-        sums, carried = self.parts_of_value * self.batch_tile // 2, self.cells * states
-        of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[self.problem.kernel_pass]
-        if self.is_backward:
+        sums, carried = self.parts_of_value * self.batch_tile // 2, cells * states
+        of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[problem.kernel_pass]
+        # Of each cell the products of earlier rounds, or the gradients of arguments.
+        carried += cells * (len(cell.rounds) if is_backward else products - cell.round_products[-1])
+        if is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
             fixed = BACKWARD_REGISTERS_FIXED + of_instruction + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
-            return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
-        of_resets = self.cells // 4 if self.problem.specialization.resets else 0
+            fixed += PRODUCT_ROUNDS_REGISTERS if cell.rounds else 0
+            return fixed + sums + carried + of_units + 2 * gates + 2 * products + cells // 4
+        of_resets = cells // 4 if problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
         fixed = REGISTERS_FIXED + of_instruction + self.streams_matrix * STREAM_REGISTERS
         return fixed + sums + carried + of_units + gates + products + of_resets
@@ -234,7 +253,10 @@ class WarpgroupPartition:
         """Chunks of a warpgroup's part of R in registers: as many as there is room for."""
         if self.streams_matrix and self.warpgroup_chunks > UNROLLED_CHUNKS_MOST:
             return 0
-        room = (self.consumer_registers - self.registers_beside_matrix) // REGISTERS_PER_CHUNK
+        free = self.consumer_registers - self.registers_beside_matrix
+        if self.problem.cell.rounds and not self.is_backward:
+            free -= PRODUCT_ROUNDS_FREE_REGISTERS
+        room = free // REGISTERS_PER_CHUNK
         return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
 
     @property
@@ -263,7 +285,8 @@ class WarpgroupPartition:
         most = PRODUCER_WARPS // self.column_groups
         if self.streams_matrix:
             most = max(1, min(most, self._slots_beside(self.parts_beside_matrix)))
-        return max(warps for warps in (1, 2, 4) if warps <= most and self.block_chunks % warps == 0)
+        of_every_round = math.gcd(*self.round_widths) * self.unit_chunks // self.split_k_blocks
+        return max(warps for warps in (1, 2, 4) if warps <= most and of_every_round % warps == 0)
 
     @property
     def stage_bytes(self) -> int:
@@ -361,7 +384,7 @@ class WarpgroupPartition:
         """
         flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
-        return 2 * self.chunks * self.slot_bytes + flags_bytes + sums_bytes
+        return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes
 
     @property
     def packed_bytes(self) -> int:
@@ -369,31 +392,3 @@ class WarpgroupPartition:
         if not self.streams_matrix:
             return 0
         return self.tiles * self.chunks * TILE_ROWS * SWIZZLED_ROW_BYTES + self.grid_blocks * LINE_BYTES
-
-    def in_plan(self) -> dict[str, int]:
-        """Return the numbers that the template is written with, by name."""
-        gate_pieces = (
-            self.problem.cell.step_values * self.tile_units * self.problem.precision.storage_bytes // WIDEST_COPY_BYTES
-        )
-        return {
-            "grid_blocks": self.grid_blocks,
-            "tile_units": self.tile_units,
-            "stage_bytes": self.stage_bytes,
-            "mma_sync": int(self.mma_sync),
-            "chunk_units": self.chunk_units,
-            "chain_chunks": CHAIN_CHUNKS,
-            "unit_chunks": self.unit_chunks,
-            "flag_chunks": self.flag_chunks,
-            "chunks": self.chunks,
-            "rounds": self.rounds,
-            "register_chunks": self.register_chunks,
-            "shared_chunks": self.shared_chunks,
-            "ring_slots": self.ring_slots,
-            "bulk_copies": int(self.problem.gpu.has_bulk_copy),
-            "producer_warps": self.producer_warps,
-            "consumer_registers": self.consumer_registers if self.divides_registers else 0,
-            "producer_registers": self.producer_registers,
-            "gate_piece_slots": 1 << (gate_pieces - 1).bit_length(),
-            "exchange_bytes": self.exchange_bytes,
-            "packed_bytes": self.packed_bytes,
-        }
