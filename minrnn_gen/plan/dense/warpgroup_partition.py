@@ -243,7 +243,7 @@ class WarpgroupPartition:
             of_units = 2 * lane_units * (gates + products + vectors)
             fixed = BACKWARD_REGISTERS_FIXED + of_instruction + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
             return fixed + sums + carried + of_units + 2 * gates + 2 * products + self.cells // 4
-        of_resets = self.cells // 4 if self.problem.specialization.resets else 0
+        of_resets = 2 * -(-self.finished_columns // WARP_LANES) if self.problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
         fixed = REGISTERS_FIXED + of_instruction + self.streams_matrix * STREAM_REGISTERS
         return fixed + sums + carried + of_units + gates + products + of_resets
