@@ -243,7 +243,7 @@ class WarpgroupPartition:
             fixed = BACKWARD_REGISTERS_FIXED + of_instruction + (ROUNDS_REGISTERS if self.rounds > 1 else 0)
             fixed += PRODUCT_ROUNDS_REGISTERS if cell.rounds else 0
             return fixed + sums + carried + of_units + 2 * gates + 2 * products + cells // 4
-        of_resets = cells // 4 if problem.specialization.resets else 0
+        of_resets = 2 * -(-self.finished_columns // WARP_LANES) if problem.specialization.resets else 0
         of_units = lane_units * (gates + products + vectors)
         fixed = REGISTERS_FIXED + of_instruction + self.streams_matrix * STREAM_REGISTERS
         return fixed + sums + carried + of_units + gates + products + of_resets
