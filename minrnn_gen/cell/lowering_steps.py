@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
@@ -27,6 +27,9 @@ from minrnn_gen.cell.program_names import (
 from minrnn_gen.cell.projection import NO_PROJECTION, Projection
 from minrnn_gen.cell.rounds import Round
 from minrnn_gen.cell.value_numbering import ProgramBuilder
+
+if TYPE_CHECKING:
+    from minrnn_gen.cell.lowering_dual import LoweredDual, LoweredDualBackward
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class LoweredSteps:
     one. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of values other than the previous
     output, in the order in which a step computes them. `levels` compute the means over units that `step` takes. With any,
     `whole` is all of a step; it also gives `argument_<round>`, counted from 1 on. `maps` are the maps of coupled states, block
-    by block.
+    by block, and `dual` those of states as dual numbers.
     """
 
     name: str
@@ -88,6 +91,7 @@ class LoweredSteps:
     inputs: tuple[str, ...] = ()
     whole: WholeProgram | None = None
     maps: tuple[LoweredMap, ...] = ()
+    dual: LoweredDual | None = None
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -115,7 +119,7 @@ class LoweredStepsBackward:
     values are saved. `rounds` have the order of the forward, but the gradients of the last round come first: `backward` takes
     `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward. `levels` compute the means
     over units that `backward` and all `arguments` take, means of gradients included. With any, `whole` is `backward` with the
-    values of means of gradients; it takes the means of the forward, which `known` computes.
+    values of means of gradients; it takes the means of the forward, which `known` computes. `dual`: the same as a scan.
     """
 
     name: str
@@ -134,6 +138,7 @@ class LoweredStepsBackward:
     inputs: tuple[str, ...] = ()
     whole: WholeProgram | None = None
     known: tuple[Level, ...] = ()
+    dual: LoweredDualBackward | None = None
 
     @property
     def known_means(self) -> tuple[str, ...]:
@@ -219,7 +224,7 @@ class LoweredStepsBackward:
 
 def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSteps:
     """Return the program of one step of `cell`, of any class, which also gives `more` by label."""
-    builder = _step_builder(cell, step_inputs(cell))
+    builder = step_builder(cell, step_inputs(cell))
     results: dict[str, Expr] = {f"state_{state}": ex.current(state) for state in cell.states}
     rounds = [_argument(builder, cell, products) for products in cell.rounds]
     results |= {"y": cell.output, **(more or {})}
@@ -255,7 +260,7 @@ def lower_steps_backward(
 
     def pulled_back(symbols: Collection[Symbol]) -> tuple[ProgramBuilder, dict[str, Expr]]:
         # A builder of its own: values of two rounds on the way to the same input are two, and have the same name.
-        builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"}, shows_means=shows_means)
+        builder = step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"}, shows_means=shows_means)
         gradients = vector_jacobian_product(builder, seeds, list(symbols))
         return builder, {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
 
@@ -316,7 +321,7 @@ def _incoming_argument(number: int) -> Symbol:
     return ex.named(f"gradient of argument {number}")
 
 
-def _step_builder(cell: Cell, inputs: Mapping[Symbol, str], *, shows_means: bool = False) -> ProgramBuilder:
+def step_builder(cell: Cell, inputs: Mapping[Symbol, str], *, shows_means: bool = False) -> ProgramBuilder:
     """Return a builder in which all of the cell is defined."""
     builder = ProgramBuilder(inputs, wide_inputs(cell), shows_means=shows_means)
     for symbol, expression in cell.definitions:
