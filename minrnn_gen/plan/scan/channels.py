@@ -23,7 +23,6 @@ BACKWARD_REGISTERS_FIXED = 16
 REGISTERS_PER_STEP_VALUE = 1.25
 # A tile reads the aggregates of so many tiles before it, so that only every so many tiles one waits for another's state.
 GROUP_TILES = 32
-DUAL_ALIGNMENT = 16  # of a map of dual numbers, in bytes
 TILE_STATES_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_TILE_STATE = 5
 
@@ -128,7 +127,7 @@ def _exchange_bytes(
 
 def _tile_number_bytes(problem: Problem, stages: int, lookback: int) -> int:
     """Bytes of the numbers of the tiles under way, rounded up to the alignment of an aggregate."""
-    unit = max(2 * problem.precision.arithmetic_bytes, DUAL_ALIGNMENT if problem.cell.is_dual else 0)
+    unit = max(2 * problem.precision.arithmetic_bytes, cost.DUAL_ALIGNMENT if problem.cell.is_dual else 0)
     return -(-4 * (stages + 2) // unit) * unit if lookback else 0
 
 
