@@ -122,7 +122,9 @@ def _recipe_of(recipe: str, spec: Spec, cell: Cell, data: dict[str, Any], names:
         ),
         tuple(of_R[gate] for gate in tangent.recurrent_gates),
         tuple(gate not in names.inputs_of_products for gate in cell.recurrent_gates) if names.has_output else None,
-        next(place for place, state in enumerate(cell.states) if ex.current(state) == cell.output) if names.has_output else None,
+        next(place for place, state in enumerate(cell.states) if ex.current(state) == cell.output)
+        if names.has_output
+        else None,
     )
 
 

@@ -81,9 +81,7 @@ def lower_dual_backward(cell: Cell, steps: LoweredStepsBackward) -> LoweredDualB
     results = _coefficients(blocks) | {f"f_{state}": from_y[ex.previous(state)] for state in cell.states}
     labels = [label for label, _ in steps.backward.results if not label.startswith("gradient_previous_")]
     pairs = tuple((block.states[0], block.states[1]) for block in blocks)
-    return LoweredDualBackward(
-        pairs, builder.program(results, needed_inputs_only=True), steps.backward.restricted(labels)
-    )
+    return LoweredDualBackward(pairs, builder.program(results, needed_inputs_only=True), steps.backward.restricted(labels))
 
 
 def _blocks_of(cell: Cell) -> tuple[Block, ...]:

@@ -12,6 +12,7 @@ from minrnn_gen.codegen.context import CellBackwardText, CellText, located
 from minrnn_gen.codegen.rounds_text import Places, result_names
 from minrnn_gen.codegen.signature_groups import own_gates
 
+
 @dataclass(frozen=True)
 class DualText(CellText):
     """A lowered forward over dual numbers as the templates read it."""

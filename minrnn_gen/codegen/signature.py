@@ -69,9 +69,7 @@ def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVector
     if isinstance(lowered, LoweredSteps | LoweredStepsBackward):
         waits = len(lowered.whole.statistics) if lowered.whole else 0
         known = len(lowered.known_means) if isinstance(lowered, LoweredStepsBackward) else 0
-        names = replace(
-            names, rounds=len(lowered.rounds), waits=waits, known_means=known, is_dual=lowered.dual is not None
-        )
+        names = replace(names, rounds=len(lowered.rounds), waits=waits, known_means=known, is_dual=lowered.dual is not None)
     return names
 
 

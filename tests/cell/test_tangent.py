@@ -16,7 +16,6 @@ from support.round_cells import EVERY_CELL as OF_ROUNDS
 from support.uncompiled_kernels import compiled_for_host
 
 import minrnn_gen
-from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.blocks import dual_blocks
 from minrnn_gen.cell.files import find_cell, input_library_names, library_names, projected_library_names, vector_library_names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,12 +10,15 @@ from minrnn_gen.call.arguments import Call, CallArguments
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.gradients import gradients_by_name
 from minrnn_gen.call.results import ForwardResult
+from minrnn_gen.call.slots import WEIGHT
 from minrnn_gen.call.validate import check_call, check_exact_shape, check_gradient
 from minrnn_gen.codegen.signature_groups import own_gates
 from minrnn_gen.gpu import memory
 from minrnn_gen.plan.kernel_plan import StatesOut
+from minrnn_gen.plan.problem import KernelPass
 from minrnn_gen.run.executor import Executor
 from minrnn_gen.run.scan.runs import rows_of_x, sizes_of, specialization_of
+from minrnn_gen.run.tangent import TangentCall
 
 
 class Apart(NamedTuple):
@@ -29,7 +32,34 @@ class Apart(NamedTuple):
     states: Mapping[str, Any]
 
 
-def second_gradients(
+def scanned(
+    executor: Executor, as_called: TangentCall, own_states: Sequence[Any], dy: Any, dstate: Sequence[Any]
+) -> tuple[ForwardResult, list[Any]] | None:
+    """Return the results of a tangent's forward, and the second gradients of its call by slot; None where no scan serves it.
+
+    `own_states`: the states after every step that the call saved, where y is none of them. `dstate`: gradients of the call's
+    final states, or none.
+    """
+    if as_called.arrays[WEIGHT] is not None or not executor.builder.cell_shape.is_dual:
+        return None
+    apart, interface, recipe = as_called.apart(), executor.interface, as_called.recipe
+    if apart is None:
+        return None
+    arrays, moved = apart
+    known = own_states or [as_called.y]
+    picks = zip(interface.states, recipe.states, strict=True)
+    states = {name: known[place] for name, (place, is_tangent) in picks if not is_tangent}
+    incoming = as_called.incoming(dstate)
+    by_name = dict(zip(interface.states, incoming, strict=True)) if incoming else None
+    found = _run(executor, Apart(CallArguments.from_flat(interface, arrays), moved, states), dy, by_name)
+    if found is None:
+        return None
+    result, named = found
+    arriving = CallArguments(**{name: named.get(name) for name in CallArguments._fields}).flat(interface) or []
+    return result, as_called.gradients(arriving, lambda _: [])
+
+
+def _run(
     executor: Executor, apart: Apart, dy: Any, dstate: Mapping[str, Any] | None
 ) -> tuple[ForwardResult, dict[str, Any]] | None:
     """Return the results of a forward and the gradients by name, none of `moved`; None where no scan serves the call.
@@ -71,7 +101,8 @@ def _checked(executor: Executor, apart: Apart) -> Call:
 
 def _are_scans(executor: Executor, call: Call, states_out: StatesOut, rows: tuple[Array, ...]) -> bool:
     """Say whether the kernels of both passes are scans, which take gates and tangents apart."""
-    for kernel_pass, kept in (("forward", states_out), ("backward", "none")):
+    passes: tuple[tuple[KernelPass, StatesOut], ...] = (("forward", states_out), ("backward", "none"))
+    for kernel_pass, kept in passes:
         for reverse in executor.interface.runs_reversed:
             specialization = specialization_of(replace(call, reverse=reverse), kept, *rows)
             key = executor.builder.choose(kernel_pass, specialization, sizes_of(call))

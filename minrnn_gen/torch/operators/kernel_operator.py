@@ -12,13 +12,12 @@ import torch
 from minrnn_gen.build.tangent_cells import joint_recipe, tangent_recipe
 from minrnn_gen.build.widened_recipes import without_projection
 from minrnn_gen.call.altered import permuted
-from minrnn_gen.call.arguments import CallArguments
 from minrnn_gen.call.slots import RESETS, WEIGHT, R, X, has_gradient
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.joint import JointCall
-from minrnn_gen.run.scan.apart import Apart, second_gradients
+from minrnn_gen.run.scan.apart import scanned
 from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
@@ -202,9 +201,9 @@ def _second_gradients_of(
     moving = kernel_by(recipe.recipe)
     projected = None if first.dx is None or tensors[WEIGHT] is None else _projected(kernel, own_extra[-1])
     as_called = TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y, projected)
-    scanned = _scanned(moving, first, as_called)
-    if scanned is not None:
-        return scanned
+    found = _scanned(moving, first, as_called)
+    if found is not None:
+        return found
     arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
@@ -223,24 +222,13 @@ def _scanned(moving: Kernel, first: _First, as_called: TangentCall) -> tuple[lis
     """Return `_second_gradients_of` by scans that read gates and tangents where they are; None where none serves."""
     tensors, (own_y, *own_extra), dy, dstate, _ = first
     given = [tensor for tensor in (*tensors, *as_called.tangents, dy, *dstate, own_y) if tensor is not None]
-    is_here = dy.is_cuda and tensors[WEIGHT] is None and is_plain(given, takes_transforms=True) and not torch.is_grad_enabled()
-    apart = as_called.apart() if is_here else None
-    if apart is None:
-        return None
-    interface, (arrays, moved) = moving.interface, apart
-    # A state that is the output is saved as y.
-    own_states = own_extra or [own_y]
-    picks = zip(interface.states, as_called.recipe.states, strict=True)
-    states = {name: own_states[place] for name, (place, is_tangent) in picks if not is_tangent}
-    incoming = as_called.incoming(dstate)
-    arguments = CallArguments.from_flat(interface, arrays)
-    by_name = dict(zip(interface.states, incoming, strict=True)) if incoming else None
-    found = second_gradients(moving.executor, Apart(arguments, moved, states), dy, by_name)
+    # Otherwise autograd or a compiler has to see the operators.
+    is_here = dy.is_cuda and is_plain(given, takes_transforms=True) and not torch.is_grad_enabled()
+    found = scanned(moving.executor, as_called, own_extra, dy, dstate) if is_here else None
     if found is None:
         return None
-    result, named = found
-    arriving = CallArguments(**{name: named.get(name) for name in CallArguments._fields}).flat(interface) or []
-    return as_called.gradients(arriving, lambda dy: []), result.y, as_called.final(result.final)
+    result, gradients = found
+    return gradients, result.y, as_called.final(result.final)
 
 
 def _joint_gradients(
