@@ -40,7 +40,8 @@ def scanned(
     `own_states`: the states after every step that the call saved, where y is none of them. `dstate`: gradients of the call's
     final states, or none.
     """
-    if as_called.arrays[WEIGHT] is not None or not executor.builder.cell_shape.is_dual:
+    is_scan = not as_called.interface.recurrent_gates and executor.builder.cell_shape.is_dual
+    if as_called.arrays[WEIGHT] is not None or not is_scan:
         return None
     apart, interface, recipe = as_called.apart(), executor.interface, as_called.recipe
     if apart is None:
