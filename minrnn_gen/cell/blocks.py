@@ -88,11 +88,11 @@ def dual_blocks(cell: Cell) -> tuple[Block, ...]:
     while waiting:
         first, *others = waiting
         pairs = ((other, _pair(cell, (first, other))) for other in others)
-        found = next(((other, block) for other, block in pairs if block is not None), None)
-        if found is None:
+        partner = next(((other, block) for other, block in pairs if block is not None), None)
+        if partner is None:
             return ()
-        blocks.append(found[1])
-        waiting = [state for state in others if state != found[0]]
+        blocks.append(partner[1])
+        waiting = [state for state in others if state != partner[0]]
     return tuple(blocks)
 
 

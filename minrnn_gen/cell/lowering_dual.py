@@ -7,49 +7,16 @@ the same kind, whose values are the gradients of d, and whose tangents those of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.blocks import Block, dual_blocks
+from minrnn_gen.cell.dual import LoweredDual, LoweredDualBackward
 from minrnn_gen.cell.expressions import Expr
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
 from minrnn_gen.cell.lowering import Output, reached_from
 from minrnn_gen.cell.lowering_steps import LoweredStepsBackward, step_builder
-from minrnn_gen.cell.program import Program
 from minrnn_gen.cell.program_names import INCOMING_Y, constant_inputs, previous_of, program_name, step_inputs
 from minrnn_gen.cell.value_numbering import ProgramBuilder
-
-Pair = tuple[str, str]
-"""A state, and the one that is its tangent in the scan."""
-
-
-@dataclass(frozen=True)
-class LoweredDual:
-    """A cell whose states are pairs, as programs per element.
-
-    `coefficients` gives `a_<number>` and `b_<number>` of each pair, their tangents `da_<number>` and `db_<number>`, and each of
-    `carried`; `output` is as of a `LoweredScan`.
-    """
-
-    pairs: tuple[Pair, ...]
-    coefficients: Program
-    carried: tuple[str, ...]
-    output: Program
-
-
-@dataclass(frozen=True)
-class LoweredDualBackward:
-    """The gradient of a `LoweredDual`, as programs per element.
-
-    `adjoint` gives `a_<number>` and `da_<number>` of each pair, and `f_<state>`, the gradients that y passes to the states
-    before a step. `gradients` takes `gradient_state_<state>`, the gradients that later steps pass to the states after it, and
-    gives the gradients of gates, parameters and inputs.
-    """
-
-    pairs: tuple[Pair, ...]
-    adjoint: Program
-    gradients: Program
 
 
 def lower_dual(cell: Cell) -> LoweredDual | None:

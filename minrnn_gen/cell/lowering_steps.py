@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.blocks import BlockForm
+from minrnn_gen.cell.dual import LoweredDual, LoweredDualBackward
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
@@ -27,9 +28,6 @@ from minrnn_gen.cell.program_names import (
 from minrnn_gen.cell.projection import NO_PROJECTION, Projection
 from minrnn_gen.cell.rounds import Round
 from minrnn_gen.cell.value_numbering import ProgramBuilder
-
-if TYPE_CHECKING:
-    from minrnn_gen.cell.lowering_dual import LoweredDual, LoweredDualBackward
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from minrnn_gen.cell.dual import LoweredDual, LoweredDualBackward, Pair
 from minrnn_gen.cell.lowering import LoweredScan, LoweredScanBackward, Program
-from minrnn_gen.cell.lowering_dual import LoweredDual, LoweredDualBackward, Pair
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.codegen.context import CellBackwardText, CellText, located
 from minrnn_gen.codegen.rounds_text import Places, result_names

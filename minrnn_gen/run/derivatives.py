@@ -257,10 +257,10 @@ class _TangentRun:
             return None
         states = known_names(dstate, call.kernel.states, "dstate")
         given = [states.get(name) for name in call.kernel.states] if states else []
-        found = scanned(executor, self._as_called, [array.owner for array in metadata.outputs.kept], dy, given)
-        if found is None:
+        computed = scanned(executor, self._as_called, [array.owner for array in metadata.outputs.kept], dy, given)
+        if computed is None:
             return None
-        result, gradients = found
+        result, gradients = computed
         of_call = CallArguments.from_flat(call.kernel.interface, gradients)._asdict()
         return result, {name: value for name, value in of_call.items() if value is not None}
 

@@ -57,17 +57,17 @@ def test_they_are_those_of_the_host(
         tangents = {"x": dx.astype(dtype), "parameters": cast(vectors[1])}
         return kernel.second_backward(saved, dy.astype(dtype), tangents, cast(state))
 
-    expected, found = (_by_name(second(*pair)) for pair in ((exact, np.float64), (emulated, np.float32)))
-    assert found.keys() == expected.keys()
+    expected, computed = (_by_name(second(*pair)) for pair in ((exact, np.float64), (emulated, np.float32)))
+    assert computed.keys() == expected.keys()
     for name, one in expected.items():
-        assert np.abs(found[name] - one).max() <= TOLERANCE * np.abs(one).max(), name
+        assert np.abs(computed[name] - one).max() <= TOLERANCE * np.abs(one).max(), name
     (kernel,) = made
     assert {built.plan.is_scan for built in kernel.backend.built.values()} == {True}
     assert {built.plan.problem.kernel_pass for built in kernel.backend.built.values()} == {"forward", "backward"}
 
 
 def _by_name(gradients: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    computed: dict[str, Any] = {}
     for name, value in gradients.items():
-        found |= _by_name(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
+        computed |= _by_name(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return computed

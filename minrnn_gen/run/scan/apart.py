@@ -52,10 +52,10 @@ def scanned(
     states = {name: known[place] for name, (place, is_tangent) in picks if not is_tangent}
     incoming = as_called.incoming(dstate)
     by_name = dict(zip(interface.states, incoming, strict=True)) if incoming else None
-    found = _run(executor, Apart(CallArguments.from_flat(interface, arrays), moved, states), dy, by_name)
-    if found is None:
+    computed = _run(executor, Apart(CallArguments.from_flat(interface, arrays), moved, states), dy, by_name)
+    if computed is None:
         return None
-    result, named = found
+    result, named = computed
     arriving = CallArguments(**{name: named.get(name) for name in CallArguments._fields}).flat(interface) or []
     return result, as_called.gradients(arriving, lambda _: [])
 

@@ -201,9 +201,9 @@ def _second_gradients_of(
     moving = kernel_by(recipe.recipe)
     projected = None if first.dx is None or tensors[WEIGHT] is None else _projected(kernel, own_extra[-1])
     as_called = TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y, projected)
-    found = _scanned(moving, first, as_called)
-    if found is not None:
-        return found
+    computed = _scanned(moving, first, as_called)
+    if computed is not None:
+        return computed
     arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
@@ -224,10 +224,10 @@ def _scanned(moving: Kernel, first: _First, as_called: TangentCall) -> tuple[lis
     given = [tensor for tensor in (*tensors, *as_called.tangents, dy, *dstate, own_y) if tensor is not None]
     # Otherwise autograd or a compiler has to see the operators.
     is_here = dy.is_cuda and is_plain(given, takes_transforms=True) and not torch.is_grad_enabled()
-    found = scanned(moving.executor, as_called, own_extra, dy, dstate) if is_here else None
-    if found is None:
+    computed = scanned(moving.executor, as_called, own_extra, dy, dstate) if is_here else None
+    if computed is None:
         return None
-    result, gradients = found
+    result, gradients = computed
     return gradients, result.y, as_called.final(result.final)
 
 
