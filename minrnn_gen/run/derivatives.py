@@ -256,8 +256,8 @@ class _TangentRun:
         if call.embedding is not None or isinstance(executor, EmbeddedExecutor) or not executor.backend.takes(metadata.call):
             return None
         states = known_names(dstate, call.kernel.states, "dstate")
-        given = [states.get(name) for name in call.kernel.states] if states else []
-        computed = scanned(executor, self._as_called, [array.owner for array in metadata.outputs.kept], dy, given)
+        incoming = [states.get(name) for name in call.kernel.states] if states else []
+        computed = scanned(executor, self._as_called, [array.owner for array in metadata.outputs.kept], dy, incoming)
         if computed is None:
             return None
         result, gradients = computed

@@ -221,9 +221,9 @@ def _second_gradients_of(
 def _scanned(moving: Kernel, first: _First, as_called: TangentCall) -> tuple[list[Any], Any, list[Any]] | None:
     """Return `_second_gradients_of` by scans that read gates and tangents where they are; None where none serves."""
     tensors, (own_y, *own_extra), dy, dstate, _ = first
-    given = [tensor for tensor in (*tensors, *as_called.tangents, dy, *dstate, own_y) if tensor is not None]
+    observed = [tensor for tensor in (*tensors, *as_called.tangents, dy, *dstate, own_y) if tensor is not None]
     # Otherwise autograd or a compiler has to see the operators.
-    is_here = dy.is_cuda and is_plain(given, takes_transforms=True) and not torch.is_grad_enabled()
+    is_here = dy.is_cuda and is_plain(observed, takes_transforms=True) and not torch.is_grad_enabled()
     computed = scanned(moving.executor, as_called, own_extra, dy, dstate) if is_here else None
     if computed is None:
         return None
