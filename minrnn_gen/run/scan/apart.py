@@ -38,7 +38,7 @@ def scanned(
     """Return the results of a tangent's forward, and the second gradients of its call by slot; None where no scan serves it.
 
     `own_states`: the states after every step that the call saved, where y is none of them. `dstate`: gradients of the call's
-    final states, or none.
+    final states, None for zeros, or nothing for zeros alone.
     """
     is_scan = not as_called.interface.recurrent_gates and executor.builder.cell_shape.is_dual
     if as_called.arrays[WEIGHT] is not None or not is_scan:
@@ -48,11 +48,11 @@ def scanned(
         return None
     arrays, moved = apart
     known = own_states or [as_called.y]
-    picks = zip(interface.states, recipe.states, strict=True)
+    picks = [*zip(interface.states, recipe.states, strict=True)]
     states = {name: known[place] for name, (place, is_tangent) in picks if not is_tangent}
-    incoming = as_called.incoming(dstate)
-    by_name = dict(zip(interface.states, incoming, strict=True)) if incoming else None
-    computed = _run(executor, Apart(CallArguments.from_flat(interface, arrays), moved, states), dy, by_name)
+    by_name = {name: dstate[place] for name, (place, is_tangent) in picks if dstate and is_tangent}
+    incoming = {name: state for name, state in by_name.items() if state is not None}
+    computed = _run(executor, Apart(CallArguments.from_flat(interface, arrays), moved, states), dy, incoming or None)
     if computed is None:
         return None
     result, named = computed
