@@ -3,6 +3,7 @@
 On a GPU the microseconds of all kernels of a pass; on a CPU, with `--device cpu`, those of the clock, of fewer steps. A first
 backward reads x, y, dy and states other than y, and writes the gradient of x. A second one, whose tangent is that of x, runs
 forward once, from x, its tangent and y to the tangent of y, and backward once, from these, dy and states to the gradient of x.
+A loop of torch over a share of the steps, whose times are multiplied, is measured in the same run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ROUNDS, WARM = 7, 3
+# The loop takes this share of the steps, and runs once: its steps are alike, and each takes milliseconds.
+LOOP_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,60 @@ def microseconds(run: Callable[[], Any], device: str) -> float:
     return float(sum(event.self_device_time_total for event in profile.key_averages())) / ROUNDS
 
 
+def loop_of(cell: str, x: Any, matrix: Any) -> Any:
+    """Return y of a cell by a loop of torch over the steps of x [B, T, G, H], with R [G, 1, H, H] where it has one."""
+    import torch
+
+    state = carried = torch.zeros_like(x[:, 0, 0])
+    outputs = []
+    for t in range(x.shape[1]):
+        gates = x[:, t]
+        if cell == "min_gru":
+            z = gates[:, 0].sigmoid()
+            state = state + z * (gates[:, 1] - state)
+        else:
+            i, f, g, o = (gates + (state @ matrix.flatten(0, 2).T).reshape(gates.shape)).unbind(1)
+            carried = f.sigmoid() * carried + i.sigmoid() * g.tanh()
+            state = o.sigmoid() * carried.tanh()
+        outputs.append(state)
+    return torch.stack(outputs, 1)
+
+
+def loop_line_of(problem: Problem, device: str) -> str:
+    """Measure the loop of torch of a problem by the clock, and return its line."""
+    import torch
+
+    dtype, steps = {"bf16": torch.bfloat16, "fp32": torch.float32}[problem.precision], problem.time // LOOP_SHARE
+    gates = {"min_gru": 2, "lstm": 4}[problem.cell]
+    x = torch.randn((problem.batch, steps, gates, problem.hidden_size), dtype=dtype, device=device, requires_grad=True)
+    matrix = torch.randn((gates, 1, problem.hidden_size, problem.hidden_size), dtype=dtype, device=device)
+    matrix = (matrix * problem.hidden_size**-0.5).requires_grad_()
+    leaves = [x, matrix] if problem.cell == "lstm" else [x]
+    moved = leaves if problem.moves_R else leaves[:1]
+    dy = torch.randn((problem.batch, steps, problem.hidden_size), dtype=dtype, device=device, requires_grad=True)
+
+    def seconds(run: Callable[[], Any]) -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    y = loop_of(problem.cell, x, matrix)
+    times = [seconds(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True))]
+    first = torch.autograd.grad(y, moved, dy, create_graph=True)
+    along = [torch.randn_like(gradient) for gradient in first]
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    times.append(seconds(lambda: torch.autograd.grad(first, [*leaves, dy], along)))
+    peak = (torch.cuda.max_memory_allocated() - before) * LOOP_SHARE / 2**20 if device == "cuda" else 0.0
+    spent = "".join(f"{LOOP_SHARE * spent * 1e6:11.0f} us {'':12}" for spent in times)
+    return f"{'  a loop of torch, ' + str(steps) + ' steps':46}{spent}  ratio {times[1] / times[0]:5.2f}{peak:21.0f} MiB"
+
+
 def line_of(problem: Problem, device: str) -> str:
     """Measure a problem, and return its line."""
     import torch
@@ -116,7 +173,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     device = parser.parse_args(arguments).device
     for problem in ON_CPU if device == "cpu" else PROBLEMS:
-        sys.stdout.write(line_of(problem, device) + "\n")
+        sys.stdout.write(f"{line_of(problem, device)}\n{loop_line_of(problem, device)}\n")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ class CellPrograms:
     def forward(self) -> Lowered:
         """The cell's forward, lowered; raises BadInput for a cell that the spec's scan_arithmetic does not fit."""
         from minrnn_gen.cell.lowering import lower_scan
+        from minrnn_gen.cell.lowering_dual import lower_dual
         from minrnn_gen.cell.lowering_steps import lower_steps
 
         cell, recurrence = self.cell, self.recurrence
@@ -55,7 +56,7 @@ class CellPrograms:
                 without = "whose states have no scan each" if recurrence.blocks else "which has no scan"
                 why = f"'log' is given, but {cell.name} is a {recurrence.kind} cell, {without}; allowed: linear"
                 raise self.spec.error("scan_arithmetic", why)
-            return self.blocks.steps if self.blocks else lower_steps(cell)
+            return replace(self.blocks.steps, dual=lower_dual(cell)) if self.blocks else lower_steps(cell)
         try:
             return lower_scan(cell, recurrence, self.spec.scan_arithmetic)
         except BadInput as refused:
@@ -65,10 +66,14 @@ class CellPrograms:
     def backward(self) -> LoweredBackward:
         """The cell's backward, lowered."""
         from minrnn_gen.cell.lowering import lower_scan_backward
+        from minrnn_gen.cell.lowering_dual import lower_dual_backward
         from minrnn_gen.cell.lowering_steps import lower_steps_backward
 
         cell, recurrence = self.cell, self.recurrence
-        return lower_scan_backward(cell, recurrence) if recurrence.is_scan else lower_steps_backward(cell)
+        if recurrence.is_scan:
+            return lower_scan_backward(cell, recurrence)
+        steps = lower_steps_backward(cell)
+        return replace(steps, dual=lower_dual_backward(cell, steps)) if recurrence.blocks else steps
 
     @cached_property
     def blocks(self) -> LoweredBlocks | None:

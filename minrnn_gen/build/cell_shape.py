@@ -27,6 +27,8 @@ def words_of_states(states_out: StatesOut, precision: Precision) -> int:
 
 def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of_state: int) -> CellShape:
     """Return the shape of a cell in a forward or a step: it reads the gates, and writes y and perhaps the states."""
+    from minrnn_gen.cell.lowering_steps import LoweredSteps
+
     return CellShape(
         name=lowered.name,
         kind=recurrence.kind,
@@ -46,6 +48,7 @@ def forward_shape(cell: Cell, recurrence: Recurrence, lowered: Lowered, words_of
         inputs=cell.inputs,
         block_diagonal=cell.block_diagonal,
         norm_parts=cell.norm_parts,
+        is_dual=isinstance(lowered, LoweredSteps) and lowered.dual is not None,
         **_coupled(lowered),
         **_in_parts(lowered),
     )

@@ -28,7 +28,7 @@ class TangentRecipe:
     with the state's tangent ("d"), or of R's tangent with the state ("dR"). `sums`: of each gate of R of the cell, whether the
     product with the output of the call, which is known, is added to x; where it is not, the product follows the cell's own
     `inputs`. None where the kernel multiplies the output itself. `output`: the place of the state that is the cell's output,
-    where the kernel reads y; without `sums` it is the last of `inputs`.
+    where the kernel reads y.
     """
 
     recipe: str
@@ -109,8 +109,6 @@ def _recipe_of(recipe: str, spec: Spec, cell: Cell, data: dict[str, Any], names:
         along, of_matrix = names.products[gate]
         of_R |= {gate: (place, "R"), along: (place, "d")}
         of_R |= {of_matrix: (place, "dR")} if of_matrix else {}
-    of_output = [names.input_of_output] if names.input_of_output else []
-    reads_output = names.has_output or bool(of_output)
     total, along = names.total or ("", "")
     return TangentRecipe(
         text,
@@ -120,11 +118,13 @@ def _recipe_of(recipe: str, spec: Spec, cell: Cell, data: dict[str, Any], names:
         _picks(tangent.vectors.shared, names.shared),
         _picks(
             [name for name in tangent.inputs if name != along],
-            {**names.inputs, **dict(names.inputs_of_products.values()), **dict(of_output)},
+            {**names.inputs, **dict(names.inputs_of_products.values())},
         ),
         tuple(of_R[gate] for gate in tangent.recurrent_gates),
         tuple(gate not in names.inputs_of_products for gate in cell.recurrent_gates) if names.has_output else None,
-        next(place for place, state in enumerate(cell.states) if ex.current(state) == cell.output) if reads_output else None,
+        next(place for place, state in enumerate(cell.states) if ex.current(state) == cell.output)
+        if names.has_output
+        else None,
     )
 
 

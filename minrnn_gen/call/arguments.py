@@ -90,7 +90,8 @@ class Call:
     direction: time runs from the last step of each sequence to its first. `keyed`: the same arrays with their key; the arrays
     then have its slots. Only a dense cell has `R`, and optionally a `recurrent_bias`. `shared` are the inputs S.* in the cell's
     order, `inputs` the inputs X.*, laid out as y. With a `pool`, `initial` has the states of all its slots, of which the call
-    reads and writes some in place.
+    reads and writes some in place. Of a scan over dual numbers, tangents of gates may lie in an array of their own, `moved`,
+    with the strides of x, and have no place in x.
     """
 
     x: Array
@@ -109,6 +110,7 @@ class Call:
     shared: tuple[Array, ...] = ()
     inputs: tuple[Array, ...] = ()
     pool: PoolRows | None = None
+    moved: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -121,7 +123,8 @@ class Call:
         boundaries = (sequences.resets, sequences.lengths, sequences.cu_seqlens)
         vectors = (self.R, self.weight, self.bias, self.recurrent_bias)
         of_pool = [] if self.pool is None else self.pool.flat()
-        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared, *self.inputs, *of_pool]
+        more = of_pool if self.moved is None else [self.moved]
+        return [self.x, *vectors, *boundaries, *self.parameters, *self.initial, *self.shared, *self.inputs, *more]
 
     def with_slots(self, keyed: KeyedArrays | None) -> Call:
         """Return the call of the same arrays as `keyed`, each in its slot; itself if the arrays have no key."""
@@ -145,6 +148,7 @@ class Call:
             inputs=tuple(array for array in arrays[slots.inputs] if array is not None),
             keyed=keyed,
             pool=None if self.pool is None else self.pool.placed(arrays[slots.total :]),
+            moved=None if self.moved is None else arrays[slots.total],
         )
 
 
@@ -195,7 +199,7 @@ class Gradients:
     The sum of `sums` [parts, gates + recurrent gates + parameters, batch, H] over parts and batch is the gradient of bias,
     recurrent bias and parameters. `dshared` are the gradients of the inputs S.*, on a GPU one after the other for each part of
     a group's channels. `vectors` [batch, H, n], where asked for, are sums over time of the gradients of parameters with n.
-    `dinputs` are the gradients of the inputs X.*, laid out as y.
+    `dinputs` are the gradients of the inputs X.*, laid out as y. `dx_moved`: that of tangents of gates in an array apart.
     """
 
     dx: Array
@@ -204,3 +208,4 @@ class Gradients:
     dshared: tuple[Array, ...] = ()
     vectors: tuple[Array, ...] = ()
     dinputs: tuple[Array, ...] = ()
+    dx_moved: Array | None = None

@@ -24,6 +24,7 @@ def runs_of(interface: Interface, call: Call) -> Iterator[tuple[int, Call]]:
                 replace(
                     call,
                     x=call.x.selected(call.x_axes.index("d"), run),
+                    moved=None if call.moved is None else call.moved.selected(call.x_axes.index("d"), run),
                     x_axes=call.x_axes.replace("d", ""),
                     bias=bias,
                     parameters=_selected(call.parameters, run),

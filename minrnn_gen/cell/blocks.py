@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,34 @@ def affine_blocks(cell: Cell) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
+def dual_blocks(cell: Cell) -> tuple[Block, ...]:
+    """Return pairs of states, each a scan over dual numbers; empty for a cell whose states are no such pairs.
+
+    The second state of a pair is a scan after the first one's, with the same coefficient, as a state's tangent is.
+    """
+    blocks: list[Block] = []
+    waiting = [states[0] for states in partition(cell) if len(states) == 1]
+    if len(waiting) != len(cell.states) or not set(waiting).isdisjoint(cell.vectors.states):
+        return ()
+    while waiting:
+        first, *others = waiting
+        pairs = ((other, _pair(cell, (first, other))) for other in others)
+        partner = next(((other, block) for other, block in pairs if block is not None), None)
+        if partner is None:
+            return ()
+        blocks.append(partner[1])
+        waiting = [state for state in others if state != partner[0]]
+    return tuple(blocks)
+
+
+def _pair(cell: Cell, states: tuple[str, str]) -> Block | None:
+    try:
+        block = _proved(cell, states, [])
+    except NotAffine:
+        return None
+    return block if block.form == "dual" and block.states == states and block.a[1][0] != ex.ZERO else None
+
+
 def _proved(cell: Cell, states: tuple[str, ...], earlier: list[Block]) -> Block:
     is_wide = not set(states).isdisjoint(cell.vectors.states)
     most = WIDE_STATES_MOST if is_wide else STATES_MOST
@@ -85,7 +113,7 @@ def _proved(cell: Cell, states: tuple[str, ...], earlier: list[Block]) -> Block:
     polynomials = Polynomials(cell, states, [state for block in earlier for state in block.states])
     rows = [polynomials.affine(state, states) for state in states]
     a = tuple(tuple(ex.ZERO if polynomials.is_zero(entry) else entry for entry in row) for row, _ in rows)
-    states, a, b, form = _in_form(states, a, tuple(b for _, b in rows), polynomials.is_zero)
+    states, a, b, form = _in_form(states, a, tuple(b for _, b in rows), polynomials)
     expanded = Expanded(polynomials.lets)
     of_a, of_b = (expanded.symbols(values) for values in ([entry for row in a for entry in row], b))
     known = {symbol: block.level for block in earlier for state in block.states for symbol in _values_of(state)}
@@ -96,7 +124,7 @@ def _proved(cell: Cell, states: tuple[str, ...], earlier: list[Block]) -> Block:
 
 
 def _in_form(
-    states: tuple[str, ...], a: tuple[tuple[Expr, ...], ...], b: tuple[Expr, ...], is_zero: Callable[[Expr], bool]
+    states: tuple[str, ...], a: tuple[tuple[Expr, ...], ...], b: tuple[Expr, ...], polynomials: Polynomials
 ) -> tuple[tuple[str, ...], tuple[tuple[Expr, ...], ...], tuple[Expr, ...], BlockForm]:
     """Return states, A, b and the form of A; a dual number begins with the state that does not read the other."""
     if all(entry == ex.ZERO for row in a for entry in row):
@@ -106,7 +134,9 @@ def _in_form(
     if len(states) > 2:
         return states, a, b, "full"
     (first, upper), (lower, last) = a
-    if first != last and not is_zero(ex.subtract(first, last)):  # algebra is imported only where it is needed
+    is_zero, lets = polynomials.is_zero, polynomials.lets
+    named_alike = lets.get(first, first) == lets.get(last, last)  # type: ignore[call-overload]
+    if not named_alike and not is_zero(ex.subtract(first, last)):  # algebra is imported only where it is needed
         return states, a, b, "full"
     if upper == ex.ZERO:
         return states, a, b, "dual"

@@ -187,8 +187,8 @@ def lower_scan(cell: Cell, recurrence: Recurrence, scan_arithmetic: ScanArithmet
     Raises `BadInput` for any other cell, and for the arithmetic "log" if a or b of a state may be negative.
     """
     _check_scan(cell, recurrence)
-    output = _Output(cell)
-    looking_back = _reached(cell, set(previous_of(cell)))
+    output = Output(cell)
+    looking_back = reached_from(cell, set(previous_of(cell)))
     coefficients = ProgramBuilder(constant_inputs(cell), wide_inputs(cell))
     for symbol, expression in cell.definitions:
         if symbol not in looking_back:
@@ -264,11 +264,11 @@ def _backward_builder(cell: Cell) -> ProgramBuilder:
 
 def _looking_back(cell: Cell) -> dict[Symbol, str]:
     """Return the current values of the states that depend on a previous one."""
-    reached = _reached(cell, set(previous_of(cell)))
+    reached = reached_from(cell, set(previous_of(cell)))
     return {symbol: name for symbol, name in current_of(cell).items() if symbol in reached}
 
 
-class _Output:
+class Output:
     """The output of a cell as a program over its states, with the values that it needs from the gates.
 
     `carried` maps each carried name to its value.
@@ -277,8 +277,8 @@ class _Output:
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._lets = {ex.named(name): expression for name, expression in cell.lets}
-        self._stateful = _reached(cell, {*current_of(cell), *previous_of(cell)})
-        self._gated = _reached(cell, {*gates_of(cell), *inputs_of(cell), *shared_of(cell)}) - self._stateful
+        self._stateful = reached_from(cell, {*current_of(cell), *previous_of(cell)})
+        self._gated = reached_from(cell, {*gates_of(cell), *inputs_of(cell), *shared_of(cell)}) - self._stateful
         self.carried: dict[str, Expr] = {}
         self._carried_symbols: dict[Expr, Symbol] = {}
         needed = self._needed_lets()
@@ -324,7 +324,7 @@ class _Output:
         return builder.program({"y": output})
 
 
-def _reached(cell: Cell, sources: set[Symbol]) -> set[Symbol]:
+def reached_from(cell: Cell, sources: set[Symbol]) -> set[Symbol]:
     """Return `sources` and all that is defined from them."""
     reached = set(sources)
     for symbol, expression in cell.definitions:

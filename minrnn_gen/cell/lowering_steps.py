@@ -10,6 +10,7 @@ from typing import TypedDict
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.axes import NO_VECTORS, Vectors
 from minrnn_gen.cell.blocks import BlockForm
+from minrnn_gen.cell.dual import LoweredDual, LoweredDualBackward
 from minrnn_gen.cell.expressions import Expr, Symbol
 from minrnn_gen.cell.gradient import vector_jacobian_product
 from minrnn_gen.cell.language import Cell
@@ -69,7 +70,7 @@ class LoweredSteps:
     one. `logarithms` are the states whose logarithms are carried, too. `rounds`: products of values other than the previous
     output, in the order in which a step computes them. `levels` compute the means over units that `step` takes. With any,
     `whole` is all of a step; it also gives `argument_<round>`, counted from 1 on. `maps` are the maps of coupled states, block
-    by block. Means over a head are over one of its `norm_parts` equal parts.
+    by block, and `dual` those of states as dual numbers. Means over a head are over one of its `norm_parts` equal parts.
     """
 
     name: str
@@ -89,6 +90,7 @@ class LoweredSteps:
     whole: WholeProgram | None = None
     maps: tuple[LoweredMap, ...] = ()
     norm_parts: int = 1
+    dual: LoweredDual | None = None
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ class LoweredStepsBackward:
     values are saved. `rounds` have the order of the forward, but the gradients of the last round come first: `backward` takes
     `gradient_argument_<round>` of all. `arguments` gives each round's argument, as in the forward. `levels` compute the means
     over units that `backward` and all `arguments` take, means of gradients included. With any, `whole` is `backward` with the
-    values of means of gradients; it takes the means of the forward, which `known` computes.
+    values of means of gradients; it takes the means of the forward, which `known` computes. `dual`: the same as a scan.
     """
 
     name: str
@@ -136,6 +138,7 @@ class LoweredStepsBackward:
     whole: WholeProgram | None = None
     known: tuple[Level, ...] = ()
     norm_parts: int = 1
+    dual: LoweredDualBackward | None = None
 
     @property
     def known_means(self) -> tuple[str, ...]:
@@ -221,7 +224,7 @@ class LoweredStepsBackward:
 
 def lower_steps(cell: Cell, more: Mapping[str, Expr] | None = None) -> LoweredSteps:
     """Return the program of one step of `cell`, of any class, which also gives `more` by label."""
-    builder = _step_builder(cell, step_inputs(cell))
+    builder = step_builder(cell, step_inputs(cell))
     results: dict[str, Expr] = {f"state_{state}": ex.current(state) for state in cell.states}
     rounds = [_argument(builder, cell, products) for products in cell.rounds]
     results |= {"y": cell.output, **(more or {})}
@@ -258,7 +261,7 @@ def lower_steps_backward(
 
     def pulled_back(symbols: Collection[Symbol]) -> tuple[ProgramBuilder, dict[str, Expr]]:
         # A builder of its own: values of two rounds on the way to the same input are two, and have the same name.
-        builder = _step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"}, shows_means=shows_means)
+        builder = step_builder(cell, inputs | incoming | {INCOMING_Y: "gradient_y"}, shows_means=shows_means)
         gradients = vector_jacobian_product(builder, seeds, list(symbols))
         return builder, {f"gradient_{inputs[symbol]}": gradient for symbol, gradient in gradients.items()}
 
@@ -320,7 +323,7 @@ def _incoming_argument(number: int) -> Symbol:
     return ex.named(f"gradient of argument {number}")
 
 
-def _step_builder(cell: Cell, inputs: Mapping[Symbol, str], *, shows_means: bool = False) -> ProgramBuilder:
+def step_builder(cell: Cell, inputs: Mapping[Symbol, str], *, shows_means: bool = False) -> ProgramBuilder:
     """Return a builder in which all of the cell is defined."""
     builder = ProgramBuilder(inputs, wide_inputs(cell), shows_means=shows_means)
     for symbol, expression in cell.definitions:

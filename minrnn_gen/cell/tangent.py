@@ -11,7 +11,6 @@ from typing import Any
 
 from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell import functions as fn
-from minrnn_gen.cell.analysis import classify
 from minrnn_gen.cell.expressions import ONE, ZERO, Expr, Symbol
 from minrnn_gen.cell.gradient import INVERSE_SLOPES, SLOPES
 from minrnn_gen.cell.language import Cell
@@ -69,7 +68,6 @@ class _Tangent:
             },
             has_output,
             {gate: (of_inputs.of_product(gate), of_inputs.of_matrix(gate)) for gate in beside},
-            (of_inputs.of_output(cell.states[0]), of_inputs.tangent_of("last")) if _is_scan_of_output(cell) else None,
             (self._names.tangent_of("total"), of_inputs.tangent_of("along")) if is_joint else None,
         )
         # Values that a definition gives another name.
@@ -83,9 +81,6 @@ class _Tangent:
         self._tangents |= {ex.named(name): ex.named(tangent) for name, tangent in self._named.parameters.items()}
         self._tangents |= {ex.shared(name): ex.shared(tangent) for name, tangent in self._named.shared.items()}
         self._tangents |= {ex.channel_input(name): ex.channel_input(tangent) for name, tangent in self._named.inputs.items()}
-        self._known = {}
-        if self._named.input_of_output:
-            self._known[ex.previous(cell.states[0])] = ex.channel_input(self._named.input_of_output[0])
 
     def file(self) -> tuple[dict[str, Any], TangentNames]:
         for symbol, expression in self._cell.definitions:
@@ -122,9 +117,8 @@ class _Tangent:
         }
         shared = [name for name, _ in _primal_first(named.shared) if ex.shared(name).name in needed]
         of_products = (name for names in zip(*named.inputs_of_products.values(), strict=True) for name in names)
-        of_output = [named.input_of_output[0]] if named.input_of_output else []
         of_total = [named.total[1]] if named.total else []
-        inputs = [*(name for name, _ in _primal_first(named.inputs)), *of_products, *of_output, *of_total]
+        inputs = [*(name for name, _ in _primal_first(named.inputs)), *of_products, *of_total]
         inputs = [name for name in inputs if ex.channel_input(name).name in needed]
         data |= {"shared": shared} if shared else {}
         data |= {"inputs": inputs} if inputs else {}
@@ -205,7 +199,7 @@ class _Tangent:
             return known, _plus(self._along(gate), tangent if self._moves_R else ZERO)
         if symbol.name.startswith("R.") and symbol not in self._tangents:
             self._tangents[symbol] = self._of_product(symbol.name.removeprefix("R."))
-        return self._known.get(symbol, symbol), self._tangents[symbol]
+        return symbol, self._tangents[symbol]
 
     def _along(self, gate: str) -> Expr:
         """Return the product of R.g with the tangent of the output."""
@@ -329,12 +323,6 @@ class _Tangent:
 def _primal_first(names: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return all names, tangents last, each with the name of its primal."""
     return [*((name, name) for name in names), *((tangent, name) for name, tangent in names.items())]
-
-
-def _is_scan_of_output(cell: Cell) -> bool:
-    """Say whether a cell is a scan whose one state is its output, so that the tangent is a scan that reads y."""
-    is_output = cell.output == ex.current(cell.states[0])
-    return len(cell.states) == 1 and is_output and not cell.vectors and not cell.projection and classify(cell).is_scan
 
 
 def _sums_of_products(cell: Cell) -> dict[Expr, str]:

@@ -15,8 +15,8 @@ class TangentNames:
     `products`: for each gate of R, the name of its product with the tangent and, where R has a tangent, of the product with R's
     tangent. Where `has_output`, R multiplies the tangent alone, since its products with the output are known.
     `inputs_of_products` then has, for each gate of R whose product is not added to its gate of x, the inputs X.* for the
-    product with R and for the product with R's tangent. `input_of_output`: in a scan, the inputs X.* for the previous output
-    and for its tangent. `total`: in a joint cell, the state that sums the output's tangent, and the factor X.* of it.
+    product with R and for the product with R's tangent. `total`: in a joint cell, the state that sums the output's tangent,
+    and the factor X.* of it.
     """
 
     gates: Mapping[str, str]
@@ -27,7 +27,6 @@ class TangentNames:
     products: Mapping[str, tuple[str, str | None]]
     has_output: bool
     inputs_of_products: Mapping[str, tuple[str, str]]
-    input_of_output: tuple[str, str] | None
     total: tuple[str, str] | None = None
 
 
@@ -53,10 +52,6 @@ class Names:
     def of_product(self, gate: str) -> str:
         """Return the name of an input that is a product with R."""
         return self._free(f"R_{gate}")
-
-    def of_output(self, state: str) -> str:
-        """Return the name of an input that is the output of the previous step."""
-        return self._free(f"last_{state}")
 
     def of_value(self) -> str:
         """Return the name of a value that several equations use."""

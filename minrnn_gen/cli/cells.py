@@ -137,8 +137,7 @@ def _known_of(names: TangentNames) -> list[str]:
     """Return the parts of the tangent that come from the known output."""
     inputs = names.inputs_of_products
     known = [f"W.{gate} has R.{gate} added" for gate in names.products if names.has_output and gate not in inputs]
-    known += [f"X.{product} is R.{gate}, X.{moved} that of its tangent" for gate, (product, moved) in inputs.items()]
-    return [*known, f"X.{names.input_of_output[0]} is y of the step before"] if names.input_of_output else known
+    return [*known, *(f"X.{product} is R.{gate}, X.{moved} that of its tangent" for gate, (product, moved) in inputs.items())]
 
 
 def _products_of(gate: str, along: str, moved: str | None) -> str:

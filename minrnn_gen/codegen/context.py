@@ -17,7 +17,26 @@ from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 
 
 @dataclass(frozen=True)
-class CellText(CellNames):
+class _ScanNames(CellNames):
+    """Names of a scan in either pass."""
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """States that a scan composes as dual numbers."""
+        return ()
+
+    @property
+    def map_count(self) -> int:
+        """The number of maps of a step."""
+        return len(self.states)
+
+    def member(self, state: str) -> str:
+        """Return where a state, or its gradient, is among those of a lane."""
+        return f"at[{self.states.index(state)}]"
+
+
+@dataclass(frozen=True)
+class CellText(_ScanNames):
     """A lowered forward as the templates read it: straight-line statements, and where their values are."""
 
     lowered: LoweredScan
@@ -34,7 +53,7 @@ class CellText(CellNames):
     def step_inputs(self) -> tuple[tuple[str, str], ...]:
         """(name, where its value is) of each input of `step_of`."""
         places = {label: f"gate.at[{index}]" for index, label in enumerate(self.known_labels)} | self._parameter_places
-        return _located(self.lowered.coefficients, places)
+        return located(self.lowered.coefficients, places)
 
     @property
     def step_statements(self) -> tuple[tuple[str, str], ...]:
@@ -57,7 +76,7 @@ class CellText(CellNames):
         places = {f"state_{state}": f"state.at[{index}]" for index, state in enumerate(self.states)}
         places |= {f"previous_{state}": f"previous.at[{index}]" for index, state in enumerate(self.states)}
         places |= {name: f"carried.at[{index}]" for index, name in enumerate(self.carried)} | self._parameter_places
-        return _located(self.lowered.output, places)
+        return located(self.lowered.output, places)
 
     @property
     def output_statements(self) -> tuple[tuple[str, str], ...]:
@@ -79,7 +98,7 @@ class CellText(CellNames):
 
 
 @dataclass(frozen=True)
-class CellBackwardText(GradientNames):
+class CellBackwardText(_ScanNames, GradientNames):
     """A lowered backward as the templates read it."""
 
     lowered: LoweredScanBackward
@@ -149,6 +168,10 @@ class CellBackwardText(GradientNames):
         return tuple((f"at[{index}]", names[f"gradient_{label}"]) for index, label in enumerate(labels))
 
     def _placed(self, program: Program) -> tuple[tuple[str, str], ...]:
+        return located(program, self._places)
+
+    @property
+    def _places(self) -> dict[str, str]:
         places = {label: f"values.gate.at[{index}]" for index, label in enumerate(self.known_labels)}
         places |= {f"parameter_{name}": f"parameter.at[{index}]" for index, name in enumerate(self.parameters)}
         for index, state in enumerate(self.states):
@@ -158,10 +181,10 @@ class CellBackwardText(GradientNames):
                 f"delta_{state}": f"delta.at[{index}]",
             }
         places["gradient_y"] = "values.dy"
-        return _located(program, places)
+        return places
 
 
-def _located(program: Program, places: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def located(program: Program, places: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return (identifier, where its value is) of each input of `program`."""
     return tuple((cuda_name(name), places[name]) for name in program.inputs)
 

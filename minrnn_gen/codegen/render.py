@@ -7,10 +7,14 @@ from functools import cache
 
 import jinja2
 
+from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
+from minrnn_gen.codegen.cell_names import CellNames
 from minrnn_gen.codegen.context import AnyLowered, context_of
+from minrnn_gen.codegen.dual_text import DualBackwardText, DualText
 from minrnn_gen.codegen.gradients import GRADIENTS, SUMMED_LANES, SUMMED_ROWS
 from minrnn_gen.codegen.parameter import initializer_text, member_text, parameter_text
 from minrnn_gen.codegen.signature import names_of, signature_context
+from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.kernel_plan import KernelPlan
 
@@ -37,10 +41,16 @@ def environment() -> jinja2.Environment:
 
 def render(plan: KernelPlan, cell: AnyLowered, header: tuple[str, ...]) -> str:
     """Render the plan's template with exactly `plan`, `cell`, `header` and `signature`."""
-    signature = signature_context(plan, names_of(cell))
-    return (
-        environment().get_template(plan.template).render(plan=plan, cell=context_of(cell), header=header, signature=signature)
-    )
+    signature, text = signature_context(plan, names_of(cell)), _text_of(plan, cell)
+    return environment().get_template(plan.template).render(plan=plan, cell=text, header=header, signature=signature)
+
+
+def _text_of(plan: KernelPlan, cell: AnyLowered) -> CellNames | VectorsText | VectorsBackwardText:
+    if plan.is_scan and isinstance(cell, LoweredSteps) and cell.dual:
+        return DualText.of(cell, cell.dual)
+    if plan.is_scan and isinstance(cell, LoweredStepsBackward) and cell.dual:
+        return DualBackwardText.of(cell, cell.dual)
+    return context_of(cell)
 
 
 @dataclass(frozen=True)

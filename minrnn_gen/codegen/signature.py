@@ -69,7 +69,8 @@ def names_of(lowered: Lowered | LoweredBackward | LoweredVectors | LoweredVector
     if isinstance(lowered, LoweredSteps | LoweredStepsBackward):
         waits = len(lowered.whole.statistics) if lowered.whole else 0
         known = len(lowered.known_means) if isinstance(lowered, LoweredStepsBackward) else 0
-        names = replace(names, rounds=len(lowered.rounds), waits=waits, known_means=known, norm_parts=lowered.norm_parts)
+        names = replace(names, rounds=len(lowered.rounds), waits=waits, known_means=known)
+        names = replace(names, norm_parts=lowered.norm_parts, is_dual=lowered.dual is not None)
     return names
 
 
@@ -110,8 +111,8 @@ def _signature(entry: str, suffix: str, variant: Variant, names: ArrayNames) -> 
     return Signature(_KINDS[entry, suffix](variant, names))
 
 
-def _scan_forward(variant: Variant, names: ArrayNames) -> Parameters:
-    yield from scan_inputs(variant, names)
+def _scan_forward(variant: Variant, names: ArrayNames, is_scan: bool = False) -> Parameters:
+    yield from scan_inputs(variant, names, is_scan and names.is_dual)
     yield output_array("y", "storage_t", rows_of("y", variant.layout), "outputs.y")
     yield from strides_of("y", SCAN_Y_AXES[variant.layout], "outputs.y")
     if variant.states_out != "none":
@@ -135,8 +136,9 @@ def _projected_forward(_: Variant, names: ArrayNames) -> Parameters:
     yield from sizes_of("batch", "time")
 
 
-def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
-    yield from scan_inputs(variant, names)
+def _scan_backward(variant: Variant, names: ArrayNames, is_scan: bool = False) -> Parameters:
+    is_dual = is_scan and names.is_dual
+    yield from scan_inputs(variant, names, is_dual)
     for name in named_arrays("saved", names.saved_states):
         comment = "[as dy], the state after each step, strides as dy"
         yield input_array(name, "storage_t", comment, "arrays.read_states", is_of_cell=True)
@@ -144,6 +146,8 @@ def _scan_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from strides_of("y", SCAN_Y_AXES[variant.layout], "incoming.dy")
     yield from states_of("dfinal", names, "incoming.dfinal")
     yield output_array("dx", "storage_t", rows_of("x", variant.layout), "gradients.dx")
+    if is_dual:
+        yield output_array("dx_moved", "storage_t", "[as x_moved] or null, strides as dx", "gradients.dx")
     yield from strides_of("dx", SCAN_X_AXES[variant.layout], "gradients.dx")
     yield from dinputs_in(names, "[as y]")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
@@ -360,8 +364,8 @@ STEP_SIGNATURE = Signature((
     Parameter("step_in_chunk", "int", "", "launch.step_in_chunk"),
 ))  # fmt: skip
 _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = {
-    ("scan_forward", ""): _scan_forward,
-    ("scan_backward", ""): _scan_backward,
+    ("scan_forward", ""): partial(_scan_forward, is_scan=True),
+    ("scan_backward", ""): partial(_scan_backward, is_scan=True),
     ("projected_forward", ""): _projected_forward,
     ("diagonal_forward", ""): _scan_forward,
     ("diagonal_backward", ""): _scan_backward,

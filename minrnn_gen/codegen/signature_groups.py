@@ -29,7 +29,8 @@ class ArrayNames:
     A backward reads `saved_states`, the states after each step; `output_state` among them is y. `vector_states`,
     `vector_parameters` and `shared`, the inputs S.*, have the axis n. `rounds` counts the rounds of products of other values
     than the previous output in a step, `waits` the waits of a step for means over units, and `known_means` the means of its
-    forward that a backward reads, those over a head for each of its `norm_parts` parts. `inputs` are the inputs X.*.
+    forward that a backward reads, those over a head for each of its `norm_parts` parts. `inputs` are the inputs X.*. `is_dual`:
+    states are dual numbers in a scan.
     """
 
     states: tuple[str, ...]
@@ -44,6 +45,7 @@ class ArrayNames:
     waits: int = 0
     known_means: int = 0
     norm_parts: int = 1
+    is_dual: bool = False
 
 
 @lru_cache(maxsize=_NAMES_HELD)
@@ -76,6 +78,11 @@ class Variant(NamedTuple):
 
 
 Parameters = Iterable[Parameter]
+
+
+def own_gates(count: int) -> int:
+    """Return how many of a number of gates lie in x itself, where their tangents, the others, may lie in another array."""
+    return (count + 1) // 2
 
 
 def input_array(name: str, element: str, comment: str, source: str, is_of_cell: bool = False) -> Parameter:
@@ -203,9 +210,11 @@ def rows_of(axes: str, layout: str) -> str:
     return f"[{', '.join(shape)}], strides below, {'time' if time_last else 'channels'} contiguous"
 
 
-def scan_inputs(variant: Variant, names: ArrayNames) -> Parameters:
-    """Yield the leading parameters of both passes of scans and diagonal kernels."""
+def scan_inputs(variant: Variant, names: ArrayNames, is_dual: bool = False) -> Parameters:
+    """Yield the leading parameters of both passes of scans and diagonal kernels; `is_dual`: of a scan over dual numbers."""
     yield input_array("x", "storage_t", rows_of("x", variant.layout), "call.x")
+    if is_dual:
+        yield input_array("x_moved", "storage_t", "[as x] from gate OWN_GATES on, in x or apart, strides as x", "call.x")
     yield from strides_of("x", SCAN_X_AXES[variant.layout], "call.x")
     yield from inputs_in(names, "[as y]")
     yield from vectors_of(names, recurrent=False)

@@ -167,8 +167,11 @@ def _scan_families(problem: Problem) -> tuple[Family, ...]:
 def _diagonal_families(problem: Problem) -> tuple[Family, ...]:
     if problem.kernel_pass == "step":
         return (pointwise.DIAGONAL,)
+    by_time = problem.layout == "BDT"
     if problem.kernel_pass == "backward":
-        return (diagonal.BACKWARD,) if diagonal_scan.refusal(problem) else (diagonal_scan.BACKWARD, diagonal.BACKWARD)
+        scans = (time.BACKWARD if by_time else channels.BACKWARD,) if problem.cell.is_dual else ()
+        return (*scans, *(() if diagonal_scan.refusal(problem) else (diagonal_scan.BACKWARD,)), diagonal.BACKWARD)
     # Blocks of complex numbers are not proved to have an order of composition that keeps their bits.
     is_coupled = problem.cell.phases and not problem.precision.name.startswith("complex")
-    return (diagonal.FORWARD, coupled.FORWARD) if is_coupled else (diagonal.FORWARD,)
+    scans = (time.FORWARD if by_time else channels.FORWARD,) if problem.cell.is_dual else ()
+    return (*scans, diagonal.FORWARD, coupled.FORWARD) if is_coupled else (*scans, diagonal.FORWARD)

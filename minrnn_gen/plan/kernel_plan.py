@@ -266,6 +266,11 @@ class KernelPlan:
         return template_of(self.name)
 
     @property
+    def is_scan(self) -> bool:
+        """Whether it composes steps as maps of each state, or of each dual number, over time."""
+        return self.entry in ("scan_forward", "scan_backward")
+
+    @property
     def is_persistent(self) -> bool:
         """Whether one launch takes all steps of a dense cell, with its matrix on the chip."""
         return self.strategy == "persistent"

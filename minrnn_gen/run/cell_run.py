@@ -35,7 +35,10 @@ class CellRun(ABC):
         """The names of the arrays of a forward or a step; nothing is lowered for them."""
         interface = self.interface
         of_vectors = (interface.vector_states, interface.vector_parameters, interface.shared)
-        return ArrayNames(interface.states, interface.parameters, (), None, *of_vectors, inputs=interface.inputs)
+        is_dual = self.builder.cell_shape.is_dual
+        return ArrayNames(
+            interface.states, interface.parameters, (), None, *of_vectors, inputs=interface.inputs, is_dual=is_dual
+        )
 
     @cached_property
     def names_backward(self) -> ArrayNames:

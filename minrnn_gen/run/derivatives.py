@@ -20,6 +20,7 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.run.altered import AlteredSaved
 from minrnn_gen.run.embedded import EmbeddedExecutor
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved
+from minrnn_gen.run.scan.apart import scanned
 from minrnn_gen.run.tangent import TangentCall
 
 # The arguments of a call that have tangents.
@@ -200,8 +201,7 @@ class Derivatives:
         """
         call, by_slot, alteration = self._saved_call(saved, tangents)
         run = _TangentRun(call, by_slot)
-        result, forward = run.forward(saves=True)
-        gradients = run.gradients(forward, dy, dstate)
+        result, gradients = run.scanned(dy, dstate) or run.both(dy, dstate)
         moved, final = run.outputs(result)
         gradients = gradients if alteration is None else alteration.gradients(gradients)
         return gradients | {"dy": moved, "dstate": final}
@@ -248,6 +248,26 @@ class _TangentRun:
         if embedding is None:
             return result.y, dict(zip(self._call.kernel.states, states, strict=True))
         return embedding.y(result.y), dict(zip(embedding.outer.states, embedding.final(states), strict=True))
+
+    def scanned(self, dy: Any, dstate: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]] | None:
+        """Return the results and gradients of scans that read gates and tangents where they are; None where none serves."""
+        call, executor = self._call, self._kernel.executor
+        metadata = call.forward if isinstance(call.forward, Forward) else call.forward.metadata()
+        if call.embedding is not None or isinstance(executor, EmbeddedExecutor) or not executor.backend.takes(metadata.call):
+            return None
+        states = known_names(dstate, call.kernel.states, "dstate")
+        incoming = [states.get(name) for name in call.kernel.states] if states else []
+        computed = scanned(executor, self._as_called, [array.owner for array in metadata.outputs.kept], dy, incoming)
+        if computed is None:
+            return None
+        result, gradients = computed
+        of_call = CallArguments.from_flat(call.kernel.interface, gradients)._asdict()
+        return result, {name: value for name, value in of_call.items() if value is not None}
+
+    def both(self, dy: Any, dstate: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Return the results of the tangent's forward, and the gradients."""
+        result, forward = self.forward(saves=True)
+        return result, self.gradients(forward, dy, dstate)
 
     def gradients(self, forward: Any, dy: Any, dstate: Mapping[str, Any] | None) -> dict[str, Any]:
         call, embedding = self._call, self._call.embedding

@@ -73,6 +73,11 @@ class Executor:
         self._builder = builder
         mark_ranges(self, builder.cell_source.name, ("forward", "replay_forward", "step", "backward", "replay_backward"))
 
+    @property
+    def builder(self) -> Builder:
+        """Builds the kernels of the calls."""
+        return self._builder
+
     @cached_property
     def cpu(self) -> CpuRun:
         """Runs calls on host arrays."""

@@ -10,7 +10,7 @@ from minrnn_gen.call.address import pointer_divisor
 from minrnn_gen.call.arguments import Call
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Y_AXES
-from minrnn_gen.codegen.signature_groups import SCAN_X_AXES, SCAN_Y_AXES, ArrayNames, named_arrays, stride_names
+from minrnn_gen.codegen.signature_groups import SCAN_X_AXES, SCAN_Y_AXES, ArrayNames, named_arrays, own_gates, stride_names
 from minrnn_gen.errors import BadInput
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import alignment_of
@@ -42,6 +42,7 @@ def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]
     """Return the first arguments of forward and backward: x, vectors, initial states, and the begins and ends of sequences."""
     values = {
         "x": call.x.address,
+        **moved_gates(plan, names, call, "x", call.x, call.moved),
         **x_strides(plan, call, "x", call.x),
         **named("input", names.inputs, call.inputs),
         **vector_values(names, call),
@@ -58,6 +59,22 @@ def inputs_of(plan: KernelPlan, names: ArrayNames, call: Call) -> dict[str, Any]
     # Where time is the innermost axis nothing is ever packed along it, so every sequence begins at 0.
     no_begins = {} if plan.problem.layout == "BDT" else {"begins": 0}
     return values | no_begins | {"ends": address_or_null(sequences.lengths)}
+
+
+def moved_gates(
+    plan: KernelPlan, names: ArrayNames, call: Call, name: str, array: Array, moved: Array | None
+) -> dict[str, int]:
+    """Return the address of the tangents of gates in a scan over dual numbers: an array apart, or their part of `array`.
+
+    Gradients of tangents that lie apart may be absent.
+    """
+    if not (names.is_dual and plan.is_scan):
+        return {}
+    if call.moved is not None:
+        return {f"{name}_moved": address_or_null(moved)}
+    axis = call.x_axes.index("g")
+    own = own_gates(array.shape[axis])
+    return {f"{name}_moved": array.narrowed(axis, own, array.shape[axis] - own).address}
 
 
 def x_strides(plan: KernelPlan, call: Call, name: str, array: Array) -> dict[str, int]:

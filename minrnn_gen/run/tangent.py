@@ -18,7 +18,7 @@ from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
 from minrnn_gen.run.saved_output import SavedOutput, multiplied
-from minrnn_gen.run.tangent_products import LastOutputs, TangentProducts, zeros_of
+from minrnn_gen.run.tangent_products import TangentProducts, zeros_of
 
 Arrays = Sequence[Any]
 Backward = Callable[[Any], Arrays]
@@ -52,11 +52,27 @@ class TangentCall:
             inputs, moved_inputs = inputs + beside, moved_inputs + moved_beside
         return self._joined((x, dx), (inputs, moved_inputs))
 
-    def _joined(self, x: tuple[Any, Any], inputs: tuple[Arrays, Arrays]) -> list[Any]:
-        """Return the arrays of the tangent's call, from pre-activations and inputs, each with its tangent."""
+    def apart(self) -> tuple[list[Any], Any] | None:
+        """Return the arrays of the tangent's call with an x that has the gates alone, and their tangents, of the same shape.
+
+        None where the tangent's kernel reads other gates, or products of y.
+        """
+        slots, (x, dx) = self.interface.slots, self._preactivations(self.arrays, self.tangents)
+        gates = tuple((place, moved) for moved in (False, True) for place in range(len(self.interface.gates)))
+        if self._of_output is not None or self.recipe.gates != gates:
+            return None
+        arrays = self._joined((x, None), (self.arrays[slots.inputs], self.tangents[slots.inputs]), is_apart=True)
+        return arrays, zeros_of(x) if dx is None else self._contiguous(dx)
+
+    def _joined(self, x: tuple[Any, Any], inputs: tuple[Arrays, Arrays], is_apart: bool = False) -> list[Any]:
+        """Return the arrays of the tangent's call, from pre-activations and inputs, each with its tangent.
+
+        `is_apart`: x has no tangents of gates.
+        """
         recipe, slots, arrays, tangents = self.recipe, self.interface.slots, self.arrays, self.tangents
         bias = self._of_gates(*(self._shaped(of[BIAS], self._bias_shape) for of in (arrays, tangents)))
-        fixed = [self._contiguous(self._together(recipe.gates, *x, self._gate_axis)), None, None, bias, None]
+        gates = x[0] if is_apart else self._together(recipe.gates, *x, self._gate_axis)
+        fixed = [self._contiguous(gates), None, None, bias, None]
         if arrays[R] is not None:
             fixed[R] = self._matrices(arrays[R], tangents[R])
             fixed[RECURRENT_BIAS] = self._recurrent_biases(arrays[RECURRENT_BIAS], tangents[RECURRENT_BIAS])
@@ -85,10 +101,10 @@ class TangentCall:
         """
         recipe, slots, arrays = self.recipe, self.interface.slots, self.arrays
         gradients, of_x, of_inputs = self._gradients_of_arrays(arriving, recipe.sums is not None)
-        if self._of_output is None:
+        if self._of_output is None or recipe.sums is None:
             return gradients
         count = slots.inputs.stop - slots.inputs.start
-        beside = range(count, count + (1 if recipe.sums is None else len(recipe.sums) - sum(recipe.sums)))
+        beside = range(count, count + len(recipe.sums) - sum(recipe.sums))
         of_products = [
             (of, [of_inputs.get((place, moved)) for place in beside]) for moved, of in zip((False, True), of_x, strict=True)
         ]
@@ -140,14 +156,12 @@ class TangentCall:
         return gradients, of_x, of_inputs
 
     @cached_property
-    def _of_output(self) -> TangentProducts | LastOutputs | None:
-        """The part of y that the tangent's kernel reads, if any."""
+    def _of_output(self) -> TangentProducts | None:
+        """The products of y that the tangent's kernel reads, if any."""
         recipe, interface = self.recipe, self.interface
-        if recipe.output is None:
+        if recipe.output is None or recipe.sums is None:
             return None
         output = SavedOutput(interface, self.xp, self.arrays, self.y, recipe.output)
-        if recipe.sums is None:
-            return LastOutputs(interface, output)
         matrix, moved = (self._shaped(of[R], interface.R_shape) for of in (self.arrays, self.tangents))
         return TangentProducts(interface, recipe.sums, output, matrix, moved, self.arrays[RECURRENT_BIAS])
 

@@ -1,4 +1,4 @@
-"""The output of a call as the tangent's kernel reads it, itself or as its products with R, and gradients back."""
+"""The output of a call as the tangent's kernel reads it, as its products with R, and gradients back."""
 
 from __future__ import annotations
 
@@ -12,24 +12,6 @@ from minrnn_gen.run.saved_output import SavedOutput
 
 # The axis of gates in products.
 GATES = 3
-
-
-class LastOutputs:
-    """The output of the step before, as an input X.*."""
-
-    def __init__(self, interface: Interface, output: SavedOutput) -> None:
-        """Take the output of a call of a kernel with this interface."""
-        self._interface, self._output = interface, output
-
-    def of(self, tangent: bool) -> tuple[None, list[Any]]:
-        """Return the results of `TangentProducts.of`; this output has no tangent."""
-        axes = self._interface.channel_axes
-        return None, [None if tangent else self._output.in_layout(self._output.before, axes)]
-
-    def back(self, known: Any, _moved: Any) -> tuple[dict[int, Any], Any, Any]:
-        """Return the results of `TangentProducts.back`, without gradients of R."""
-        (gradient,) = known[1]
-        return {}, *self._output.of_last(self._output.by_run(gradient, self._interface.channel_axes))
 
 
 class TangentProducts:

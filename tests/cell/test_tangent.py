@@ -16,8 +16,8 @@ from support.round_cells import EVERY_CELL as OF_ROUNDS
 from support.uncompiled_kernels import compiled_for_host
 
 import minrnn_gen
-from minrnn_gen.cell import expressions as ex
 from minrnn_gen.cell.analysis import classify
+from minrnn_gen.cell.blocks import dual_blocks
 from minrnn_gen.cell.files import find_cell, input_library_names, library_names, projected_library_names, vector_library_names
 from minrnn_gen.cell.language import Cell, parse_cell
 from minrnn_gen.cell.tangent import tangent_cell
@@ -304,9 +304,9 @@ def test_tangents_multiply_as_often_as_their_cells_and_are_scans(name: str) -> N
         assert len(tangent.recurrent_gates) == len(cell.recurrent_gates)
     else:
         assert cell.arguments or cell.norms or not cell.recurrent_gates
-    is_scan_of_output = classify(cell).is_scan and (cell.output,) == tuple(map(ex.current, cell.states))
-    assert (names.input_of_output is not None) == is_scan_of_output
-    assert classify(tangent).is_scan or not is_scan_of_output
+    is_scan = classify(cell).is_scan and not cell.vectors
+    pairs = {tuple(sorted(block.states)) for block in dual_blocks(tangent)} if is_scan else set()
+    assert pairs == ({tuple(sorted(pair)) for pair in names.states.items()} if is_scan else set())
 
 
 def test_names_that_a_cell_has_are_not_taken() -> None:

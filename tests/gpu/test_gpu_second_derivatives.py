@@ -19,8 +19,8 @@ BATCH, TIME, INPUTS, HIDDEN = 3, 37, 24, 64
 # Of a whole gradient. Each second gradient is of two passes, whose products and states round.
 TOLERANCES = {"fp64": 1e-11, "fp32": 1e-4, "bf16": 6e-2}
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
-# A joint backward of kept gradients serves all but gru, and min_gru's tangent is a scan.
-MODELS = ("lstm", "elman", "slstm", "gru", "min_gru")
+# A joint backward of kept gradients serves the first three, scans over dual numbers the last three.
+MODELS = ("lstm", "elman", "slstm", "gru", "min_gru", "min_lstm", "qrnn")
 
 
 def kernel_of(model: str, precision: str, **spec: Any) -> minrnn_gen.Kernel:

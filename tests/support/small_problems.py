@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy
 from support.drafts import NOTES, OF_DRAFTS, drafted, placed
+from support.dual_cells import MOVED_GRU, MOVED_LRU, MOVED_SRU, MOVED_TWO
 from support.halves import take_halves
 from support.input_cells import GAP_OF_ROUNDS, GAPS, HIGHWAY, NORMED
 from support.last_steps import unlike_final_state
@@ -791,6 +792,24 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("looking back", LOOKING | {"hidden_size": 20}, CHANNELS, "long", BOTH),
         ("two states", TWO_STATES | {"hidden_size": 20}, CHANNELS, "resets", BOTH),
         ("complex", COMPLEX | {"hidden_size": 20}, CHANNELS, "long resets", FORWARD),
+    ),
+    "dual channels": (
+        ("one warp", GRU | {"model": MOVED_GRU}, CHANNELS, "long resets bare", BOTH),
+        ("two warps", GRU | {"model": MOVED_LRU}, CHANNELS | TWO_WARPS, "long resets all", BOTH),
+        ("cluster", GRU | {"model": MOVED_SRU, "hidden_size": 20}, CHANNELS | CLUSTER, "long resets", BOTH),
+        ("cluster of two warps", GRU | {"model": MOVED_GRU}, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
+        ("tickets", GRU | LONG | {"model": MOVED_GRU}, CHANNELS | TICKETS, "long whole resets", BOTH),
+        ("tickets fp64", GRU | LONG | FP64 | {"model": MOVED_GRU, "hidden_size": 20}, CHANNELS | TICKETS, "long", BOTH),
+        ("bf16 parameters", GRU | BF16 | {"model": MOVED_LRU}, CHANNELS | {"channel_lanes": 8}, "mixed", BOTH),
+        ("packed", GRU | {"model": MOVED_GRU}, CHANNELS, "packed", BOTH),
+        ("reverse", GRU | REVERSE | {"model": MOVED_TWO, "layout": "TBD"}, CHANNELS, "resets", BOTH),
+    ),
+    "dual time": (
+        ("two columns", BDT | {"model": MOVED_GRU}, TIME, "long resets bare", BOTH),
+        ("two warps", BDT | {"model": MOVED_SRU}, TIME | TWO_WARPS | {"warps": 1}, "long resets part", BOTH),
+        ("tickets", BDT | LONG | {"model": MOVED_GRU}, TIME | TICKETS, "long resets", BOTH),
+        ("vectors", BDT | BF16 | {"model": MOVED_LRU}, TIME | {"steps_per_lane": 8}, "pieces pieces-resets", BOTH),
+        ("reverse fp64", BDT | REVERSE | FP64 | {"model": MOVED_TWO}, TIME, "resets all", BOTH),
     ),
     "time": (
         ("two columns", BDT, TIME, "long resets bare", BOTH),

@@ -127,7 +127,7 @@ def _exchange_bytes(
 
 def _tile_number_bytes(problem: Problem, stages: int, lookback: int) -> int:
     """Bytes of the numbers of the tiles under way, rounded up to the alignment of an aggregate."""
-    unit = 2 * problem.precision.arithmetic_bytes
+    unit = max(2 * problem.precision.arithmetic_bytes, cost.DUAL_ALIGNMENT if problem.cell.is_dual else 0)
     return -(-4 * (stages + 2) // unit) * unit if lookback else 0
 
 

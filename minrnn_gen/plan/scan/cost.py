@@ -12,6 +12,7 @@ from minrnn_gen.plan.many_sizes import Amount, ceil, log2, maximum, where
 from minrnn_gen.plan.problem import Problem
 
 # Memory is read in bursts of 64 bytes: half of a shorter row is fetched for nothing.
+DUAL_ALIGNMENT = 16  # of a map of dual numbers in shared memory, in bytes
 BURST_BYTES = 64
 
 

@@ -101,7 +101,8 @@ def _exchange_bytes(problem: Problem, time_warps: int) -> int:
         return 0
     cell = problem.cell
     sums = len(cell.gates) + len(cell.parameters) if problem.kernel_pass == "backward" else 0
-    return time_warps * (4 * len(cell.states) + sums) * problem.precision.arithmetic_bytes
+    exchange = time_warps * (4 * len(cell.states) + sums) * problem.precision.arithmetic_bytes
+    return -(-exchange // cost.DUAL_ALIGNMENT) * cost.DUAL_ALIGNMENT if cell.is_dual else exchange
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:

@@ -47,7 +47,7 @@ class ScanRun(CellRun):
             self._run_forward(recorder, part, outputs, states_out)
 
     def _run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, states_out: StatesOut) -> None:
-        rows = (part.x, outputs.y, *outputs.kept, *part.inputs)
+        rows = (*rows_of_x(part), outputs.y, *outputs.kept, *part.inputs)
         kernel = recorder.load(choose(recorder, "forward", part, states_out, *rows))
         resident = resident_blocks_of(kernel)
         workspace = recorder.workspace(workspace_bytes_of(kernel.plan, part, resident))
@@ -87,7 +87,7 @@ class ScanRun(CellRun):
         for run, part in runs_of(interface, projected):
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
             written = gradients_of_run(interface, projected.x_axes, gradients, run)
-            rows = (part.x, arriving.dy, written.dx, *states_of_run, *part.inputs, *written.dinputs)
+            rows = (*rows_of_x(part), arriving.dy, written.dx, *states_of_run, *part.inputs, *written.dinputs)
             kernel = choose(recorder, "backward", part, "none", *rows)
             loaded = recorder.load(kernel)
             yield _RunBack(part, states_of_run, arriving, loaded, resident_blocks_of(loaded))
@@ -107,6 +107,11 @@ class _RunBack:
     resident_blocks: int | None
 
 
+def rows_of_x(call: Call) -> tuple[Array, ...]:
+    """Return the arrays that have the gates of a call."""
+    return (call.x,) if call.moved is None else (call.x, call.moved)
+
+
 def resident_blocks_of(kernel: Launchable) -> int | None:
     """Return how many blocks the device holds at once, None for a kernel whose blocks do not wait for each other."""
     return kernel.resident_blocks() if kernel.plan.is_cooperative else None
@@ -120,14 +125,18 @@ def sizes_of(call: Call) -> Sizes:
 
 def choose(recorder: Recorder, kernel_pass: KernelPass, call: Call, states_out: StatesOut, *rows: Array) -> KernelKey:
     """Return the kernel for a call of one direction whose arrays of x and y are `rows`."""
-    specialization = Specialization(
+    return recorder.choose(kernel_pass, specialization_of(call, states_out, *rows), sizes_of(call))
+
+
+def specialization_of(call: Call, states_out: StatesOut, *rows: Array) -> Specialization:
+    """Return the specialization for a call of one direction whose arrays of x and y are `rows`."""
+    return Specialization(
         alignment_of_call(*rows),
         reverse=call.reverse,
         resets=call.sequences.resets is not None,
         states_out=states_out,
         packed=call.sequences.cu_seqlens is not None,
     )
-    return recorder.choose(kernel_pass, specialization, sizes_of(call))
 
 
 def read_states(interface: Interface, builder: Builder, outputs: Outputs) -> tuple[Array, ...]:

@@ -17,6 +17,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers.kernels import kernel_by
 from minrnn_gen.run.joint import JointCall
+from minrnn_gen.run.scan.apart import scanned
 from minrnn_gen.run.tangent import TangentCall
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.backward_operator import define_backward, in_order
@@ -200,6 +201,9 @@ def _second_gradients_of(
     moving = kernel_by(recipe.recipe)
     projected = None if first.dx is None or tensors[WEIGHT] is None else _projected(kernel, own_extra[-1])
     as_called = TangentCall(kernel.interface, recipe, torch, tensors, tangents, own_y, projected)
+    computed = _scanned(moving, first, as_called)
+    if computed is not None:
+        return computed
     arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
@@ -212,6 +216,19 @@ def _second_gradients_of(
         return gradients_of(kernel, tensors, own_y, own_extra, dy, (), all_states)
 
     return as_called.gradients(gradients, backward), y, as_called.final(final)
+
+
+def _scanned(moving: Kernel, first: _First, as_called: TangentCall) -> tuple[list[Any], Any, list[Any]] | None:
+    """Return `_second_gradients_of` by scans that read gates and tangents where they are; None where none serves."""
+    tensors, (own_y, *own_extra), dy, dstate, _ = first
+    observed = [tensor for tensor in (*tensors, *as_called.tangents, dy, *dstate, own_y) if tensor is not None]
+    # Otherwise autograd or a compiler has to see the operators.
+    is_here = dy.is_cuda and is_plain(observed, takes_transforms=True) and not torch.is_grad_enabled()
+    computed = scanned(moving.executor, as_called, own_extra, dy, dstate) if is_here else None
+    if computed is None:
+        return None
+    result, gradients = computed
+    return gradients, result.y, as_called.final(result.final)
 
 
 def _joint_gradients(
