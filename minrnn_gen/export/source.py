@@ -37,8 +37,8 @@ _STORAGE = {
 SHARED = ("workspace", "products")
 # Kernels that copy elements of either type.
 MOVES = ("move_storage", "move_real")
-# The kernel that copies states between a pool and rows, and the number of its arguments.
-MOVES_SLOTS, MOVES_SLOTS_ARGUMENTS = ("move_slots",), 14
+# The kernels that copy states between a pool and rows, and find the places of drafts, and the most arguments of one.
+MOVES_SLOTS, MOVES_SLOTS_ARGUMENTS = ("move_slots", "find_places"), 14
 
 
 class ExportArray(NamedTuple):
@@ -140,6 +140,14 @@ class ExportSource:
         """Each state and its elements of one sequence."""
         interface = self.interface
         return tuple((name, math.prod(interface.shape_of_state(name, 1)[1:])) for name in interface.states)
+
+    @property
+    def step_widths(self) -> dict[str, int]:
+        """The elements of a sequence at one step, of x and of each further input."""
+        interface = self.interface
+        axes = {"x": interface.x_axes, **{f"shared_{name}": interface.shared_axes for name in interface.shared}}
+        axes |= {f"input_{name}": interface.axes_of_input(name) for name in interface.inputs}
+        return {name: math.prod(interface.shape(of.replace("t", ""), 1, 1)) for name, of in axes.items()}
 
     @property
     def is_dispatched(self) -> bool:

@@ -12,8 +12,8 @@ from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
 # Steps of a draft whose inputs are in shared memory at once, twice: the usual draft has no more, nor keeps more of the last one.
 DRAFT_STEPS = 4
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
-# Places and strides of steps that are run again.
-REGISTERS_OF_REPLAY = 10
+# Places and strides of steps that are run again, and words of each value of S.* on its way, which has an address.
+REGISTERS_OF_REPLAY, REGISTERS_OF_LOAD = 8, 3
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
 REGISTERS_IN_PARTS = 52
@@ -183,9 +183,10 @@ class Block:
             under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
         if problem.specialization.replays:
-            # The first tiles of kept and of new steps.
-            of_tile = len(cell.shared) * -(-DRAFT_STEPS * self.lanes * self.values // self.threads)
+            # The first tiles of kept and of new steps; states advance in place.
+            of_tile = REGISTERS_OF_LOAD * len(cell.shared) * -(-DRAFT_STEPS * self.lanes * self.values // self.threads)
             under_way += REGISTERS_OF_REPLAY + 2 * (of_tile + len(cell.gates) * -(-DRAFT_STEPS // self.lanes))
+            of_value -= wide_states
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
