@@ -23,8 +23,8 @@ from minrnn_gen.run.verify import steps_of
 
 READ, PAD = numpy.array((7, -1, 2, 0, 5)), 1
 LIVE = READ >= 0
-# The steps of each sequence in a draft of `STEPS`, where it has lengths; one has none of them. Long drafts are of three tiles of the
-# kernel that runs steps again.
+# The steps of each sequence in a draft of `STEPS`, where it has lengths; one has none of them. Long drafts are of three tiles
+# of the kernel that runs steps again.
 STEPS, LONG_STEPS, LENGTHS = 3, 9, numpy.array((3, 2, 0, 3, 1))
 OF_DRAFTS, OF_LONG_DRAFTS = Case(BATCH, STEPS), Case(BATCH, LONG_STEPS)
 # Calls of the kernel that says where steps have their states, and the slots and sequences there are.

@@ -146,8 +146,8 @@ class Problem:
     # filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a
     # channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be
     # "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a
-    # "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of
-    # the kernel that notes them.
+    # "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call
+    # of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:

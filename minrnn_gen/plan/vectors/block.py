@@ -9,7 +9,8 @@ from minrnn_gen.plan import limits
 from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
 
-# Steps of a draft whose inputs are in shared memory at once, twice: the usual draft has no more, nor keeps more of the last one.
+# Steps of a draft whose inputs are in shared memory at once, twice: the usual draft has no more, nor are more of the last one
+# kept.
 DRAFT_STEPS = 4
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
 # Places and strides of steps that are run again, and words of each value of S.* on its way, which has an address.
@@ -130,9 +131,9 @@ class Block:
         """The parts of the block's shared memory: both buffers of each."""
         cell, precision = self.problem.cell, self.problem.precision
         if self.problem.specialization.replays:
-            inputs = max(1, len(cell.shared)) * self.lanes * self.values * precision.arithmetic_bytes
-            of_step = {"shared_inputs": inputs, "prepared": self.channels * self.prepared_bytes}
-            return {name: 2 * _aligned(DRAFT_STEPS * size_bytes) for name, size_bytes in of_step.items()}
+            row_bytes = max(1, len(cell.shared)) * self.lanes * self.values * precision.arithmetic_bytes
+            sizes = {"shared_inputs": row_bytes, "prepared": self.channels * self.prepared_bytes}
+            return {name: 2 * _aligned(DRAFT_STEPS * size_bytes) for name, size_bytes in sizes.items()}
         if self.problem.kernel_pass == "step":
             return {}
         is_time_last, is_backward = self.problem.layout == "BDT", self.problem.kernel_pass == "backward"

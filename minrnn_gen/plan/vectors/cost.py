@@ -48,8 +48,8 @@ STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
 # Between decode steps the text of their kernel leaves the caches. What each of its instructions takes to come, as kernels with
 # one, two and four sequences for each lane showed on an H200.
 INSTRUCTION_NS = 1.6
-# Steps of the draft that is planned for, four of its own and two of the last one again; and instructions of loads, addresses and
-# stores around them, counted in the machine code of selective scans of 64 x 64 x 128 next to 107 of a step.
+# Steps of the draft that is planned for, four of its own and two of the last one again; and instructions around them, of loads,
+# addresses and stores, counted in the machine code of selective scans of 64 x 64 x 128 next to 107 of a step.
 STEPS_OF_DRAFT, INSTRUCTIONS_AROUND_DRAFT = 6, 550.0
 # The share of a step's instructions and functions that the end of a part adds: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
