@@ -35,7 +35,7 @@ def verify(executor: Executor, arguments: CallArguments, cache: Cache, slots: An
     places = cache.next_draft(slots, accepted, lengths, pad_slot, call.time)
     of_steps = zip(order, places.reads, places.writes, strict=True)
     axis = Y_AXES[interface.layout].index("t")
-    if not executor.backend.takes(call):
+    if not executor.writes_y(call):
         y = {t: executor.step(at(t), PoolArguments(reads, writes)).y for t, reads, writes in of_steps}
         return memory.stacked([y[t] for t in range(call.time)], axis)
     # Steps write y where it is returned, so that no launch joins them: time first, since their kernels have no stride of y.
