@@ -123,10 +123,12 @@ def _rows_of(values: Any, dtype: Any = numpy.int64, stride: int = 1) -> Any:
 
 
 def _cleared(cache: Cache) -> Cache:
-    """Return a cache whose unused slots are NaN."""
+    """Return a cache whose unused slots are NaN; a ring of inputs is about to begin again."""
     for states in cache.places.values():
         states[...] = numpy.nan
     cache.clear(READ[LIVE])
+    if cache.inputs:
+        cache.drafts[:, 0] = 2 * cache.draft - 2
     return cache
 
 
