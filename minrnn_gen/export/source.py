@@ -142,14 +142,6 @@ class ExportSource:
         return tuple((name, math.prod(interface.shape_of_state(name, 1)[1:])) for name in interface.states)
 
     @property
-    def step_widths(self) -> dict[str, int]:
-        """The elements of a sequence at one step, of x and of each further input."""
-        interface = self.interface
-        axes = {"x": interface.x_axes, **{f"shared_{name}": interface.shared_axes for name in interface.shared}}
-        axes |= {f"input_{name}": interface.axes_of_input(name) for name in interface.inputs}
-        return {name: math.prod(interface.shape(of.replace("t", ""), 1, 1)) for name, of in axes.items()}
-
-    @property
     def is_dispatched(self) -> bool:
         """Whether a call chooses among compiled kernels, none of them for features that the interface leaves out."""
         return self.target == "cuda"
