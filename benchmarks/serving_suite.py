@@ -138,7 +138,8 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
         "shared": {name: array[:, None].expand(-1, DRAFT, -1, -1).contiguous() for name, array in step["shared"].items()},
     }
     constants = {"parameters": step["parameters"], "bias": step["bias"]}
-    accepted, drafted = torch.full((batch,), 2, device=DEVICE), torch.arange(batch, device=DEVICE)
+    # Half of the steps of a draft are kept.
+    accepted, drafted = torch.full((batch,), (DRAFT + 1) // 2, device=DEVICE), torch.arange(batch, device=DEVICE)
 
     def gathered(number: int) -> Any:
         y, after = kernel.step(**step, state={"h": states["h"][slots[number]].to(carried)})

@@ -225,6 +225,13 @@ class Interface:
         """Return the shape of y of a single step, of so many sequences."""
         return (*self.directions, sequences, self.units_of_output)
 
+    @property
+    def step_widths(self) -> dict[str, int]:
+        """The elements that x and each input S.* and X.* have of a sequence at a step, under their names in exports."""
+        axes = {"x": self.x_axes, **{f"shared_{name}": self.shared_axes for name in self.shared}}
+        axes |= {f"input_{name}": self.axes_of_input(name) for name in self.inputs}
+        return {name: math.prod(self.shape(of.replace("t", ""), 1, 1)) for name, of in axes.items()}
+
     def shape_of_state(self, name: str, sequences: int) -> tuple[int, ...]:
         """Return the shape of a state by its name, of so many sequences."""
         shape = (*self.directions, sequences, self.units_of_state(name))

@@ -63,7 +63,10 @@ def with_pool(interface: Interface, inspect: Inspect, call: Call, state: Any, as
     if asked.has_state is not None:
         has_state = check_plain(inspect(asked.has_state, "has_state"), ("bool",), (call.batch,))
         check_place(has_state, call.x)
-    rows = PoolRows(slots, into, asked.pad_slot, pool[0].shape[0], has_state)
+    y = None
+    if asked.y is not None:
+        y = check_plain(inspect(asked.y, "y"), (interface.precision.storage_dtype,), interface.step_shape(call.batch))
+    rows = PoolRows(slots, into, asked.pad_slot, pool[0].shape[0], has_state, y)
     if slots.device is None:
         check_values(rows)
     return replace(call, initial=pool, pool=rows)

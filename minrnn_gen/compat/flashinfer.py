@@ -56,12 +56,12 @@ def selective_state_update(
     """Return the output of one token of each row, or of several, and write states into `state`.
 
     state [slots, dim, N] or [slots, heads, dim, N]. One token: x, dt and z [batch, dim] or [batch, heads, dim], B and C [batch,
-    N] or [batch, groups, N]. Several, where cache_steps says at most how many: the same with tokens after the batch, or with
-    cu_seqlens [rows + 1] packed in the place of the batch. A [dim, N] or [heads, dim, N], D and dt_bias [dim] or [heads, dim];
-    axes may have stride 0. state_batch_indices [batch] or [batch, tokens] are the slots that a row reads,
-    dst_state_batch_indices those that it writes: with tokens, the state after each. Slots that are negative or `pad_slot_id`
-    are padding, whose output is 0. num_accepted_tokens [batch]: a row begins with the state of the last accepted token.
-    intermediate_states_buffer [buffers, tokens, heads, dim, N] takes the state after each token, of row b in buffer
+    N] or [batch, groups, N]. Several: the same with tokens after the batch, as x of four axes or cache_steps say; or, at most
+    cache_steps of a row, with cu_seqlens [rows + 1] packed in the place of the batch. A [dim, N] or [heads, dim, N], D and
+    dt_bias [dim] or [heads, dim]; axes may have stride 0. state_batch_indices [batch] or [batch, tokens] are the slots that a
+    row reads, dst_state_batch_indices those that it writes: with tokens, the state after each. Slots that are negative or
+    `pad_slot_id` are padding, whose output is 0. num_accepted_tokens [batch]: a row begins with the state of the last accepted
+    token. intermediate_states_buffer [buffers, tokens, heads, dim, N] takes the state after each token, of row b in buffer
     intermediate_state_indices[b]. disable_state_update leaves `state` as it is.
 
     `algorithm` and `backend` change nothing. Raises BadInput for scales, integer states and a seed of stochastic rounding,
@@ -86,7 +86,8 @@ def selective_state_update(
     tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     indices = (state_batch_indices, dst_state_batch_indices, num_accepted_tokens)
     with torch.no_grad():
-        if not cache_steps and cu_seqlens is None:
+        is_packed, has_tokens = cu_seqlens is not None, isinstance(x, torch.Tensor) and x.dim() == 4
+        if not (cache_steps or is_packed or has_tokens):
             if num_accepted_tokens is not None or intermediate_states_buffer is not None:
                 raise BadInput("accepted tokens and intermediate states are of several tokens; give cache_steps, their number")
             y = _one_token(tensors, state, indices, pad_slot_id, disable_state_update, bool(dt_softplus))

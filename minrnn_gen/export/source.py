@@ -37,8 +37,8 @@ _STORAGE = {
 SHARED = ("workspace", "products")
 # Kernels that copy elements of either type.
 MOVES = ("move_storage", "move_real")
-# The kernel that copies states between a pool and rows, and the number of its arguments.
-MOVES_SLOTS, MOVES_SLOTS_ARGUMENTS = ("move_slots",), 14
+# The kernels that copy states between a pool and rows, and find the places of drafts, and the most arguments of one.
+MOVES_SLOTS, MOVES_SLOTS_ARGUMENTS = ("move_slots", "find_places"), 14
 
 
 class ExportArray(NamedTuple):

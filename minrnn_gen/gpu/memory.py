@@ -231,6 +231,13 @@ def stacked(arrays: Sequence[Any], axis: int) -> Any:
     return (sys.modules["torch"] if like.library == "torch" else _numpy_or_cupy(like)).stack([*arrays], axis)
 
 
+def with_first_at(array: Any, axis: int) -> Any:
+    """Return an array of a library with its first axis at `axis`, in the same memory."""
+    if inspect(array, "array").library == "torch":
+        return array.movedim(0, axis)
+    return _numpy_or_cupy(inspect(array, "array")).moveaxis(array, 0, axis)
+
+
 def zeroed_beyond(x: Array, axes: str, lengths: Array) -> Array:
     """Return x, whose axes have the letters `axes`, with zeros where time is beyond each sequence's length, replacing even NaN.
 

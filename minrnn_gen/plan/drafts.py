@@ -10,8 +10,9 @@ from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.vectors.cost import STEPS_OF_DRAFT
 
-# Steps that run in all for each step of a draft, half of which are kept and run again; terms that they take the time of.
-STEPS_OF_ONE, TERMS_OF_STEPS = 1.5, ("issue", "transcendental", "chain")
+# Steps that run in all for each step of a draft, half of which are kept and run again; terms that they take the time of, and
+# so many steps are as long as what does not grow with a draft.
+STEPS_OF_ONE, TERMS_OF_STEPS, STEPS_AROUND = 1.5, ("issue", "transcendental", "chain"), 5
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class DraftPlan:
 
 def again_us(predicted_us: Mapping[str, float], steps: int) -> float:
     """Return the time of a draft of `steps` by a kernel that runs steps again, from its terms as planned."""
-    scale = STEPS_OF_ONE * steps / STEPS_OF_DRAFT
+    scale = (STEPS_OF_ONE * steps + STEPS_AROUND) / (STEPS_OF_DRAFT + STEPS_AROUND)
     terms = {name: us * (scale if name in TERMS_OF_STEPS else 1.0) for name, us in predicted_us.items()}
     return float(total_us(terms))
 

@@ -51,6 +51,10 @@ class EmbeddedExecutor(Executor):
         result = self.inner.step(self.embedding.arguments(_owned(self.interface, arguments, call)))
         return StepResult(self.embedding.y_of_step(result.y), self.embedding.final(result.final))
 
+    def writes_y(self, _call: Call) -> bool:
+        """Return False: a step on a pool is one on rows of it, and its y is a part of the inner kernel's."""
+        return False
+
     def backward(
         self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None, given_only: bool = False
     ) -> dict[str, Any]:

@@ -129,6 +129,10 @@ class Executor:
         call = call.with_slots(call_key)
         return self._run_of(call).step(call)
 
+    def writes_y(self, call: Call) -> bool:
+        """Whether steps on a pool write y where `PoolArguments.y` says; `call` has their arrays."""
+        return self.backend.takes(call)
+
     def backward(
         self, forward: Forward | ForwardReplay, dy: Any, dstate: Mapping[str, Any] | None, given_only: bool = False
     ) -> dict[str, Any]:

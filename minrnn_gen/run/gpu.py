@@ -136,7 +136,9 @@ class GpuRun:
         """Run one step."""
         interface = self._interface
         recorder = self._backend.begin(call.x, call.keyed, call.flat())
-        y = recorder.new_array(interface.step_shape(call.batch), interface.precision.storage_dtype)
+        y = call.pool.y if call.pool else None
+        if y is None:
+            y = recorder.new_array(interface.step_shape(call.batch), interface.precision.storage_dtype)
         outputs = Outputs(y, (), () if call.pool else _new_states(interface, recorder, call.batch))
         if call.batch:
             self._cells.step(recorder, self._projected(recorder, call, "bgh"), outputs)

@@ -34,8 +34,15 @@ def verify(executor: Executor, arguments: CallArguments, cache: Cache, slots: An
     at = steps_of(interface, arguments._replace(x=call.x.owner, lengths=None, state=cache.places))
     places = cache.next_draft(slots, accepted, lengths, pad_slot, call.time)
     of_steps = zip(order, places.reads, places.writes, strict=True)
-    y = {t: executor.step(at(t), PoolArguments(reads, writes)).y for t, reads, writes in of_steps}
-    return memory.stacked([y[t] for t in range(call.time)], Y_AXES[interface.layout].index("t"))
+    axis = Y_AXES[interface.layout].index("t")
+    if not executor.writes_y(call):
+        y = {t: executor.step(at(t), PoolArguments(reads, writes)).y for t, reads, writes in of_steps}
+        return memory.stacked([y[t] for t in range(call.time)], axis)
+    # Steps write y where it is returned, so that no launch joins them: time first, since their kernels have no stride of y.
+    whole = memory.new_array(call.x, (call.time, *interface.step_shape(call.batch)), interface.precision.storage_dtype).owner
+    for t, reads, writes in of_steps:
+        executor.step(at(t), PoolArguments(reads, writes, y=whole[t]))
+    return memory.with_first_at(whole, axis)
 
 
 def steps_of(interface: Interface, arguments: CallArguments) -> Callable[[int], CallArguments]:

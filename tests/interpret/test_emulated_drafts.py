@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drafts import NOTES, check_drafts, placed
+from support.drafts import LONG_STEPS, NOTES, check_drafts, placed
 
 import minrnn_gen
 from minrnn_gen.interpret.toolchain import has_compiler
@@ -34,6 +34,7 @@ def test_drafts_are_single_steps_whatever_is_kept(name: str) -> None:
     kernel = minrnn_gen.compile({"precision": "fp32", "training": False, **SPECS[name]}, gpu="h200", device="interpret")
     is_forward = kernel.spec.direction == "forward"
     check_drafts(kernel, has_lengths=is_forward)
+    check_drafts(kernel, rounds=2, has_lengths=is_forward, steps=LONG_STEPS)
     check_drafts(kernel, dtype={"bf16": "bfloat16", "fp16": "float16"}.get(kernel.spec.precision))
 
 

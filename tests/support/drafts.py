@@ -23,26 +23,29 @@ from minrnn_gen.run.verify import steps_of
 
 READ, PAD = numpy.array((7, -1, 2, 0, 5)), 1
 LIVE = READ >= 0
-# The steps of each sequence in a draft of `STEPS`, where it has lengths; one has none of them.
-STEPS, LENGTHS = 3, numpy.array((3, 2, 0, 3, 1))
-OF_DRAFTS = Case(BATCH, STEPS)
+# The steps of each sequence in a draft of `STEPS`, where it has lengths; one has none of them. Long drafts are of three tiles
+# of the kernel that runs steps again.
+STEPS, LONG_STEPS, LENGTHS = 3, 9, numpy.array((3, 2, 0, 3, 1))
+OF_DRAFTS, OF_LONG_DRAFTS = Case(BATCH, STEPS), Case(BATCH, LONG_STEPS)
 # Calls of the kernel that says where steps have their states, and the slots and sequences there are.
 NOTES, ALL_SLOTS, ROWS, PLACES = ("noted", "lengths", "folds", "copies", "starts"), 70, 66, 4
 
 
-def check_drafts(kernel: Kernel, rounds: int = STEPS + 1, has_lengths: bool = False, dtype: Any = None) -> None:
+def check_drafts(
+    kernel: Kernel, rounds: int = STEPS + 1, has_lengths: bool = False, dtype: Any = None, steps: int = STEPS
+) -> None:
     """Verify drafts round after round, each with other counts accepted of the one before, and commit the last.
 
     Bit by bit states are those of single steps on a pool without drafts, and y is but for sums over n; other slots stay NaN.
     """
-    cache, steps = (_cleared(kernel.cache(SLOTS, draft, dtype)) for draft in (STEPS, 0))
+    cache, single = (_cleared(kernel.cache(SLOTS, draft, dtype)) for draft in (steps, 0))
     axes, earlier, kept = Y_AXES[kernel.interface.layout], None, numpy.zeros(BATCH, numpy.int32)
-    lengths = LENGTHS if has_lengths else numpy.full(BATCH, STEPS)
+    lengths = _lengths_of(steps, has_lengths)
     for number in range(rounds):
-        arrays = _of_round(kernel, inputs_of(kernel.interface, OF_DRAFTS).forward, number)
+        arrays = _of_round(kernel, inputs_of(kernel.interface, Case(BATCH, steps)).forward, number)
         if earlier is not None:
-            _advance(kernel, steps.states, earlier, kept)
-        expected = _advance(kernel, {name: states.copy() for name, states in steps.states.items()}, arrays, lengths)
+            _advance(kernel, single.states, earlier, kept)
+        expected = _advance(kernel, {name: states.copy() for name, states in single.states.items()}, arrays, lengths)
         given = {"lengths": lengths} if has_lengths else {}
         y, same = kernel.verify_draft(**arrays, **given, cache=cache, slots=READ, accepted=kept)
         assert same is cache
@@ -50,25 +53,26 @@ def check_drafts(kernel: Kernel, rounds: int = STEPS + 1, has_lengths: bool = Fa
         # A kernel that runs steps again may sum over n in another order than that of single steps.
         roundoff = kernel.interface.precision.storage_roundoff if cache.inputs else 0
         numpy.testing.assert_allclose(found, expected.astype(float), 4 * roundoff, 4 * roundoff)
-        earlier, kept = arrays, _kept_of(number, lengths).astype(kept.dtype)
-    _advance(kernel, steps.states, earlier, kept)
+        earlier, kept = arrays, _kept_of(number, lengths, steps).astype(kept.dtype)
+    _advance(kernel, single.states, earlier, kept)
     cache.commit(READ[LIVE], kept[LIVE])
     unused = numpy.setdiff1d(numpy.arange(SLOTS), READ)
     for name, states in cache.states.items():
-        numpy.testing.assert_array_equal(states.astype(float), steps.states[name].astype(float))
-        whole = cache.places[name].reshape(SLOTS, 1 if cache.inputs else STEPS + 1, -1)
+        numpy.testing.assert_array_equal(states.astype(float), single.states[name].astype(float))
+        whole = cache.places[name].reshape(SLOTS, 1 if cache.inputs else steps + 1, -1)
         assert numpy.isnan(whole[unused].astype(float)).all() and not numpy.isnan(whole[READ[LIVE]].astype(float)[:, 0]).any()
 
 
 def drafted(kernel: Kernel, forward: Mapping[str, Any], rounds: int, has_lengths: bool, dtype: Any) -> dict[str, Any]:
     """Return y of rounds of drafts, the steps of the last ones, and the states once they are committed."""
-    cache, results, kept = _cleared(kernel.cache(SLOTS, STEPS, dtype)), {}, numpy.zeros(BATCH, numpy.int64)
-    lengths = LENGTHS if has_lengths else numpy.full(BATCH, STEPS)
+    steps = forward["x"].shape[kernel.interface.x_axes.index("t")]
+    cache, results, kept = _cleared(kernel.cache(SLOTS, steps, dtype)), {}, numpy.zeros(BATCH, numpy.int64)
+    lengths = _lengths_of(steps, has_lengths)
     given = {"lengths": lengths} if has_lengths else {}
     for number in range(rounds):
         arrays = _of_round(kernel, forward, number)
         results[f"y {number}"], _ = kernel.verify_draft(**arrays, **given, cache=cache, slots=READ, accepted=kept)
-        kept = _kept_of(number, lengths)
+        kept = _kept_of(number, lengths, steps)
     results["steps"] = cache.drafts[:, 1].copy()
     cache.commit(READ[LIVE], kept[LIVE])
     return results | {name: states.astype(float) for name, states in cache.states.items()}
@@ -119,10 +123,12 @@ def _rows_of(values: Any, dtype: Any = numpy.int64, stride: int = 1) -> Any:
 
 
 def _cleared(cache: Cache) -> Cache:
-    """Return a cache whose unused slots are NaN."""
+    """Return a cache whose unused slots are NaN; a ring of inputs is about to begin again."""
     for states in cache.places.values():
         states[...] = numpy.nan
     cache.clear(READ[LIVE])
+    if cache.inputs:
+        cache.drafts[:, 0] = 2 * cache.draft - 2
     return cache
 
 
@@ -135,8 +141,13 @@ def _of_round(kernel: Kernel, forward: Mapping[str, Any], number: int) -> dict[s
     return arrays
 
 
-def _kept_of(number: int, lengths: Any) -> Any:
-    return numpy.minimum((number + numpy.arange(BATCH)) % (STEPS + 1), lengths)
+def _lengths_of(steps: int, has_lengths: bool) -> Any:
+    return LENGTHS * (steps // STEPS) if has_lengths else numpy.full(BATCH, steps)
+
+
+def _kept_of(number: int, lengths: Any, steps: int) -> Any:
+    """Return other counts for every sequence and round."""
+    return numpy.minimum((number + steps * numpy.arange(BATCH) // STEPS) % (steps + 1), lengths)
 
 
 def _advance(kernel: Kernel, pool: Any, arrays: Any, counts: Any) -> Any:
@@ -145,8 +156,9 @@ def _advance(kernel: Kernel, pool: Any, arrays: Any, counts: Any) -> Any:
 
     at = steps_of(kernel.interface, CallArguments(**arrays))
     is_reverse, ys = kernel.spec.direction == "reverse", []
-    for number in range(STEPS):
-        t = STEPS - 1 - number if is_reverse else number
+    steps = arrays["x"].shape[kernel.interface.x_axes.index("t")]
+    for number in range(steps):
+        t = steps - 1 - number if is_reverse else number
         step = {name: array for name, array in at(t)._asdict().items() if name in arrays and name != "x"}
         slots = numpy.where(LIVE & (number < counts), READ, -1)
         ys.append(kernel.step(at(t).x, **step, state=pool, slots=slots)[0])

@@ -130,10 +130,11 @@ def prepared(row: Row, _: Path) -> None:
 
 
 def in_c(row: Row, folder: Path, ask: Callable[[Row, Path], None]) -> None:
-    """An export, by one of its fronts, that has steps on slots."""
+    """An export, by one of its fronts, that has steps on slots, and drafts."""
     of_steps(row)
     ask(row, folder)
-    if "rnn_cell_step_on_slots" not in (folder / "rnn_cell.h").read_text():
+    header = (folder / "rnn_cell.h").read_text()
+    if "rnn_cell_step_on_slots" not in header or "rnn_cell_verify_draft" not in header:
         raise NotThere
 
 
@@ -168,8 +169,8 @@ FRONTS: dict[str, Front] = {
     "`jax.step`": Front(jax_steps, "jax"),
     "`jax.recurrence`": Front(jax_over_time, "jax"),
     "`jax.verify_draft`": Front(jax_drafts, "jax"),
-    "steps on slots in C for CPUs": Front(functools.partial(in_c, ask=export_for_cpus), is_slow=True),
-    "steps on slots in C for GPUs": Front(functools.partial(in_c, ask=export_for_gpus), is_slow=True),
+    "steps on slots and drafts in C for CPUs": Front(functools.partial(in_c, ask=export_for_cpus), is_slow=True),
+    "steps on slots and drafts in C for GPUs": Front(functools.partial(in_c, ask=export_for_gpus), is_slow=True),
     "`prepare(slots=True)`": Front(prepared),
     "slots in CUDA graphs": Front(captured, "torch"),
 }

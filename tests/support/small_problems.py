@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy
-from support.drafts import NOTES, OF_DRAFTS, drafted, placed
+from support.drafts import NOTES, OF_DRAFTS, OF_LONG_DRAFTS, drafted, placed
 from support.dual_cells import MOVED_GRU, MOVED_LRU, MOVED_SRU, MOVED_TWO
 from support.halves import take_halves
 from support.input_cells import GAP_OF_ROUNDS, GAPS, HIGHWAY, NORMED
@@ -147,7 +147,8 @@ class Problem:
     # filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a
     # channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be
     # "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a
-    # "narrow" cache, or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that notes them.
+    # "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call
+    # of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -384,7 +385,7 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     if problem.kernel_pass == "pool":
         return Case(1, 1)
     if problem.kernel_pass == "draft":
-        return OF_DRAFTS
+        return OF_LONG_DRAFTS if problem.call.startswith("long") else OF_DRAFTS
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
@@ -1365,8 +1366,8 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
     ("steps first", {"model": "min_gru", "hidden_size": 5, "layout": "TBD"}, CHANNELS, OVER_TIME[:2]),
     ("channels first", SELECTIVE | BDT | {"model": "selective", "hidden_size": 6, "state_size": 4}, {}, OVER_TIME[:2]),
 )
-# (name, spec, wanted, calls): a warp of several sequences or of one, values that lanes lack, and chunks.
-ROUNDS_OF_DRAFTS = ("drafts", "drafts of lengths")
+# (name, spec, wanted, calls): lanes without a channel, values that lanes lack, several blocks of a sequence, and chunks.
+ROUNDS_OF_DRAFTS = ("drafts", "drafts of lengths", "long drafts of lengths")
 DRAFTS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] = (
     ("places", {"model": "min_gru", "hidden_size": 5}, {}, NOTES),
     (

@@ -9,9 +9,12 @@ from minrnn_gen.plan import limits
 from minrnn_gen.plan.problem import REGISTER_BYTES, WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.solver import Candidate, can_copy_asynchronously
 
+# Steps of a draft whose inputs are in shared memory at once, twice: the usual draft has no more, nor are more of the last one
+# kept.
+DRAFT_STEPS = 4
 # Addresses, strides and loop state; of a backward those of twice as many arrays. Read off compiled kernels.
-# Places and strides of steps that are run again.
-REGISTERS_OF_REPLAY = 28
+# Places and strides of steps that are run again, and words of each value of S.* on its way, which has an address.
+REGISTERS_OF_REPLAY, REGISTERS_OF_LOAD = 8, 3
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
 REGISTERS_IN_PARTS = 52
@@ -127,6 +130,10 @@ class Block:
     def shared_map(self) -> dict[str, int]:
         """The parts of the block's shared memory: both buffers of each."""
         cell, precision = self.problem.cell, self.problem.precision
+        if self.problem.specialization.replays:
+            row_bytes = max(1, len(cell.shared)) * self.lanes * self.values * precision.arithmetic_bytes
+            sizes = {"shared_inputs": row_bytes, "prepared": self.channels * self.prepared_bytes}
+            return {name: 2 * _aligned(DRAFT_STEPS * size_bytes) for name, size_bytes in sizes.items()}
         if self.problem.kernel_pass == "step":
             return {}
         is_time_last, is_backward = self.problem.layout == "BDT", self.problem.kernel_pass == "backward"
@@ -177,8 +184,10 @@ class Block:
             under_way += -(-of_lane // REGISTER_BYTES)
             under_way += REGISTERS_IN_PARTS if self.time_parts > 1 else 0
         if problem.specialization.replays:
-            under_way += REGISTERS_OF_REPLAY
-            of_value, narrow = of_value + 2 * len(cell.shared), narrow + len(cell.gates)
+            # The first tiles of kept and of new steps; states advance in place.
+            of_tile = REGISTERS_OF_LOAD * len(cell.shared) * -(-DRAFT_STEPS * self.lanes * self.values // self.threads)
+            under_way += REGISTERS_OF_REPLAY + 2 * (of_tile + len(cell.gates) * -(-DRAFT_STEPS // self.lanes))
+            of_value -= wide_states
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
@@ -199,6 +208,7 @@ class Block:
             "state_rows": self.state_rows,
             "blocks_per_sequence": self.blocks_per_sequence,
             "group_blocks": self.blocks_per_sequence // problem.groups,
+            "draft_steps": DRAFT_STEPS if problem.specialization.replays else 0,
             "part_values": PART_ENDS[problem.kernel_pass] * self.state_rows * self.threads if self.time_parts > 1 else 0,
         }
 

@@ -48,9 +48,9 @@ STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
 # Between decode steps the text of their kernel leaves the caches. What each of its instructions takes to come, as kernels with
 # one, two and four sequences for each lane showed on an H200.
 INSTRUCTION_NS = 1.6
-# Steps that a draft takes, its own and some of the last one again, each as long as so many single ones: drafts of four steps of
-# selective scans, with two to run again, on an H200.
-STEPS_OF_DRAFT, SINGLE_STEPS_OF_ONE = 6, 2
+# Steps of the draft that is planned for, four of its own and two of the last one again; and instructions around them, of loads,
+# addresses and stores, counted in the machine code of selective scans of 64 x 64 x 128 next to 107 of a step.
+STEPS_OF_DRAFT, INSTRUCTIONS_AROUND_DRAFT = 6, 550.0
 # The share of a step's instructions and functions that the end of a part adds: no sums and no y.
 ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
 # Time in parts: memory is made ready or a kernel launched; and for each part that another waits for, a read of the values that
@@ -71,7 +71,7 @@ def _step_of_lane(problem: Problem, block: Block) -> _StepOfLane:
     cell = problem.cell
     is_backward, is_step = problem.kernel_pass == "backward", problem.kernel_pass == "step"
     # The lanes of a channel share the preparation.
-    share = 1 / block.lanes if problem.kernel_pass == "forward" else 1.0
+    share = 1 / block.lanes if problem.kernel_pass == "forward" or problem.specialization.replays else 1.0
     operations = share * (cell.operation_count - cell.wide_operation_count)
     functions = share * (cell.transcendental_count - cell.wide_transcendental_count)
     # Those at one distance between lanes wait for each other, and not within.
@@ -127,9 +127,8 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     rounds = ceil(of_busiest_sm / held.blocks_per_sm)
     wide_parameters = len(cell.vector_parameters)
     instructions = step.instructions + INSTRUCTIONS_PER_ACCESS * block.values * wide_parameters
-    # Those of a draft, and what is kept of the last one, whose inputs are read a step ahead.
-    steps = STEPS_OF_DRAFT * SINGLE_STEPS_OF_ONE if problem.specialization.replays else 1
-    instructions += (steps - 1) * step.instructions
+    steps, around = (STEPS_OF_DRAFT, INSTRUCTIONS_AROUND_DRAFT) if problem.specialization.replays else (1, 0.0)
+    instructions += (steps - 1) * step.instructions + around
     special = warps * steps * step.functions * limits.WARP_LANES
     state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
     # If the lanes of a step read less than a sector of memory at once, some of it is read again.
@@ -148,7 +147,7 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
         "memory": maximum(traffic, through_l2) / gpu.bandwidth_bytes_per_s * starved * 1e6,
         "issue": warps * instructions / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
-        "chain": rounds * (steps * (step.latency + step.instructions) / cycles_per_us + waiting) + starts + text_us,
+        "chain": rounds * ((steps * (step.latency + step.instructions) + around) / cycles_per_us + waiting) + starts + text_us,
         "launch": gpu_rates.launch_us(gpu),
     }
 

@@ -176,8 +176,8 @@ def vector_draft_launch_of(
         "batch": draft.batch,
         "time": call.time,
     }
-    lanes = draft.batch * plan.problem.hidden_size * plan.variables["lanes"]
-    return launch_in_grid(divided_up(lanes, plan.launch.threads), pack(signature(plan, names), values))
+    blocks = draft.batch * plan.launch.partition["blocks_per_sequence"]
+    return launch_in_grid(blocks, pack(signature(plan, names), values))
 
 
 def _launch(plan: KernelPlan, names: ArrayNames, call: Call, values: dict[str, Any]) -> Launch:
