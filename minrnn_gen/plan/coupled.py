@@ -45,8 +45,12 @@ FILL_AND_DRAIN_US = 5.0
 
 def _values(problem: Problem, phase: PhaseShape) -> int:
     """Numbers of a map that are exchanged."""
-    entries = {"memory": 0, "full": phase.size**2}.get(phase.form, phase.size)
-    return entries + phase.size + (problem.specialization.resets or phase.form == "memory")
+    return (0 if phase.is_constant else _entries(phase)) + phase.size + (problem.specialization.resets or phase.form == "memory")
+
+
+def _entries(phase: PhaseShape) -> int:
+    """Numbers of A that are kept."""
+    return {"memory": 0, "full": phase.size**2}.get(phase.form, phase.size)
 
 
 def _is_double(problem: Problem, phase: PhaseShape) -> bool:
@@ -61,11 +65,12 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "channels_per_lane": (1,),
         "stages": (2, 4, 8, 16, 32),
         "chunk_tiles": (1, 32),
+        "buffers": (1, 2),
     }
 
 
-def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
-    """Return an estimate: the current tile and the next, the maps under composition, and one step's own values."""
+def _registers(problem: Problem, steps: int, chunk_tiles: int, buffers: int) -> int:
+    """Return an estimate: the current tile, the next one with two buffers, the maps under composition, a step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
     results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
@@ -78,13 +83,27 @@ def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
         fixed += (
             REGISTERS_OF_CHUNK[any(phase.form == "full" for phase in cell.phases)] + cell.read_count * at_hand + resets // 2
         )
-    return fixed + cell.read_count * (at_hand + packed) + results * packed + resets + 4 * values + words * carried
+    tiles = cell.read_count * at_hand + (cell.read_count * packed if buffers > 1 or chunk_tiles > 1 else 0)
+    return fixed + tiles + results * packed + resets + 4 * values + words * carried
+
+
+def _group_tiles(channel_lanes: int) -> int:
+    turns = limits.WARP_LANES // channel_lanes
+    return turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns))
 
 
 def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[str, int]:
-    values = max((_values(problem, phase) for phase in problem.cell.phases), default=0)
+    phases = problem.cell.phases
+    values = max((_values(problem, phase) for phase in phases), default=0)
     warps = threads // limits.WARP_LANES
-    return {"exchange": DOUBLE_BYTES * channel_lanes * (2 * warps * values + len(problem.cell.states))}
+    exchange = DOUBLE_BYTES * channel_lanes * (2 * warps * values + len(problem.cell.states))
+    table = channel_lanes * (limits.WARP_LANES // channel_lanes + 1 + _group_tiles(channel_lanes))
+    powers = 0
+    for phase in phases:
+        if phase.is_constant:
+            number_bytes = DOUBLE_BYTES if _is_double(problem, phase) else problem.precision.arithmetic_bytes
+            powers += -(-number_bytes * _entries(phase) * table // DOUBLE_BYTES) * DOUBLE_BYTES
+    return {"exchange": exchange, "powers": powers} if powers else {"exchange": exchange}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -117,6 +136,14 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "phases",
         ),
         Constraint(
+            "buffers_of_chunk",
+            "a thread of many tiles reads them one ahead in any case",
+            ("chunk_tiles", "buffers"),
+            lambda chunk_tiles, buffers: buffers if chunk_tiles > 1 else 1,
+            lambda *_: 1,
+            "buffers",
+        ),
+        Constraint(
             "steps_of_memory",
             "finite memory is that of a thread's own steps",
             ("stages",),
@@ -145,7 +172,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
-            Quantity(("stages", "chunk_tiles"), lambda *of_thread: _registers(problem, *of_thread)),
+            Quantity(("stages", "chunk_tiles", "buffers"), lambda *of_thread: _registers(problem, *of_thread)),
             Quantity(("threads", "channel_lanes"), lambda *of: sum(_shared_map(problem, *of).values())),
         ),
         Constraint(
@@ -162,16 +189,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
-    turns = limits.WARP_LANES // channel_lanes
     phases = problem.cell.phases
     return limits.resident(
         problem,
         threads=threads,
         channels_per_block=channel_lanes,
-        registers_estimated=_registers(problem, steps, candidate["chunk_tiles"]),
+        registers_estimated=_registers(problem, steps, candidate["chunk_tiles"], candidate["buffers"]),
         shared_map=_shared_map(problem, threads, channel_lanes),
         tile_steps=threads // channel_lanes * steps,
-        group_tiles=turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns)),
+        group_tiles=_group_tiles(channel_lanes),
         partition={
             "map_bytes": DOUBLE_BYTES * channel_lanes * sum(_values(problem, phase) for phase in phases),
             "state_bytes": DOUBLE_BYTES * channel_lanes * len(problem.cell.states),
