@@ -63,7 +63,7 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "threads": (64, 128, 256, 512),
         "channel_lanes": lanes,
         "channels_per_lane": (1,),
-        "stages": (2, 4, 8, 16, 32),
+        "stages": (1, 2, 4, 8, 16, 32),
         "chunk_tiles": (1, 32),
         "buffers": (1, 2),
     }
