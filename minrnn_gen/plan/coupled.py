@@ -103,7 +103,7 @@ def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[s
         if phase.is_constant:
             number_bytes = DOUBLE_BYTES if _is_double(problem, phase) else problem.precision.arithmetic_bytes
             powers += -(-number_bytes * _entries(phase) * table // DOUBLE_BYTES) * DOUBLE_BYTES
-    return {"exchange": exchange, "powers": powers} if powers else {"exchange": exchange}
+    return {"exchange": exchange, "powers": powers + DOUBLE_BYTES} if powers else {"exchange": exchange}
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
