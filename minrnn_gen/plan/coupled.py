@@ -12,8 +12,12 @@ from minrnn_gen.plan.problem import PhaseShape, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 DOUBLE_BYTES = 8
-# Addresses, strides and loop state. Read off compiled kernels.
-REGISTERS_FIXED = 80
+# Of the kernel's struct, which has vectors.
+SHARED_ALIGNMENT = 16
+# Addresses, strides and loop state. Read off compiled kernels, as how many maps are held at once: a thread's own, another, their
+# product, a block's and what arrives.
+REGISTERS_FIXED = 50
+MAPS_AT_ONCE = 5
 # Where a thread takes many tiles, without states in double precision and with.
 REGISTERS_OF_CHUNK = (8, 32)
 # Of the values of one step and of one composition, those that are needed at once.
@@ -65,12 +69,11 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "channels_per_lane": (1,),
         "stages": (1, 2, 4, 8, 16, 32),
         "chunk_tiles": (1, 32),
-        "buffers": (1, 2),
     }
 
 
-def _registers(problem: Problem, steps: int, chunk_tiles: int, buffers: int) -> int:
-    """Return an estimate: the current tile, the next one with two buffers, the maps under composition, a step's own values."""
+def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
+    """Return an estimate: the current tile, the maps under composition, a step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
     results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
@@ -83,8 +86,8 @@ def _registers(problem: Problem, steps: int, chunk_tiles: int, buffers: int) -> 
         fixed += (
             REGISTERS_OF_CHUNK[any(phase.form == "full" for phase in cell.phases)] + cell.read_count * at_hand + resets // 2
         )
-    tiles = cell.read_count * at_hand + (cell.read_count * packed if buffers > 1 or chunk_tiles > 1 else 0)
-    return fixed + tiles + results * packed + resets + 4 * values + words * carried
+    tiles = cell.read_count * at_hand + (cell.read_count * packed if chunk_tiles > 1 else 0)
+    return fixed + tiles + results * packed + resets + MAPS_AT_ONCE * values + words * carried
 
 
 def _group_tiles(channel_lanes: int) -> int:
@@ -92,7 +95,7 @@ def _group_tiles(channel_lanes: int) -> int:
     return turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns))
 
 
-def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[str, int]:
+def _shared_map(problem: Problem, threads: int, channel_lanes: int, steps: int, chunk_tiles: int) -> Mapping[str, int]:
     phases = problem.cell.phases
     values = max((_values(problem, phase) for phase in phases), default=0)
     warps = threads // limits.WARP_LANES
@@ -103,7 +106,19 @@ def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[s
         if phase.is_constant:
             number_bytes = DOUBLE_BYTES if _is_double(problem, phase) else problem.precision.arithmetic_bytes
             powers += -(-number_bytes * _entries(phase) * table // DOUBLE_BYTES) * DOUBLE_BYTES
-    return {"exchange": exchange, "powers": powers + DOUBLE_BYTES} if powers else {"exchange": exchange}
+    powers += DOUBLE_BYTES * (powers > 0)  # whether they are finite
+    stretch = _stretch_bytes(problem, threads, steps, chunk_tiles)
+    exchange += -(stretch + powers + exchange) % SHARED_ALIGNMENT
+    return {"stretch": stretch, "exchange": exchange} | ({"powers": powers} if powers else {})
+
+
+def _stretch_bytes(problem: Problem, threads: int, steps: int, chunk_tiles: int) -> int:
+    """Return the bytes through which warps pass whole tiles, of which a vector of each warp is there in any case."""
+    vector_values = whole_vector_values(problem, steps)
+    vector_bytes = vector_values * problem.precision.storage_bytes
+    if problem.layout == "BDT" and chunk_tiles == 1 and steps > vector_values:
+        return threads * (steps // vector_values + 1) * vector_bytes
+    return -(-threads // limits.WARP_LANES * vector_bytes // DOUBLE_BYTES) * DOUBLE_BYTES
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -136,14 +151,6 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             "phases",
         ),
         Constraint(
-            "buffers_of_chunk",
-            "a thread of many tiles reads them one ahead in any case",
-            ("chunk_tiles", "buffers"),
-            lambda chunk_tiles, buffers: buffers if chunk_tiles > 1 else 1,
-            lambda *_: 1,
-            "buffers",
-        ),
-        Constraint(
             "steps_of_memory",
             "finite memory is that of a thread's own steps",
             ("stages",),
@@ -172,8 +179,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
-            Quantity(("stages", "chunk_tiles", "buffers"), lambda *of_thread: _registers(problem, *of_thread)),
-            Quantity(("threads", "channel_lanes"), lambda *of: sum(_shared_map(problem, *of).values())),
+            Quantity(("stages", "chunk_tiles"), lambda *of_thread: _registers(problem, *of_thread)),
+            Quantity(
+                ("threads", "channel_lanes", "stages", "chunk_tiles"), lambda *of: sum(_shared_map(problem, *of).values())
+            ),
         ),
         Constraint(
             "unrolled_operations",
@@ -194,8 +203,8 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
         problem,
         threads=threads,
         channels_per_block=channel_lanes,
-        registers_estimated=_registers(problem, steps, candidate["chunk_tiles"], candidate["buffers"]),
-        shared_map=_shared_map(problem, threads, channel_lanes),
+        registers_estimated=_registers(problem, steps, candidate["chunk_tiles"]),
+        shared_map=_shared_map(problem, threads, channel_lanes, steps, candidate["chunk_tiles"]),
         tile_steps=threads // channel_lanes * steps,
         group_tiles=_group_tiles(channel_lanes),
         partition={
