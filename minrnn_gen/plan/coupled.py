@@ -28,17 +28,29 @@ PHASES_MOST = 4
 GROUP_TILES_OF_LANE = 4
 # A product or sum in double precision is issued at half the rate.
 INSTRUCTIONS_PER_DOUBLE = 2.0
-INSTRUCTIONS_PER_ACCESS = 4.0  # address, predicate, and the load or store
+# Address, predicate, and the load or store; along time also the passing through shared memory. Rows without gaps have addresses at
+# constant distances.
+INSTRUCTIONS_PER_ACCESS = 4.0
+INSTRUCTIONS_PER_DENSE_ACCESS = 1.5
 INSTRUCTIONS_PER_VALUE = 3.0  # of a map, from lane to lane
-INSTRUCTIONS_PER_TILE = 380.0
+# A profiler counted 810 of a warp's tile of 16 steps of a biquad in all.
+INSTRUCTIONS_PER_TILE = 140.0
 # Time of an instruction over that at which a scheduler issues: half of them compute addresses, at half the rate. This and what
 # follows was fitted to an H200.
 ISSUE_FACTOR = 1.6
 # Between a block's tiles: a barrier in each phase; where blocks share a column, publishing a map, waiting for others and
 # composing them, once more for each phase.
 CYCLES_PER_PHASE = 400.0
-CYCLES_OF_SHARING = 3000.0
-CYCLES_PER_SHARED_PHASE = 1500.0
+CYCLES_OF_SHARING = 2000.0
+CYCLES_PER_SHARED_PHASE = 1200.0
+# A block that composes has no loads under way; others of the SM have.
+TIME_OF_LOADS = 0.5
+# A warp by itself: from one instruction to the next, waits for loads apart, and a load while memory is busy. A profiler's stalls.
+CYCLES_PER_INSTRUCTION = 2.9
+CYCLES_OF_LOAD = 2000.0
+# Lines of memory read in parts, by several warps: half lines took 1.06 and 1.09 times as long as whole ones.
+LINE_BYTES = 128
+FACTOR_OF_PARTS = 1.08
 # From one group of tiles that share the states before them to the next, in the same round.
 CYCLES_PER_GROUP = 800.0
 # Many tiles of a thread were not measured: they have to be predicted to be so many times as fast to be preferred.
@@ -215,8 +227,8 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def _composition(problem: Problem, phase: PhaseShape) -> float:
-    """Instructions to compose two maps."""
-    columns = {"memory": 0, "full": phase.size}.get(phase.form, 1)
+    """Instructions to compose two maps; powers of a constant A are made, and b alone is composed."""
+    columns = 0 if phase.is_constant else {"memory": 0, "full": phase.size}.get(phase.form, 1)
     rate = INSTRUCTIONS_PER_DOUBLE if _is_double(problem, phase) else 1.0
     return rate * phase.size**2 * (columns + 1)
 
@@ -249,8 +261,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     blocks = minimum(columns * sharing, resident)
     rounds = ceil(columns * sharing / blocks) * ceil(tiles / (sharing * chunk))
     read_bytes = threads * steps * cell.read_count * problem.precision.storage_bytes
-    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes))
+    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes * TIME_OF_LOADS))
     memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
+    if problem.layout == "BTD" and channel_lanes * problem.precision.storage_bytes < LINE_BYTES:
+        memory_us *= FACTOR_OF_PARTS
     is_read_again = candidate["chunk_tiles"] > 1
     if is_read_again:
         again_bytes = problem.element_count * cell.read_count * problem.precision.storage_bytes * phases
@@ -262,18 +276,20 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     levels = (limits.WARP_LANES // channel_lanes).bit_length() - 1
     passes = 1 + phases * is_read_again
     accesses = (cell.read_count * passes + cell.written_count) * steps / whole_vector_values(problem, steps)
+    of_access = INSTRUCTIONS_PER_DENSE_ACCESS if problem.layout == "BTD" else INSTRUCTIONS_PER_ACCESS
     is_carried_wide = is_read_again and any(phase.form == "full" for phase in cell.phases)
-    of_tile = steps * _operations_of_step(problem) * (1.4 if is_carried_wide else 1.0) + accesses * INSTRUCTIONS_PER_ACCESS
+    of_tile = steps * _operations_of_step(problem) * (1.4 if is_carried_wide else 1.0) + accesses * of_access
     of_tile += INSTRUCTIONS_PER_TILE * (0.4 * passes if is_read_again else 1.0) + composition * is_read_again
     of_round = (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
     of_busiest_sm = ceil(blocks / gpu.sm_count) * warps / gpu.partitions_per_sm * ISSUE_FACTOR
     busy_cycles = of_busiest_sm * (chunk * of_tile + of_round) * (FACTOR_OF_CHUNKS if is_read_again else 1.0)
     groups = ceil(sharing / block.group_tiles) - 1
     shared_cycles = busy_cycles + CYCLES_OF_SHARING + phases * (CYCLES_PER_SHARED_PHASE + groups * CYCLES_PER_GROUP)
+    alone_cycles = maximum(phases * CYCLES_PER_PHASE, CYCLES_OF_LOAD + CYCLES_PER_INSTRUCTION * (chunk * of_tile + of_round))
     return {
         "memory": memory_us,
         "issue": rounds * busy_cycles * cycle_us,
-        "chain": rounds * where(sharing > 1, shared_cycles, phases * CYCLES_PER_PHASE) * cycle_us,
+        "chain": rounds * where(sharing > 1, shared_cycles, alone_cycles) * cycle_us,
         "fill_and_drain": FILL_AND_DRAIN_US,
         "launch": where(sharing > 1, 2.0, 1.0) * gpu_rates.launch_us(gpu),
     }
