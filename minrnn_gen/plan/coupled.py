@@ -14,8 +14,8 @@ from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 DOUBLE_BYTES = 8
 # Of the kernel's struct, which has vectors.
 SHARED_ALIGNMENT = 16
-# Addresses, strides and loop state. Read off compiled kernels, as how many maps are held at once: a thread's own, another, their
-# product, a block's and what arrives.
+# Addresses, strides and loop state, and maps that are held at once: a thread's own, another, their product, a block's and one
+# that arrives. Read off compiled kernels.
 REGISTERS_FIXED = 50
 MAPS_AT_ONCE = 5
 # Where a thread takes many tiles, without states in double precision and with.
@@ -28,8 +28,8 @@ PHASES_MOST = 4
 GROUP_TILES_OF_LANE = 4
 # A product or sum in double precision is issued at half the rate.
 INSTRUCTIONS_PER_DOUBLE = 2.0
-# Address, predicate, and the load or store; along time also the passing through shared memory. Rows without gaps have addresses at
-# constant distances.
+# Address, predicate, and the load or store; along time also the passing through shared memory. Rows without gaps have
+# addresses at constant distances.
 INSTRUCTIONS_PER_ACCESS = 4.0
 INSTRUCTIONS_PER_DENSE_ACCESS = 1.5
 INSTRUCTIONS_PER_VALUE = 3.0  # of a map, from lane to lane
@@ -45,7 +45,8 @@ CYCLES_OF_SHARING = 2000.0
 CYCLES_PER_SHARED_PHASE = 1200.0
 # A block that composes has no loads under way; others of the SM have.
 TIME_OF_LOADS = 0.5
-# A warp by itself: from one instruction to the next, waits for loads apart, and a load while memory is busy. A profiler's stalls.
+# A warp by itself: from one instruction to the next, waits for loads apart, and a load while memory is busy. From a
+# profiler's stalls.
 CYCLES_PER_INSTRUCTION = 2.9
 CYCLES_OF_LOAD = 2000.0
 # Lines of memory read in parts, by several warps: half lines took 1.06 and 1.09 times as long as whole ones.
@@ -61,7 +62,9 @@ FILL_AND_DRAIN_US = 5.0
 
 def _values(problem: Problem, phase: PhaseShape) -> int:
     """Numbers of a map that are exchanged."""
-    return (0 if phase.is_constant else _entries(phase)) + phase.size + (problem.specialization.resets or phase.form == "memory")
+    return (
+        (0 if phase.is_constant else _entries(phase)) + phase.size + (problem.specialization.resets or phase.form == "memory")
+    )
 
 
 def _entries(phase: PhaseShape) -> int:
