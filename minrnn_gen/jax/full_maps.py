@@ -28,7 +28,7 @@ def full_maps_on_device(run: Run, request: Request, operands: Sequence[Any]) -> 
     rows, time = math.prod(b.shape[: request.axis]), b.shape[request.axis]
     size, channels = b.shape[-1], math.prod(b.shape[request.axis + 1 : -1])
     maps = a.reshape(rows, time, channels, size, size)
-    others = [one.reshape(rows, -1, channels, size) for one in others]
+    others = [other.reshape(rows, -1, channels, size) for other in others]
     initial = h0.reshape(rows, channels, size)
     if request.kind == "scan":
         every, final = _states(run, maps, others[0], initial, request.reverse)
