@@ -181,15 +181,10 @@ def _recorded(site: CallSite, operands: Sequence[Any]) -> Recording | None:
 
 
 def _recorded_scan(request: Request, operands: Sequence[Any]) -> Recording | None:
-    if request.form == "full":
-        raise BadInput(
-            "form 'full' in a program of JAX for a GPU, which replays launches alone; give arrays in host memory, or the form "
-            "'rotation' or 'dual' where the maps are such"
-        )
     keywords: dict[str, Any] = {"log_a": request.log_a, "reverse": request.reverse, "axis": request.axis}
     if request.kind == "scan":
         a, b, h0 = by_slot(request, operands)
-        scan(a, b, h0, form=request.form, **keywords)
+        scan(a, b, h0, **keywords)
         trace = SCANS.find(keyed_scan((a, b, h0), **keywords))
         return None if trace is None else Recording(trace, 3, request.slots, (trace.slots.y, trace.slots.final))
     (a, h0), (y, dy, dfinal) = by_slot(request, operands[:-3]), operands[-3:]

@@ -17,6 +17,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.jax import target
 from minrnn_gen.jax.batched import batched
 from minrnn_gen.jax.device import DeviceCall
+from minrnn_gen.jax.full_maps import full_maps_on_device
 from minrnn_gen.jax.host import by_slot
 from minrnn_gen.jax.request import CallSite, Request, Shaped, digest_of
 from minrnn_gen.jax.second import SecondDerivatives
@@ -53,6 +54,11 @@ def _lower_on_host(*operands: Any, request: Request) -> Sequence[Any]:
 def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
     if request.kind in FILTER_PASSES:
         return _filter_on_device(request, operands, PASSED[request.kind])
+    if request.form == "full":
+        like = request.results([*map(Shaped.of, operands)])
+        with jax.enable_x64(True):
+            results = full_maps_on_device(bind, request, [operand.astype(CARRIED) for operand in operands])
+            return [result.astype(shape.dtype) for result, shape in zip(results, like, strict=True)]
     site = CallSite(request, tuple(map(Shaped.of, operands)))
     call = target.prepare(site)
     if request.recipe:

@@ -32,8 +32,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """Return (y, final) of h[t] = a[t] h[t-1] + b[t] along `axis`, with gradients of a, b and h0.
 
-    Shapes, dtypes and forms are those of `minrnn_gen.scan`; gradients of complex arrays are JAX's. Form "full" is for a CPU;
-    without JAX's x64 mode its states are float32, but carried in float64 within a call. There is no derivative in forward mode
+    Shapes, dtypes and forms are those of `minrnn_gen.scan`; gradients of complex arrays are JAX's. Of form "full"
+    states are float32 without JAX's x64 mode, but carried in float64 within a call. There is no derivative in forward mode
     and none of a gradient. With `axis_name` a and b are this device's pieces of time in a `jax.shard_map` over that axis, but
     h0 and the final state are of the whole; for form "scalar" alone.
     Raises BadInput for arguments that do not fit.

@@ -12,8 +12,12 @@ from minrnn_gen.plan.problem import PhaseShape, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
 DOUBLE_BYTES = 8
-# Addresses, strides and loop state. Read off compiled kernels.
-REGISTERS_FIXED = 80
+# Of the kernel's struct, which has vectors.
+SHARED_ALIGNMENT = 16
+# Addresses, strides and loop state, and maps that are held at once: a thread's own, another, their product, a block's and one
+# that arrives. Read off compiled kernels.
+REGISTERS_FIXED = 50
+MAPS_AT_ONCE = 5
 # Where a thread takes many tiles, without states in double precision and with.
 REGISTERS_OF_CHUNK = (8, 32)
 # Of the values of one step and of one composition, those that are needed at once.
@@ -24,17 +28,30 @@ PHASES_MOST = 4
 GROUP_TILES_OF_LANE = 4
 # A product or sum in double precision is issued at half the rate.
 INSTRUCTIONS_PER_DOUBLE = 2.0
-INSTRUCTIONS_PER_ACCESS = 4.0  # address, predicate, and the load or store
+# Address, predicate, and the load or store; along time also the passing through shared memory. Rows without gaps have
+# addresses at constant distances.
+INSTRUCTIONS_PER_ACCESS = 4.0
+INSTRUCTIONS_PER_DENSE_ACCESS = 1.5
 INSTRUCTIONS_PER_VALUE = 3.0  # of a map, from lane to lane
-INSTRUCTIONS_PER_TILE = 380.0
+# A profiler counted 810 of a warp's tile of 16 steps of a biquad in all.
+INSTRUCTIONS_PER_TILE = 140.0
 # Time of an instruction over that at which a scheduler issues: half of them compute addresses, at half the rate. This and what
 # follows was fitted to an H200.
 ISSUE_FACTOR = 1.6
 # Between a block's tiles: a barrier in each phase; where blocks share a column, publishing a map, waiting for others and
 # composing them, once more for each phase.
 CYCLES_PER_PHASE = 400.0
-CYCLES_OF_SHARING = 3000.0
-CYCLES_PER_SHARED_PHASE = 1500.0
+CYCLES_OF_SHARING = 2000.0
+CYCLES_PER_SHARED_PHASE = 1200.0
+# A block that composes has no loads under way; others of the SM have.
+TIME_OF_LOADS = 0.5
+# A warp by itself: from one instruction to the next, waits for loads apart, and a load while memory is busy. From a
+# profiler's stalls.
+CYCLES_PER_INSTRUCTION = 2.9
+CYCLES_OF_LOAD = 2000.0
+# Lines of memory read in parts, by several warps: half lines took 1.06 and 1.09 times as long as whole ones.
+LINE_BYTES = 128
+FACTOR_OF_PARTS = 1.08
 # From one group of tiles that share the states before them to the next, in the same round.
 CYCLES_PER_GROUP = 800.0
 # Many tiles of a thread were not measured: they have to be predicted to be so many times as fast to be preferred.
@@ -45,8 +62,14 @@ FILL_AND_DRAIN_US = 5.0
 
 def _values(problem: Problem, phase: PhaseShape) -> int:
     """Numbers of a map that are exchanged."""
-    entries = {"memory": 0, "full": phase.size**2}.get(phase.form, phase.size)
-    return entries + phase.size + (problem.specialization.resets or phase.form == "memory")
+    return (
+        (0 if phase.is_constant else _entries(phase)) + phase.size + (problem.specialization.resets or phase.form == "memory")
+    )
+
+
+def _entries(phase: PhaseShape) -> int:
+    """Numbers of A that are kept."""
+    return {"memory": 0, "full": phase.size**2}.get(phase.form, phase.size)
 
 
 def _is_double(problem: Problem, phase: PhaseShape) -> bool:
@@ -59,13 +82,13 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "threads": (64, 128, 256, 512),
         "channel_lanes": lanes,
         "channels_per_lane": (1,),
-        "stages": (2, 4, 8, 16, 32),
+        "stages": (1, 2, 4, 8, 16, 32),
         "chunk_tiles": (1, 32),
     }
 
 
 def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
-    """Return an estimate: the current tile and the next, the maps under composition, and one step's own values."""
+    """Return an estimate: the current tile, the maps under composition, a step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
     results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
@@ -78,13 +101,39 @@ def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
         fixed += (
             REGISTERS_OF_CHUNK[any(phase.form == "full" for phase in cell.phases)] + cell.read_count * at_hand + resets // 2
         )
-    return fixed + cell.read_count * (at_hand + packed) + results * packed + resets + 4 * values + words * carried
+    tiles = cell.read_count * at_hand + (cell.read_count * packed if chunk_tiles > 1 else 0)
+    return fixed + tiles + results * packed + resets + MAPS_AT_ONCE * values + words * carried
 
 
-def _shared_map(problem: Problem, threads: int, channel_lanes: int) -> Mapping[str, int]:
-    values = max((_values(problem, phase) for phase in problem.cell.phases), default=0)
+def _group_tiles(channel_lanes: int) -> int:
+    turns = limits.WARP_LANES // channel_lanes
+    return turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns))
+
+
+def _shared_map(problem: Problem, threads: int, channel_lanes: int, steps: int, chunk_tiles: int) -> Mapping[str, int]:
+    phases = problem.cell.phases
+    values = max((_values(problem, phase) for phase in phases), default=0)
     warps = threads // limits.WARP_LANES
-    return {"exchange": DOUBLE_BYTES * channel_lanes * (2 * warps * values + len(problem.cell.states))}
+    exchange = DOUBLE_BYTES * channel_lanes * (2 * warps * values + len(problem.cell.states))
+    table = channel_lanes * (limits.WARP_LANES // channel_lanes + 1 + _group_tiles(channel_lanes))
+    powers = 0
+    for phase in phases:
+        if phase.is_constant:
+            number_bytes = DOUBLE_BYTES if _is_double(problem, phase) else problem.precision.arithmetic_bytes
+            powers += -(-number_bytes * _entries(phase) * table // DOUBLE_BYTES) * DOUBLE_BYTES
+    powers += DOUBLE_BYTES * (powers > 0)  # whether they are finite
+    stretch = _stretch_bytes(problem, threads, steps, chunk_tiles)
+    exchange += -(stretch + powers + exchange) % SHARED_ALIGNMENT
+    return {"stretch": stretch, "exchange": exchange} | ({"powers": powers} if powers else {})
+
+
+def _stretch_bytes(problem: Problem, threads: int, steps: int, chunk_tiles: int) -> int:
+    """Return the bytes through which warps pass whole tiles, of which a vector of each warp is there in any case."""
+    vector_values = whole_vector_values(problem, steps)
+    vector_bytes = vector_values * problem.precision.storage_bytes
+    if problem.layout == "BDT" and chunk_tiles == 1 and steps > vector_values:
+        return threads * (steps // vector_values + 1) * vector_bytes
+    return -(-threads // limits.WARP_LANES * vector_bytes // DOUBLE_BYTES) * DOUBLE_BYTES
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
@@ -146,7 +195,9 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
             Quantity(("stages", "chunk_tiles"), lambda *of_thread: _registers(problem, *of_thread)),
-            Quantity(("threads", "channel_lanes"), lambda *of: sum(_shared_map(problem, *of).values())),
+            Quantity(
+                ("threads", "channel_lanes", "stages", "chunk_tiles"), lambda *of: sum(_shared_map(problem, *of).values())
+            ),
         ),
         Constraint(
             "unrolled_operations",
@@ -162,16 +213,15 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
-    turns = limits.WARP_LANES // channel_lanes
     phases = problem.cell.phases
     return limits.resident(
         problem,
         threads=threads,
         channels_per_block=channel_lanes,
         registers_estimated=_registers(problem, steps, candidate["chunk_tiles"]),
-        shared_map=_shared_map(problem, threads, channel_lanes),
+        shared_map=_shared_map(problem, threads, channel_lanes, steps, candidate["chunk_tiles"]),
         tile_steps=threads // channel_lanes * steps,
-        group_tiles=turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns)),
+        group_tiles=_group_tiles(channel_lanes),
         partition={
             "map_bytes": DOUBLE_BYTES * channel_lanes * sum(_values(problem, phase) for phase in phases),
             "state_bytes": DOUBLE_BYTES * channel_lanes * len(problem.cell.states),
@@ -180,8 +230,8 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 
 
 def _composition(problem: Problem, phase: PhaseShape) -> float:
-    """Instructions to compose two maps."""
-    columns = {"memory": 0, "full": phase.size}.get(phase.form, 1)
+    """Instructions to compose two maps; powers of a constant A are made, and b alone is composed."""
+    columns = 0 if phase.is_constant else {"memory": 0, "full": phase.size}.get(phase.form, 1)
     rate = INSTRUCTIONS_PER_DOUBLE if _is_double(problem, phase) else 1.0
     return rate * phase.size**2 * (columns + 1)
 
@@ -214,8 +264,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     blocks = minimum(columns * sharing, resident)
     rounds = ceil(columns * sharing / blocks) * ceil(tiles / (sharing * chunk))
     read_bytes = threads * steps * cell.read_count * problem.precision.storage_bytes
-    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes))
+    starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes * TIME_OF_LOADS))
     memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
+    if problem.layout == "BTD" and channel_lanes * problem.precision.storage_bytes < LINE_BYTES:
+        memory_us *= FACTOR_OF_PARTS
     is_read_again = candidate["chunk_tiles"] > 1
     if is_read_again:
         again_bytes = problem.element_count * cell.read_count * problem.precision.storage_bytes * phases
@@ -227,18 +279,20 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     levels = (limits.WARP_LANES // channel_lanes).bit_length() - 1
     passes = 1 + phases * is_read_again
     accesses = (cell.read_count * passes + cell.written_count) * steps / whole_vector_values(problem, steps)
+    of_access = INSTRUCTIONS_PER_DENSE_ACCESS if problem.layout == "BTD" else INSTRUCTIONS_PER_ACCESS
     is_carried_wide = is_read_again and any(phase.form == "full" for phase in cell.phases)
-    of_tile = steps * _operations_of_step(problem) * (1.4 if is_carried_wide else 1.0) + accesses * INSTRUCTIONS_PER_ACCESS
+    of_tile = steps * _operations_of_step(problem) * (1.4 if is_carried_wide else 1.0) + accesses * of_access
     of_tile += INSTRUCTIONS_PER_TILE * (0.4 * passes if is_read_again else 1.0) + composition * is_read_again
     of_round = (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
     of_busiest_sm = ceil(blocks / gpu.sm_count) * warps / gpu.partitions_per_sm * ISSUE_FACTOR
     busy_cycles = of_busiest_sm * (chunk * of_tile + of_round) * (FACTOR_OF_CHUNKS if is_read_again else 1.0)
     groups = ceil(sharing / block.group_tiles) - 1
     shared_cycles = busy_cycles + CYCLES_OF_SHARING + phases * (CYCLES_PER_SHARED_PHASE + groups * CYCLES_PER_GROUP)
+    alone_cycles = maximum(phases * CYCLES_PER_PHASE, CYCLES_OF_LOAD + CYCLES_PER_INSTRUCTION * (chunk * of_tile + of_round))
     return {
         "memory": memory_us,
         "issue": rounds * busy_cycles * cycle_us,
-        "chain": rounds * where(sharing > 1, shared_cycles, phases * CYCLES_PER_PHASE) * cycle_us,
+        "chain": rounds * where(sharing > 1, shared_cycles, alone_cycles) * cycle_us,
         "fill_and_drain": FILL_AND_DRAIN_US,
         "launch": where(sharing > 1, 2.0, 1.0) * gpu_rates.launch_us(gpu),
     }

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.recipe import cell_source_of, recipe_of
 from minrnn_gen.build.store import Store, cache_folder
 from minrnn_gen.build.target import Target
 from minrnn_gen.call.arguments import CallArguments
@@ -29,7 +30,7 @@ from minrnn_gen.run.kernels import CompiledKernels
 # Of fewer channels most lanes of a warp along them would idle.
 _CHANNELS_LEAST = 8
 # By layout: the axes of x in the order of [rows, T, C, values], and those of [rows, T, C] in the order of y's.
-_ORDERS: Mapping[RawLayout, tuple[tuple[int, ...], tuple[int, ...]]] = {
+ORDERS: Mapping[RawLayout, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "BTD": ((0, 1, 3, 2), (0, 1, 2)),
     "BDT": ((0, 3, 2, 1), (0, 2, 1)),
 }
@@ -68,6 +69,11 @@ class MapKernel(NamedTuple):
             direction=direction,
             training=False,
         )
+
+
+def recipe_of_maps(kernel: MapKernel) -> str:
+    """Return the recipe of such kernels."""
+    return recipe_of(kernel.spec, cell_source_of(kernel.spec))
 
 
 @lru_cache(maxsize=KERNELS_HELD)
@@ -120,7 +126,7 @@ def _run(recurrence: MapRecurrence, maps: Any, b: Any, initial: Any, reverse: bo
     executor = executor_of(kernel, like.device)
     parts = [b] if recurrence.is_constant else [maps.reshape(rows, time, channels, size**2), b]
     # From values last to the axes of x, and back.
-    gates, (to_x, from_y) = sum(part.shape[-1] for part in parts), _ORDERS[kernel.layout]
+    gates, (to_x, from_y) = sum(part.shape[-1] for part in parts), ORDERS[kernel.layout]
     axes = (rows, time, channels, gates)
     x, first = new_array(like, tuple(axes[axis] for axis in to_x), CARRIED).owner, 0
     for part in parts:

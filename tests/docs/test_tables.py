@@ -56,7 +56,7 @@ def problems_of(
         shared=("b",) if state_size else (),
         means=means,
         waits=((1, 1),) if any(means) else (),
-        phases=(PhaseShape("scalar", 1, 2),) if kind == "block-affine" else (),
+        phases=(PhaseShape("scalar", 1, 2, True),) if kind == "block-affine" else (),
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
         ("forward", "backward", "step", "arguments", "dropout", "filter", "filter_backward"),

@@ -160,15 +160,48 @@ def test_a_filter_of_more_than_a_gpu_has_kernels_of_is_refused() -> None:
         device.device_call(site, 0)
 
 
-def test_there_are_no_full_maps_on_a_gpu() -> None:
-    shapes = (((2, 5, 2, 2), "float32"), ((2, 5, 2), "float32"), ((2, 2), "float64"))
-    asked = request.Request("scan", (True,) * 3, axis=1, form="full")
-    site = request.CallSite(asked, tuple(request.Shaped(*shaped) for shaped in shapes))
-    with (
-        numpy_as_cupy(host_kernel("min_gru", HIDDEN, "fp64")),
-        pytest.raises(BadInput, match="form 'full' in a program of JAX for a GPU"),
+@pytest.mark.parametrize("shape", [(2, 5, 3, 2), (7, 12, 4)], ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_full_maps_on_a_gpu_are_those_on_a_cpu(shape: tuple[int, ...], reverse: bool) -> None:
+    """The program for a GPU, whose kernel of coupled states runs on the host here, equals the scan of maps."""
+    jax, primitive = pytest.importorskip("jax"), needed("minrnn_gen.jax.primitive")
+    run_on_host = needed("minrnn_gen.jax.host").run_on_host
+    random, axis, size = np.random.default_rng(0), len(shape) - 3, shape[-1]
+    a = random.uniform(-0.3, 0.3, (*shape, size)).astype("f")
+    b, y, dy = (random.normal(size=shape).astype("f") for _ in range(3))
+    h0, dfinal = (random.normal(size=shape[:axis] + shape[axis + 1 :]).astype("f") for _ in range(2))
+    keywords: dict[str, Any] = {"reverse": reverse, "axis": axis, "form": "full"}
+    for asked, operands in (
+        (request.Request("scan", (True,) * 3, **keywords), (a, b, h0)),
+        (request.Request("scan_backward", (True,) * 2, **keywords), (a, h0, y, dy, dfinal)),
     ):
-        device.device_call(site, 0)
+        with jax.enable_x64(False):
+            found = primitive._lower_on_device(*map(jax.numpy.asarray, operands), request=asked)
+            like = asked.results([request.Shaped.of(one) for one in operands])
+        assert [request.Shaped.of(one) for one in found] == [*like]
+        for one, expected in zip(found, run_on_host(asked, operands), strict=True):
+            np.testing.assert_allclose(one, expected, rtol=0, atol=2 * np.finfo("f").eps * np.abs(expected).max())
+
+
+def test_a_program_for_a_gpu_scans_full_maps_in_float64_without_x64(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax, front = pytest.importorskip("jax"), needed("minrnn_gen.jax")
+    export, target = pytest.importorskip("jax.export"), needed("minrnn_gen.jax.target")
+
+    def planned(site: Any) -> Any:
+        results = site.request.results(site.operands)
+        return SimpleNamespace(casts=(), results=results, workspace_bytes=0, backward=None)
+
+    monkeypatch.setattr(target, "prepare", planned)
+    a, b = np.zeros((3, 2, 2), "f"), np.ones((2, 9, 3, 2), "f")
+    safe = [export.DisabledSafetyCheck.custom_call("minrnn_gen")]
+    gradients = jax.grad(lambda *arrays: sum(one.sum() for one in front.scan(*arrays, form="full")), (0, 1))
+    with jax.enable_x64(False):
+        exported = export.export(jax.jit(gradients), platforms=["cuda"], disabled_checks=safe)(a, b)
+    calls = [line for line in exported.mlir_module().splitlines() if "custom_call @minrnn_gen" in line]
+    assert len(calls) == 2
+    # Entries of the maps and b, along time for few channels.
+    assert all("(tensor<2x6x3x9xf64>, tensor<2x3xf64>, tensor<2x3xf64>) ->" in line for line in calls)
+    assert {one.dtype.name for one in exported.out_avals} == {"float32"}
 
 
 def test_a_program_for_a_gpu_widens_a_filter_without_x64(monkeypatch: pytest.MonkeyPatch) -> None:

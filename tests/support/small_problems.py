@@ -850,6 +850,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     "coupled": (
         ("channels", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED, "long resets bare", FORWARD),
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
+        ("stretches", BDT | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "long resets pieces", FORWARD),
+        ("stretches bf16", BDT | BF16 | REVERSE | {"model": "holt"}, ALONG_TIME | {"stages": 16}, "long whole", FORWARD),
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
         # Blocks share the columns of shorter sequences.
         ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
