@@ -57,8 +57,8 @@ def _lower_on_device(*operands: Any, request: Request) -> Sequence[Any]:
     if request.form == "full":
         like = request.results([*map(Shaped.of, operands)])
         with jax.enable_x64(True):
-            results = full_maps_on_device(bind, request, [operand.astype(CARRIED) for operand in operands])
-            return [result.astype(shape.dtype) for result, shape in zip(results, like, strict=True)]
+            scanned = full_maps_on_device(bind, request, [operand.astype(CARRIED) for operand in operands])
+            return [result.astype(shape.dtype) for result, shape in zip(scanned, like, strict=True)]
     site = CallSite(request, tuple(map(Shaped.of, operands)))
     call = target.prepare(site)
     if request.recipe:
