@@ -30,6 +30,11 @@ class CellNames:
         return self.lowered.gates
 
     @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of states that a scan composes as dual numbers."""
+        return ()
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs X.*, whose values stand after those of the gates."""
         return () if isinstance(self.lowered, LoweredVectors | LoweredVectorsBackward) else self.lowered.inputs

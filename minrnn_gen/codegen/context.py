@@ -21,11 +21,6 @@ class _ScanNames(CellNames):
     """Names of a scan in either pass."""
 
     @property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """States that a scan composes as dual numbers."""
-        return ()
-
-    @property
     def map_count(self) -> int:
         """The number of maps of a step."""
         return len(self.states)
