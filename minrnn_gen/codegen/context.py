@@ -25,8 +25,12 @@ class _ScanNames(CellNames):
         """The number of maps of a step."""
         return len(self.states)
 
-    def member(self, state: str) -> str:
-        """Return where a state, or its gradient, is among those of a lane."""
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Where each state, or its gradient, is among those of a lane."""
+        return tuple(map(self._member, self.states))
+
+    def _member(self, state: str) -> str:
         return f"at[{self.states.index(state)}]"
 
 

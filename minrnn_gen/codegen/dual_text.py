@@ -39,7 +39,7 @@ class DualText(CellText):
     def map_count(self) -> int:
         return len(self.pairs)
 
-    def member(self, state: str) -> str:
+    def _member(self, state: str) -> str:
         return member_of(self.pairs, state, is_gradient=False)
 
     @property
@@ -50,7 +50,7 @@ class DualText(CellText):
 
     @property
     def output_inputs(self) -> Places:
-        members = {state: self.member(state) for state in self.states}
+        members = {state: self._member(state) for state in self.states}
         places = {f"state_{state}": f"state.{member}" for state, member in members.items()}
         places |= {f"previous_{state}": f"previous.{member}" for state, member in members.items()}
         places |= {name: f"carried.at[{index}]" for index, name in enumerate(self.carried)} | self._parameter_places
@@ -82,7 +82,7 @@ class DualBackwardText(CellBackwardText):
     def map_count(self) -> int:
         return len(self.pairs)
 
-    def member(self, state: str) -> str:
+    def _member(self, state: str) -> str:
         return member_of(self.pairs, state, is_gradient=True)
 
     @property
@@ -99,7 +99,7 @@ class DualBackwardText(CellBackwardText):
         return tuple(results)
 
     def _placed(self, program: Program) -> Places:
-        deltas = {f"gradient_state_{state}": f"delta.{self.member(state)}" for state in self.states}
+        deltas = {f"gradient_state_{state}": f"delta.{self._member(state)}" for state in self.states}
         return located(program, self._places | deltas)
 
 

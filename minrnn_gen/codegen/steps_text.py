@@ -58,6 +58,16 @@ class _StepsNames(CellNames):
         return places_by_round(self.products, [products.gates for products in self.lowered.rounds])
 
     @property
+    def products_in_order(self) -> tuple[int, ...]:
+        """The places of the products, round by round."""
+        return tuple(place for places in self.products_by_round for place in places)
+
+    @property
+    def places_in_round(self) -> tuple[tuple[int, int], ...]:
+        """For each product in that order its place, and where it is among those of its round."""
+        return tuple((place, number) for places in self.products_by_round for number, place in enumerate(places))
+
+    @property
     def in_rounds(self) -> bool:
         return bool(self.lowered.rounds)
 

@@ -16,6 +16,7 @@ from support.everyday import for_each
 
 from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText
 from minrnn_gen.codegen.coupled_text import CoupledText
+from minrnn_gen.codegen.dual_text import DualBackwardText, DualText
 from minrnn_gen.codegen.render import environment
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 from minrnn_gen.config.package_files import package_folder
@@ -100,7 +101,10 @@ def test_the_context_is_plan_cell_header_and_signature(name: str) -> None:
 
 
 # Of a scan, of steps and of cells with the axis n, forward and backward.
-TEXTS = {False: (CellText, CoupledText, VectorsText), True: (CellBackwardText, StepsBackwardText, VectorsBackwardText)}
+TEXTS = {
+    False: (CellText, CoupledText, DualText, VectorsText),
+    True: (CellBackwardText, DualBackwardText, StepsBackwardText, VectorsBackwardText),
+}
 
 
 @for_each(TEMPLATES)
