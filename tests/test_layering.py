@@ -96,8 +96,8 @@ OWNERS = {
         "benchmarks.contenders.baselines benchmarks.contenders.cpu_layers benchmarks.contenders.cpu_scans "
         "benchmarks.contenders.layers benchmarks.contenders.over_ranks benchmarks.contenders.raw_scans "
         "benchmarks.contenders.selective_scans benchmarks.serving_suite "
-        "benchmarks.filter_accuracy benchmarks.filters benchmarks.first_calls benchmarks.replaced_models "
-        "benchmarks.second_backward benchmarks.sizes "
+        "benchmarks.agents benchmarks.filter_accuracy benchmarks.filters benchmarks.first_calls benchmarks.forecasts "
+        "benchmarks.harness.turns benchmarks.replaced_models benchmarks.second_backward benchmarks.sizes benchmarks.spiking "
         "compat.accelerated_scan.ref compat.flashrnn compat.flashrnn_states compat.fla compat.flashinfer "
         "compat.mamba_ssm compat.selective_kernels compat.mingru_pytorch "
         "compat.neurons compat.recurrent_gemma compat.snntorch compat.spikingjelly compat.torchrl "
@@ -115,7 +115,7 @@ OWNERS = {
     ),
     "mamba_ssm": "benchmarks.contenders.selective_scans",
     "minGRU_pytorch": "compat.mingru_pytorch",
-    "torchrl": "compat.torchrl",
+    "torchrl": "compat.torchrl benchmarks.agents",
     "matplotlib": "benchmarks.report.plot",
     "sympy": "cell.zeros",
     "jinja2": "codegen.render",

@@ -12,10 +12,10 @@ from minrnn_gen.cell.levels import MEANS_OF_ROW, Level, rows_of_means
 from minrnn_gen.cell.lowering import Program
 from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward, ProductRound
 from minrnn_gen.cell.preparation import CutProgram, cut
-from minrnn_gen.cell.rounds import places_by_round
 from minrnn_gen.cell.waits import Wait, step_in_parts
-from minrnn_gen.codegen.cell_names import CellNames, GradientNames
+from minrnn_gen.codegen.cell_names import GradientNames
 from minrnn_gen.codegen.levels_text import LevelledText, ProgramText, level_texts, mean_places
+from minrnn_gen.codegen.products_text import ProductNames
 from minrnn_gen.codegen.rounds_text import Places, RoundText, result_names, statements_of
 from minrnn_gen.codegen.waits_text import PartsText, WaitText, parts_text
 
@@ -26,15 +26,8 @@ Levelled = tuple[str, Sequence[Level], Program, Places]
 
 
 @dataclass(frozen=True)
-class _StepsNames(CellNames):
+class _StepsNames(ProductNames):
     """Text of a cell that runs step after step, in either pass."""
-
-    lowered: LoweredSteps | LoweredStepsBackward
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        """The recurrent gates, in R's order."""
-        return self.lowered.recurrent_gates
 
     @property
     def output_state(self) -> str | None:
@@ -45,31 +38,6 @@ class _StepsNames(CellNames):
         """The place of the output among the states; -1 where it is none of them."""
         output = self.lowered.output_state
         return -1 if output is None else self.states.index(output)
-
-    @property
-    def round_of_products(self) -> tuple[int, ...]:
-        """For each product, the exchange of a step that it follows: 0 for the previous output, then the rounds."""
-        numbers = {place: number for number, places in enumerate(self.products_by_round) for place in places}
-        return tuple(map(numbers.__getitem__, range(len(self.products))))
-
-    @property
-    def products_by_round(self) -> tuple[tuple[int, ...], ...]:
-        """The places of the products of each round, first those of the previous output."""
-        return places_by_round(self.products, [products.gates for products in self.lowered.rounds])
-
-    @property
-    def products_in_order(self) -> tuple[int, ...]:
-        """The places of the products, round by round."""
-        return tuple(place for places in self.products_by_round for place in places)
-
-    @property
-    def places_in_round(self) -> tuple[tuple[int, int], ...]:
-        """For each product in that order its place, and where it is among those of its round."""
-        return tuple((place, number) for places in self.products_by_round for number, place in enumerate(places))
-
-    @property
-    def in_rounds(self) -> bool:
-        return bool(self.lowered.rounds)
 
     @property
     def arguments(self) -> tuple[RoundText, ...]:

@@ -74,8 +74,8 @@ def run(
     check_real(x, called)
     if x.dim() < 2:
         raise BadInput(f"{called} has shape {list(x.shape)}; [time, batch, ...] is expected")
-    given = {name: tensor for name, tensor in state.items() if tensor is not None}
-    check_devices({called: x, **given, **parameters})
+    tensors = {name: tensor for name, tensor in state.items() if tensor is not None}
+    check_devices({called: x, **tensors, **parameters})
     steps, *one_step = x.shape
     varied = any(tensor.dim() for tensor in parameters.values())
     own = tuple(one_step[1:])
@@ -93,7 +93,7 @@ def run(
         if bias is not None:
             arrays["recurrent_bias"] = bias.to(wide)[None, None]
     # Zeros are read where another state is given; where none is, no kernel reads any.
-    starts = {name: x.new_zeros(one_step) if tensor is None else tensor for name, tensor in state.items()} if given else {}
+    starts = {name: x.new_zeros(one_step) if tensor is None else tensor for name, tensor in state.items()} if tensors else {}
     y, final, *more = recurrence(
         kernel,
         x.reshape(steps, rows, 1, width),

@@ -70,20 +70,15 @@ class Executor:
     def __init__(self, interface: Interface, builder: Builder, backend: Backend) -> None:
         self.interface, self.backend = interface, backend
         self.gpu = GpuRun(interface, builder, backend)
-        self._builder = builder
+        self.builder = builder
         mark_ranges(self, builder.cell_source.name, ("forward", "replay_forward", "step", "backward", "replay_backward"))
-
-    @property
-    def builder(self) -> Builder:
-        """Builds the kernels of the calls."""
-        return self._builder
 
     @cached_property
     def cpu(self) -> CpuRun:
         """Runs calls on host arrays."""
         from minrnn_gen.run.cpu.calls import CpuRun
 
-        return CpuRun(self.interface, self._builder)
+        return CpuRun(self.interface, self.builder)
 
     def forward(
         self, arguments: CallArguments, all_states: bool, saves: bool, of_layer: bool = False
@@ -160,7 +155,7 @@ class Executor:
 
         For callers that keep only arrays, such as a layer of torch.
         """
-        if saves and not self._builder.spec.training:
+        if saves and not self.builder.spec.training:
             return None  # `Kernel.forward` raises the reason
         if arrays[LENGTHS] is not None or arrays[CU_SEQLENS] is not None:
             return None  # their values are checked, call by call
@@ -280,11 +275,11 @@ class Executor:
     @cached_property
     def recorded(self) -> GpuRun:
         """Records whole runs, for callers that replay traces in their own memory, such as a program of XLA."""
-        return GpuRun(self.interface, self._builder, self.backend.without_graphs())
+        return GpuRun(self.interface, self.builder, self.backend.without_graphs())
 
     def draft_plan(self, steps: int) -> DraftPlan:
         """Return how drafts of so many steps are taken back on a GPU."""
-        builder, hinted = self._builder, self._builder.hinted_specialization
+        builder, hinted = self.builder, self.builder.hinted_specialization
         problem, predicted = builder.problem_of(builder.cell_shape, builder.key_of("step", hinted)), None
         if self.interface.has_vectors:
             on_pool = (replace(hinted, pool="arithmetic", replays=replays) for replays in (False, True))
@@ -298,7 +293,7 @@ class Executor:
         Where a forward `trains`, its backward is built meanwhile. `all_states`: it writes the states after every step.
         """
         states_out = self._states_out(all_states, saves=False)
-        saves = trains and self._builder.spec.training
+        saves = trains and self.builder.spec.training
         call_key = keyed(("forward", states_out, saves), arguments.flat(self.interface))
         call = check_call(self.interface, memory.inspect, lambda _: None, arguments).with_slots(call_key)
         return self.recorded.forward(call, states_out, saves).replay
@@ -386,7 +381,7 @@ class Executor:
 
     @cached_property
     def _backward_reads_states(self) -> bool:
-        return bool(self._builder.lowered_backward.needs_saved_states)
+        return bool(self.builder.lowered_backward.needs_saved_states)
 
     def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
         interface, dtype = self.interface, run.states_dtype(self._states_out(all_states, True), True)
