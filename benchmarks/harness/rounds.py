@@ -74,7 +74,7 @@ class Limits:
         """The number of rounds in words."""
         if self.rounds_least == self.rounds_most:
             return f"{self.rounds_most} rounds"
-        return f"{self.rounds_most} rounds, or of those that fit into {self.seconds:g} s, but {self.rounds_least} at least"
+        return f"{self.rounds_most} rounds, or of as many as fit into {self.seconds:g} s, at least {self.rounds_least}"
 
 
 @dataclass
