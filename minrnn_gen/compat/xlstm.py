@@ -14,6 +14,7 @@ from minrnn_gen.compat.installed import Exchange
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators.calls import arithmetic_dtype, storage_dtype
+from minrnn_gen.torch.operators.dispatch import refuse_transforms
 from minrnn_gen.torch.operators.functional import recurrence
 
 
@@ -100,6 +101,7 @@ class _CellFunction:
             )
             others = kernel.states[1:]
             if not y.requires_grad:
+                refuse_transforms(y)
                 states = x.new_empty((len(kernel.states), x.shape[0] + 1, *state.shape[1:]), dtype=dtype)
                 states[:, 0] = state
                 for place, between in enumerate((y, *(every[name] for name in others))):
