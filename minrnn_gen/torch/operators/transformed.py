@@ -244,8 +244,10 @@ class _GradientsFunction(torch.autograd.Function):
         if any(tangent is not None for tangent in moved):
             second, _, _ = _second(how.of, tensors, results, moved, dy, dstate, how.wanted)
             totals = [sum_of(*pair) for pair in zip(second, totals, strict=True)]
-        # Forward mode takes tangents in the layout of their gradients alone; those of x may be half of a joined array.
-        return tuple(total.contiguous() for total, wanted in zip(totals, how.wanted, strict=True) if wanted)
+        # Forward mode takes no part of a larger array as a tangent, such as the half of a joined one.
+        return tuple(
+            total.clone() if total._is_view() else total for total, wanted in zip(totals, how.wanted, strict=True) if wanted
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, how: _Gradients, *arguments: Any) -> Any:
