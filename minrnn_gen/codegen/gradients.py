@@ -9,3 +9,5 @@ SUMMED_LANES, SUMMED_ROWS = 32, 16
 SUMMED_THREADS = SUMMED_LANES * SUMMED_ROWS
 # Of a kernel that strides over all elements.
 STRIDING_THREADS, STRIDING_BLOCKS = 256, 1056
+# Axes of a copy between arrays of different widths, each with its own stride in either.
+MOVED_AXES = 6

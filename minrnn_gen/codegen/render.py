@@ -11,7 +11,7 @@ from minrnn_gen.cell.lowering_steps import LoweredSteps, LoweredStepsBackward
 from minrnn_gen.codegen.cell_names import CellNames
 from minrnn_gen.codegen.context import AnyLowered, context_of
 from minrnn_gen.codegen.dual_text import DualBackwardText, DualText
-from minrnn_gen.codegen.gradients import GRADIENTS, SUMMED_LANES, SUMMED_ROWS
+from minrnn_gen.codegen.gradients import GRADIENTS, MOVED_AXES, SUMMED_LANES, SUMMED_ROWS
 from minrnn_gen.codegen.parameter import initializer_text, member_text, parameter_text
 from minrnn_gen.codegen.signature import names_of, signature_context
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
@@ -95,7 +95,7 @@ class Gradients:
     """Context of the template of gradients outside the recurrence.
 
     Sums are added up by blocks of `rows` warps, each for `lanes` channels. `moves`: with copies between arrays of different
-    widths; `slots`: with copies between a pool and rows.
+    widths, along `axes` axes; `slots`: with copies between a pool and rows.
     """
 
     problem: Types
@@ -103,6 +103,7 @@ class Gradients:
     budget: NoSharedMemory = NoSharedMemory()
     lanes: int = SUMMED_LANES
     rows: int = SUMMED_ROWS
+    axes: int = MOVED_AXES
     moves: bool = False
     slots: bool = False
 

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from minrnn_gen.call.embedding import Embedding
 from minrnn_gen.call.product_shapes import ProductShape
+from minrnn_gen.codegen.gradients import MOVED_AXES
 from minrnn_gen.export.emit_c import body_of, called_in, wrapped
 from minrnn_gen.export.source import ExportSource, Widening
 
-# Axes of a copy.
-AXES = 6
 # Arguments of the kernel that copies: both arrays, and of each axis its size and strides.
-MOVE_SLOTS = 2 + 3 * AXES
+MOVE_SLOTS = 2 + 3 * MOVED_AXES
 # One axis: its size, and the strides along it in the call's array and in the wide one, as C.
 Axis = tuple[int | str, int | str, int | str]
 
@@ -45,7 +44,7 @@ class Block(NamedTuple):
     @property
     def in_c(self) -> str:
         """The sizes and both strides as a structure."""
-        axes = ((1, 0, 0),) * (AXES - len(self.axes)) + self.axes
+        axes = ((1, 0, 0),) * (MOVED_AXES - len(self.axes)) + self.axes
         members = ", ".join("{" + ", ".join(map(str, numbers)) + "}" for numbers in zip(*axes, strict=True))
         return f"(struct Block){{{members}}}"
 
@@ -94,7 +93,7 @@ class WideCode:
     @property
     def axes(self) -> int:
         """How many axes a copy has."""
-        return AXES
+        return MOVED_AXES
 
     @property
     def calls(self) -> frozenset[str]:

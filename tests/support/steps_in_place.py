@@ -25,6 +25,7 @@ def stepping_specs(draw: st.DrawFn) -> dict[str, Any]:
         "model": draw(st.sampled_from((*DENSE, *DENSE, *OTHERS))),
         "precision": draw(st.sampled_from(("fp64", "fp32", "fp16", "bf16"))),
         "layout": draw(st.sampled_from(("BTD", "TBD", "BDT"))),
+        "direction": draw(st.sampled_from(("forward", "reverse"))),
         "training": False,
     }
     head_dim, heads = draw(st.integers(1, 100)), draw(st.integers(1, 2))
