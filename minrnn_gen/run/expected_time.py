@@ -7,9 +7,10 @@ from typing import Literal
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.gpu_rates import tensor_products
-from minrnn_gen.plan.problem import Sizes
-from minrnn_gen.plan.size_classes import Occupied, occupied, predicted_us
+from minrnn_gen.plan.gpu_rates import bytes_per_s, tensor_products
+from minrnn_gen.plan.kernel_plan import KernelPlan
+from minrnn_gen.plan.problem import KernelKey, Sizes
+from minrnn_gen.plan.size_classes import Occupied, SizedKernel, occupied, predicted_us
 
 BackwardOrForward = Literal["forward", "backward"]
 
@@ -39,6 +40,22 @@ def expected_of(builder: Builder, kernel_pass: BackwardOrForward, sizes: Sizes) 
     problem = builder.problem_of(classes.cell, builder.key_of(kernel_pass, specialization, sizes))
     kernel = classes.sizes.choose(problem)
     return Expected(predicted_us(problem, kernel), occupied(problem, kernel))
+
+
+def single_step_us(builder: Builder, plan: KernelPlan, batch: int) -> float:
+    """Return the expected time of a step of `batch` sequences by a kernel for steps, or by one that takes all steps.
+
+    A kernel that takes all steps reads R once for all of them. Its cost model leaves this out, but in a single step it counts.
+    Where R is streamed, the kernel also writes it in another order, and reads that.
+    """
+    key = KernelKey.of(plan)._replace(sizes=Sizes(batch, 1))
+    problem = builder.problem(key)
+    us = predicted_us(problem, SizedKernel(plan.name, plan.variables, key.sizes))
+    if not plan.is_persistent:
+        return us
+    matrix_bytes = len(problem.cell.recurrent_gates) * problem.hidden_size * problem.head_dim * problem.precision.storage_bytes
+    times = 3 if plan.packed_bytes else 1
+    return us + times * matrix_bytes / bytes_per_s(problem.gpu, matrix_bytes) * 1e6
 
 
 @dataclass(frozen=True)

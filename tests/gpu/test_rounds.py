@@ -10,6 +10,7 @@ import pytest
 from support.device_arrays import moved
 from support.norm_cells import GATES_TOGETHER, OF_BOTH, OF_PARTS, OF_ROUNDS
 from support.round_cells import DEEP, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
+from support.waiting_steps import STEPS
 
 import minrnn_gen
 from minrnn_gen.call.array import numpy_dtype
@@ -48,21 +49,6 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (OF_PARTS, 512, 1, 16, 40, {"precision": "bf16"}),
     (OF_PARTS, 1024, 1, 3, 20, {"precision": "bf16"}),
     (OF_PARTS, 600, 1, 4, 20, {"precision": "fp64"}),
-]
-# Single steps whose blocks wait for each other: R beyond the chip, a layout of no kernel over time, and one block of a head.
-STEPS: list[tuple[Any, int, int, int, dict[str, Any]]] = [
-    (RESET_BEFORE, 1024, 1, 1, {"precision": "fp32"}),
-    (RESET_BEFORE, 4096, 1, 1, {"precision": "bf16"}),
-    (RESET_BEFORE, 512, 1, 5, {"precision": "bf16", "layout": "BDT"}),
-    (RESET_BEFORE, 24, 3, 40, {"precision": "fp64", "layout": "BDT"}),
-    (DEEP, 510, 1, 4, {"precision": "fp16", "layout": "BDT"}),
-    (DEEP, 768, 12, 16, {"precision": "fp32", "layout": "BDT"}),
-    (OF_TWO_STATES, 99, 3, 2, {"precision": "bf16", "layout": "BDT"}),
-    ("layer_norm_lstm", 512, 1, 4, {"precision": "fp32"}),
-    (GATES_TOGETHER, 300, 1, 3, {"precision": "bf16", "layout": "BDT"}),
-    (OF_ROUNDS, 640, 1, 2, {"precision": "fp64"}),
-    ("lstm_projected", 512, 1, 3, {"precision": "fp32", "projection_size": 256}),
-    ("block_gru", 512, 8, 4, {"precision": "fp32", "projection_size": 512}),
 ]
 REPEATS = 10_000
 

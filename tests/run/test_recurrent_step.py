@@ -21,6 +21,7 @@ from support.examples import examples
 from support.fake_device import as_if_on_a_device
 from support.one_step import lower_step
 from support.uncompiled_kernels import compiled_for_host
+from support.waiting_steps import STEPS
 
 from minrnn_gen.codegen.render import render
 from minrnn_gen.kernel import Kernel
@@ -264,3 +265,23 @@ def test_a_step_that_waits_for_products_or_means_is_one_launch(spec: dict[str, A
     program = plain_program((kernel.embedded or kernel).builder, "step", Sizes(4, 1))
     operations = program.split("operations\n")[1].splitlines()
     assert len(operations) == 1 and operations[0].strip().startswith("launch decode_step"), program
+
+
+@pytest.mark.parametrize(("cell", "hidden", "heads", "batch", "options"), STEPS)
+def test_a_step_that_waits_is_a_forward_only_where_that_is_faster(
+    cell: Any, hidden: int, heads: int, batch: int, options: dict[str, Any]
+) -> None:
+    """Not where a kernel over time takes the step in one launch, but by warpgroups, or with R from L2."""
+    spec = {"model": cell, "hidden_size": hidden, "heads": heads, "batch": batch, "training": False, **options}
+    kernel = compiled_for_host(spec, plans_sizes=True)
+    program = plain_program((kernel.embedded or kernel).builder, "step", Sizes(batch, 1))
+    operations = program.split("operations\n")[1].splitlines()
+    assert len(operations) == 1 and operations[0].strip().startswith("launch decode_step"), program
+
+
+def test_few_sequences_step_by_their_own_kernel_and_more_as_a_forward() -> None:
+    """Tensor cores multiply eight sequences at once; multiply-adds of each take their time."""
+    spec = {"model": "gru_reset_before", "hidden_size": 512, "precision": "bf16"}
+    builder = compiled_for_host(spec, plans_sizes=True).builder
+    programs = [plain_program(builder, "step", Sizes(batch, 1)).split("operations\n")[1] for batch in (1, 32)]
+    assert [program.split()[1].strip(",") for program in programs] == ["decode_step", "persistent_forward"]

@@ -12,10 +12,11 @@ from minrnn_gen.build.builder import Builder
 from minrnn_gen.call.arguments import Call, Outputs
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.codegen.signature_groups import ArrayNames
-from minrnn_gen.plan.kernel_plan import Specialization
+from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization
 from minrnn_gen.plan.problem import KernelKey, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.run.backend import Backend, Launchable, Recorder
 from minrnn_gen.run.dense.launch import step_launch_of, workspace_bytes_of
+from minrnn_gen.run.expected_time import single_step_us
 from minrnn_gen.run.launch import alignment_of_call
 from minrnn_gen.run.slots import new_rows, rows_from_pool, rows_into_pool, with_slots
 
@@ -31,7 +32,7 @@ class DenseStep:
     """The steps of one dense cell.
 
     `run_forward` serves steps of many sequences, steps that no step kernel fits, and steps in which a product waits for
-    another, if `choose_forward` gives a kernel that takes them in one launch.
+    another, if `choose_forward` gives a kernel that takes them in one launch and in less time.
     """
 
     interface: Interface
@@ -71,11 +72,15 @@ class DenseStep:
         rows = [next_output if index == output else None for index in range(len(self.names.states))]
         rows_into_pool(recorder, self.builder.hinted_specialization, self.names, call, rows)
 
-    def _is_one_launch(self, recorder: Recorder, call: Call, outputs: Outputs) -> bool:
-        """Whether a forward of one step is one launch without copies, in a cell whose step waits for products or means."""
+    def _is_faster_as_forward(self, recorder: Recorder, call: Call, outputs: Outputs, of_step: KernelPlan) -> bool:
+        """Whether a forward of one step is one launch without copies and faster, in a cell whose step waits within itself."""
         if not self.builder.cell_shape.makes_again or call.pool is not None or call.x.strides[-1] != 1:
             return False
-        return self.backend.plan(self.choose_forward(recorder, call, outputs)).is_persistent
+        forward = self.backend.plan(self.choose_forward(recorder, call, outputs))
+        if not forward.is_persistent:
+            return False
+        batch = of_step.problem.batch  # near the call's, which an exported program does not know yet
+        return single_step_us(self.builder, forward, batch) < single_step_us(self.builder, of_step, batch)
 
     def _choose(self, recorder: Recorder, call: Call, outputs: Outputs) -> KernelKey | None:
         """The kernel for a step, None where the step runs as a forward of one step."""
@@ -83,9 +88,10 @@ class DenseStep:
         assert call.R is not None
         if call.batch > step_sequences_max(builder.target.profile, math.prod(interface.R_shape)):
             return None
-        if self._is_one_launch(recorder, call, outputs):
-            return None
         rows = (call.R, *(state for state in call.initial if state is not None))
         alignment = alignment_of(alignment_of_call(*rows), interface.head_dim * interface.precision.storage_bytes)
         key = recorder.choose("step", with_slots(Specialization(alignment), call), Sizes(call.batch, 1))
-        return key if self.backend.plan(key).strategy == "decode" else None
+        plan = self.backend.plan(key)
+        if plan.strategy != "decode" or self._is_faster_as_forward(recorder, call, outputs, plan):
+            return None
+        return key
