@@ -110,7 +110,9 @@ class _Node(torch.nn.Module):
     def materialize_states(self, inputs: tuple[Any], states: tuple[Any], step_mode: str) -> tuple[Any]:
         """Return (v,) as a tensor shaped like one step of inputs (x,), where x is a sequence, step_mode 'm', or a step."""
         (x,), (v,) = inputs, states
-        return (self._start(x if step_mode == "m" else x.unsqueeze(0), v),)
+        steps = x if step_mode == "m" else x.unsqueeze(0)
+        start = self._start(steps, v)
+        return (steps.new_zeros(steps.shape[1:], dtype=_wide(steps)) if start is None else start,)
 
     def named_memories(self) -> Iterator[tuple[str, Any]]:
         """Yield ("v", v), the state that is kept from call to call."""
@@ -158,8 +160,7 @@ class _Node(torch.nn.Module):
         if isinstance(v, torch.Tensor) and v.shape == steps.shape[1:]:
             return v.to(steps.device)
         value = v if isinstance(v, float) else self.v_reset or 0.0
-        dtype = torch.float64 if steps.dtype is torch.float64 else torch.float32
-        return torch.full(steps.shape[1:], value, dtype=dtype, device=steps.device) if value else None
+        return torch.full(steps.shape[1:], value, dtype=_wide(steps), device=steps.device) if value else None
 
     def _vectors(self) -> dict[str, Any]:
         return {}
@@ -270,6 +271,11 @@ def reset_net(net: torch.nn.Module) -> None:
     for module in net.modules():
         if callable(getattr(module, "reset", None)):
             module.reset()
+
+
+def _wide(x: Any) -> Any:
+    """Return the dtype of v for inputs x."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def _check_above_one(tau: float, name: str) -> None:

@@ -81,8 +81,14 @@ def test_single_steps_are_the_sequence() -> None:
     assert torch.equal(nodes[0].v_seq, nodes[1].v_seq) and torch.equal(nodes[0].v_seq[-1], nodes[0].v)
     nodes[0].store_v_seq = False
     assert nodes[0].v_seq is None
-    (start,) = nodes[0].materialize_states((x,), (0.5,), "m")
-    assert start.shape == SHAPE and bool((start == 0.5).all())
+
+
+@pytest.mark.parametrize("mode", ["m", "s"])
+@pytest.mark.parametrize("v", [0.0, 0.5, torch.full(SHAPE, 0.25, dtype=torch.float64)], ids=["zero", "number", "tensor"])
+def test_materialized_states_are_tensors(mode: str, v: Any) -> None:
+    x = sequence(3, 0)
+    (start,) = ours.IFNode().materialize_states((x if mode == "m" else x[0],), (v,), mode)
+    assert torch.equal(start, torch.as_tensor(v, dtype=torch.float64).expand(SHAPE))
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
