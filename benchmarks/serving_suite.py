@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import minrnn_gen
+from benchmarks.harness.stand_ins import standing_in
 from minrnn_gen.compat.mamba_ssm import selective_state_update
 from minrnn_gen.errors import BadInput
 from minrnn_gen.run.cache import Cache, new_states
@@ -219,20 +220,14 @@ def peer(path: Path, name: str) -> Callable[..., Any]:
     """Return a function of another library from its source file, next to which is its softplus.py."""
     package = types.ModuleType("peer")
     package.__path__ = [str(path.parent)]
-    sys.modules["peer"] = package
-    # What the file imports, and only while it does: other libraries look for these packages too.
     stand_ins = {
         missing: types.ModuleType(missing) for missing in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "einops")
     }
     vars(stand_ins["einops"]).update(rearrange=None, repeat=None)
-    stand_ins["mamba_ssm.ops.triton.softplus"] = _loaded("peer.softplus", path.parent / "softplus.py")
-    absent = {missing: stand_in for missing, stand_in in stand_ins.items() if missing not in sys.modules}
-    sys.modules.update(absent)
-    try:
-        function: Callable[..., Any] = getattr(_loaded(f"peer.{path.stem}", path), name)
-    finally:
-        for missing in absent:
-            del sys.modules[missing]
+    with standing_in({"peer": package}):
+        stand_ins["mamba_ssm.ops.triton.softplus"] = _loaded("peer.softplus", path.parent / "softplus.py")
+        with standing_in(stand_ins):
+            function: Callable[..., Any] = getattr(_loaded(f"peer.{path.stem}", path), name)
     return function
 
 

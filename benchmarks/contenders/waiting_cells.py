@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
@@ -16,6 +15,7 @@ from typing import Any
 import minrnn_gen
 from benchmarks.harness.gpu import Gpu
 from benchmarks.harness.rounds import Arrays, Contender, Run
+from benchmarks.harness.stand_ins import standing_in
 from benchmarks.problems.scan_problems import Problem
 from benchmarks.reference.dense_inputs import judged
 from benchmarks.reference.waiting_steps import RMS_EPSILON, WAITING_STEPS, run_loop
@@ -203,13 +203,12 @@ def module_of_peer(path: str) -> Any:
     found = [int(word) for word in metadata.version("triton").split(".")[:2]]
     stands_in = ModuleType("torchrl._utils")
     stands_in._triton_version_at_least = lambda least: found >= [*map(int, least.split("."))]  # type: ignore[attr-defined]
-    sys.modules.setdefault("torchrl", ModuleType("torchrl"))
-    sys.modules.setdefault("torchrl._utils", stands_in)
     # Triton's compiler reads functions from their file.
     with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False, encoding="utf-8") as file:
         file.write(WITH_CONSTANTS.sub(r"(\1 // BLOCK_K)", Path(path).read_text(encoding="utf-8")))
     spec = importlib.util.spec_from_file_location("torchrl_block_gru", file.name)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with standing_in({"torchrl": ModuleType("torchrl"), "torchrl._utils": stands_in}):
+        spec.loader.exec_module(module)
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with the interface of TorchRL's kernel, and a version of Triton that it takes."""
     monkeypatch.setattr(waiting_cells.metadata, "version", lambda _: "3.6.0")
     for name in ("torchrl", "torchrl._utils"):
-        monkeypatch.delitem(waiting_cells.sys.modules, name, raising=False)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     path = tmp_path / "peer.py"
     path.write_text(textwrap.dedent(PEER), encoding="utf-8")
     return str(path)
