@@ -106,11 +106,11 @@ def measure(layer: Layer) -> None:
             if "without" not in name
         }
         forward = {name: partial(run, x) for name, run in runs.items()}
-        print(line_of(title, milliseconds(forward), "minrnn_gen"), flush=True)
+        print(line_of(title, milliseconds(forward)), flush=True)
     trained = {name: partial(train, run) for name, run in runs.items()}
     for step in trained.values():
         step()
-    print(line_of("  step", milliseconds(trained), "minrnn_gen"), flush=True)
+    print(line_of("  step", milliseconds(trained)), flush=True)
     print("  errors:", ", ".join(f"{name} {error:.1e}" for name, error in errors.items()), flush=True)
 
 
@@ -201,7 +201,7 @@ def measure_update() -> None:
     }
     for run in runs.values():
         run()
-    print(line_of("update of ppo_atari_lstm.py", milliseconds(runs, on_host=True), "minrnn_gen"), flush=True)
+    print(line_of("update of ppo_atari_lstm.py", milliseconds(runs, on_host=True)), flush=True)
 
 
 if __name__ == "__main__":

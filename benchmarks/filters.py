@@ -8,7 +8,6 @@ by the others' autograd. In brackets: the error of the first signal against scip
 from __future__ import annotations
 
 import importlib
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,14 +18,10 @@ import torch
 from scipy import signal  # type: ignore[import-untyped]
 
 import minrnn_gen.torch
+from benchmarks.harness.turns import milliseconds
 
 PROBLEMS = ((64, 1 << 19, 2), (64, 1 << 19, 1), (64, 1 << 19, 4), (16, 1 << 16, 2), (256, 1 << 14, 2), (1, 1 << 20, 2))
 POLES = (0.99 * numpy.exp(0.3j), 0.99 * numpy.exp(-0.3j), 0.9, 0.8)
-ROUNDS, SLOW_ROUNDS = 11, 3
-# Slower ones are timed in few rounds, far slower ones not at all once they have shown it.
-SLOW_MS = 50.0
-# So many that the GPU is busy until the host has launched what is timed.
-FLUSHED_BYTES = 1 << 31
 
 Filter = Callable[[Any, Any, Any], Any]
 
@@ -49,24 +44,6 @@ def _torchaudio(x: Any, a: Any, b: Any) -> Any:
 
 
 PEERS: Mapping[str, Filter] = {"philtorch": _philtorch, "torchlpc": _torchlpc, "torchaudio": _torchaudio}
-
-
-def microseconds(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the medians of runs, in turn, each with a cold L2."""
-    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS):
-        for name, run in runs.items():
-            if turn >= SLOW_ROUNDS and statistics.median(times[name]) > SLOW_MS * 1e3:
-                continue
-            flushed.fill_(turn)
-            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            before.record()
-            run()
-            after.record()
-            torch.cuda.synchronize()
-            times[name].append(before.elapsed_time(after) * 1e3)
-    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def measure(rows: int, steps: int, order: int, peers: Mapping[str, Filter]) -> None:
@@ -94,9 +71,9 @@ def measure(rows: int, steps: int, order: int, peers: Mapping[str, Filter]) -> N
         except Exception as error:  # of a library that is absent, or that does not take the problem
             print(f"{name}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
     print(f"{rows} x {steps:,}, order {order}", end="", flush=True)
-    for title, measured in (("forward", microseconds(runs)), ("backward", microseconds(backwards))):
+    for title, measured in (("forward", milliseconds(runs)), ("backward", milliseconds(backwards))):
         noted = errors if title == "forward" else {}
-        cells = (f"{name} {us:.1f}" + (f" ({noted[name]:.0e})" if name in noted else "") for name, us in measured.items())
+        cells = (f"{name} {1e3 * ms:.1f}" + (f" ({noted[name]:.0e})" if name in noted else "") for name, ms in measured.items())
         print(f"; {title}: {', '.join(cells)}", end="", flush=True)
     print(flush=True)
 

@@ -67,9 +67,9 @@ def measure() -> None:
     found = {name: run()[0].double() for name, run in cells.items()}
     apart = {name: float((y - found["minrnn_gen"]).norm() / found["minrnn_gen"].norm()) for name, y in found.items()}
     title = f"sLSTM cell {SERIES} x {CONTEXT // 32} x {BLOCKS['num_heads']} heads of 128"
-    print(line_of(f"{title}, by events", milliseconds(cells), "minrnn_gen"), f"; apart {apart}", flush=True)
-    print(line_of("  by the host's clock", milliseconds(cells, on_host=True), "minrnn_gen"), flush=True)
-    print(line_of(f"forecast of {SERIES} series", milliseconds(forecasts, on_host=True), "minrnn_gen"), flush=True)
+    print(line_of(f"{title}, by events", milliseconds(cells)), f"; apart {apart}", flush=True)
+    print(line_of("  by the host's clock", milliseconds(cells, on_host=True)), flush=True)
+    print(line_of(f"forecast of {SERIES} series", milliseconds(forecasts, on_host=True)), flush=True)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def measure_nodes() -> None:
             "copy": lambda: target.copy_(x),
             **{name: partial(run, x) for name, run in runs.items()},
         }
-        print(line_of(f"LIF {STEPS} x {NEURONS:,} fp32, forward", milliseconds(forward), "minrnn_gen"), flush=True)
+        print(line_of(f"LIF {STEPS} x {NEURONS:,} fp32, forward", milliseconds(forward)), flush=True)
     leaf = x.requires_grad_()
 
     def train(run: Callable[[Any], Any]) -> None:
@@ -90,7 +90,7 @@ def measure_nodes() -> None:
     norm = gradients["minrnn_gen"].norm()
     apart = {name: float((found - gradients["minrnn_gen"]).norm() / norm) for name, found in gradients.items()}
     del gradients
-    print(line_of("  with gradients", milliseconds(trained), "minrnn_gen"), flush=True)
+    print(line_of("  with gradients", milliseconds(trained)), flush=True)
     print(f"  spikes that differ {differing}, gradients {apart}; first call, not compiled before, {first:.2f} s", flush=True)
 
 
@@ -133,9 +133,9 @@ def measure_recurrent() -> None:
     runs = {"minrnn_gen": ours_from_zeros, "snntorch": loop}
     title = f"recurrent LIF {batch} x {steps} x {neurons} fp32"
     with torch.no_grad():
-        print(line_of(f"{title}, forward", milliseconds(runs, on_host=True), "minrnn_gen"), flush=True)
+        print(line_of(f"{title}, forward", milliseconds(runs, on_host=True)), flush=True)
     trained = {name: partial(train, run) for name, run in runs.items()}
-    print(line_of("  with gradients", milliseconds(trained, on_host=True), "minrnn_gen"), flush=True)
+    print(line_of("  with gradients", milliseconds(trained, on_host=True)), flush=True)
     print(f"  spikes that differ {differing:.1e}; first call, not compiled before, {first:.2f} s", flush=True)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+OURS = "minrnn_gen"
 ROUNDS, SLOW_ROUNDS = 11, 3
 # Slower ones are timed in few rounds.
 SLOW_MS = 50.0
@@ -42,7 +43,7 @@ def milliseconds(runs: Mapping[str, Callable[[], Any]], on_host: bool = False) -
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def line_of(title: str, times: Mapping[str, float], ours: str) -> str:
-    """Return a line of milliseconds, each with the share of it that `ours` takes."""
-    cells = (f"{name} {ms:.3f}" + ("" if name == ours else f" ({times[ours] / ms:.2f})") for name, ms in times.items())
+def line_of(title: str, times: Mapping[str, float]) -> str:
+    """Return a line of milliseconds, each with the share of it that ours takes."""
+    cells = (f"{name} {ms:.3f}" + ("" if name == OURS else f" ({times[OURS] / ms:.2f})") for name, ms in times.items())
     return f"{title}: {', '.join(cells)}"

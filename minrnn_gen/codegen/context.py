@@ -22,8 +22,8 @@ class _ScanNames(CellNames):
 
     @property
     def map_count(self) -> int:
-        """The number of maps of a step."""
-        return len(self.states)
+        """The number of maps of a step: one for each state, or for each pair of them."""
+        return len(self.pairs or self.states)
 
     @property
     def members(self) -> tuple[str, ...]:

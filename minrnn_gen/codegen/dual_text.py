@@ -35,10 +35,6 @@ class DualText(CellText):
         """The number of gates that are no tangents."""
         return own_gates(len(self.gates))
 
-    @property
-    def map_count(self) -> int:
-        return len(self.pairs)
-
     def _member(self, state: str) -> str:
         return member_of(self.pairs, state, is_gradient=False)
 
@@ -77,10 +73,6 @@ class DualBackwardText(CellBackwardText):
     def own_gates(self) -> int:
         """The number of gates that are no tangents."""
         return own_gates(len(self.gates))
-
-    @property
-    def map_count(self) -> int:
-        return len(self.pairs)
 
     def _member(self, state: str) -> str:
         return member_of(self.pairs, state, is_gradient=True)
