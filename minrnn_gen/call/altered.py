@@ -44,7 +44,7 @@ def check_marks(marks: Any, name: str, axes: str, x: Any) -> None:
 
 
 def sequence_count(resets: Any, ends: Any) -> int:
-    """Return how many sequences have these resets, [B, T]; `ends` are the boundaries of packed sequences, else None."""
+    """Return the number of sequences that `resets` [B, T] belong to; `ends`: boundaries of packed sequences, else None."""
     return int(resets.shape[0]) if ends is None else max(int(ends.shape[0]) - 1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Arguments by name: a mapping whose names are known."""
+"""Arguments by name: a mapping from a fixed set of names."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ _REAL = ("float64", "float32", "float16", "bfloat16")
 def checked_arrays(
     interface: Interface, arguments: CallArguments, take: Callable[[Any, str], Any], casts: bool = False
 ) -> CallArguments:
-    """Return joined arguments whose R, recurrent bias, parameters and states are as `take` returns them, by name.
+    """Return joined arguments with R, recurrent bias, parameters and states replaced by what `take` returns for their names.
 
-    Others are as they were. `casts`: R is cast later, and may be of any dtype of real numbers. Raises BadInput, as `take` does,
+    Other arguments are unchanged. `casts`: R is cast later, and may be of any dtype of real numbers. Raises BadInput, as `take` does,
     for a name that is missing or unknown, for another shape, and for another dtype of R.
     """
     if not interface.products:

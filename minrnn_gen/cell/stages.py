@@ -90,7 +90,7 @@ class PreparedProgram:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of the prepared values, all without the axis n."""
+        """The names of the prepared values, none of which has the axis n."""
         return tuple(name for name, _ in self.preparation.results)
 
 

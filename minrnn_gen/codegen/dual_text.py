@@ -32,7 +32,7 @@ class DualText(CellText):
 
     @property
     def own_gates(self) -> int:
-        """The number of gates that are no tangents."""
+        """The number of gates without their tangents."""
         return own_gates(len(self.gates))
 
     def _member(self, state: str) -> str:
@@ -71,7 +71,7 @@ class DualBackwardText(CellBackwardText):
 
     @property
     def own_gates(self) -> int:
-        """The number of gates that are no tangents."""
+        """The number of gates without their tangents."""
         return own_gates(len(self.gates))
 
     def _member(self, state: str) -> str:

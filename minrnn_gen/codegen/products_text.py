@@ -28,12 +28,12 @@ class ProductNames(CellNames):
 
     @property
     def products_by_round(self) -> tuple[tuple[int, ...], ...]:
-        """The places of the products of each round, first those of the previous output."""
+        """For each round, the indices of its products; the first round multiplies the previous output."""
         return places_by_round(self.products, [products.gates for products in self.lowered.rounds])
 
     @property
     def products_in_order(self) -> tuple[int, ...]:
-        """The places of the products, round by round."""
+        """The indices of the products, round by round."""
         return tuple(place for places in self.products_by_round for place in places)
 
     @property

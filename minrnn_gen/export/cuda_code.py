@@ -93,7 +93,7 @@ class ExportedGpu:
 class CudaCode:
     """Context of the template of NAME.c for GPUs in addition to the interface.
 
-    `programs`: the number of a function and its row of numbers. `states_out`: the types in which a forward writes the states
+    `programs`: indices of functions, each with its row of numbers. `states_out`: the types in which a forward writes the states
     after every step, first "none"; `saved_states` is the index in it of the type that a backward needs. `output_state` is the
     state that R multiplies. `has_packed`: packed sequences have kernels of their own. `moves`: arrays are copied into wider
     ones. `has_steps`: there are single steps.

@@ -237,7 +237,7 @@ class WideCode:
 
     @property
     def _of_head(self) -> int:
-        """The units of the serving kernel that a head of the cell has."""
+        """How many units of the serving kernel hold one head of the cell."""
         return self._wide // self.embedding.outer.heads
 
     def _biases(self, prefix: str) -> WideArray:

@@ -61,7 +61,7 @@ class Draft:
 
 
 def places_on_host(draft: Draft) -> Places:
-    """Return the places of each step, [time, batch], and note the draft, in host memory, checked."""
+    """Return the places of each step, [time, batch], in host memory; checks the draft and notes it."""
     import numpy
 
     rows, drafts = draft.rows, as_numpy(draft.drafts)

@@ -57,7 +57,7 @@ class ProjectedLayers:
         return {name: (shape.rows, shape.of) for name, shape in zip(names, self.outer.product_shapes, strict=True)}
 
     def shapes_of_biases(self, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the biases of all gates that have one, by these names; none for no names."""
+        """Return {name: shape} of the biases, one name for each gate that has a bias; empty where `names` is."""
         by_gate = dict(zip(self.outer.recurrent_gates, self.outer.product_shapes, strict=True))
         return {name: (by_gate[gate].rows,) for name, gate in zip(names, self.biased_gates, strict=True)}
 

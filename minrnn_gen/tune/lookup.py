@@ -150,7 +150,7 @@ class JustTuned:
 
 @dataclass(frozen=True)
 class Winners:
-    """Opens the winners of a tuning that has just ended. A pickle of it opens the history, which has them too."""
+    """Opens the winners of a tuning that has just ended; after pickling, it opens the history, which holds them too."""
 
     built: tuple[BuiltKernel, ...]
 

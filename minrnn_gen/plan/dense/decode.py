@@ -31,7 +31,7 @@ WORD_BYTES, PUBLISHED_BYTES = 4, 8
 
 
 def _values(problem: Problem) -> int:
-    """The values of a row that a lane reads at once, few enough that every lane has some."""
+    """Return how many values of a row a lane loads at once: as many as leave no lane idle."""
     values, storage_bytes = 1, problem.precision.storage_bytes
     while (
         values * limits.WARP_LANES < problem.head_dim and 2 * values * storage_bytes <= problem.specialization.alignment_bytes

@@ -40,7 +40,7 @@ class Sizes(Protocol):
 class Diagonal:
     """The `products`, by place, for which a warp multiplies only the diagonal blocks of `units`.
 
-    In a forward they are `rows` of its tiles, `tiles` in all; in a backward they are columns for the first `rows` of its
+    Forward: they take `rows` rows of its tiles, and there are `tiles` tiles. Backward: they are columns for its first `rows`
     destinations. `local_rounds` are exchanged within the `group` of blocks of a cluster that share a block of R.
     """
 

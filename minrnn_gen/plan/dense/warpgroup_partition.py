@@ -140,7 +140,7 @@ class WarpgroupPartition:
 
     @property
     def chunks(self) -> int:
-        """Chunks of the rows of a tile, of all rounds: each multiplies one chunk of an operand in a step."""
+        """Chunks of R in a tile, over all rounds; in a step each multiplies one chunk of an operand."""
         return sum(self.round_widths) * self.unit_chunks
 
     @property

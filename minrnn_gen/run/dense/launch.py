@@ -72,7 +72,7 @@ def persistent_launches(
 
 
 def _groups_at_once(plan: KernelPlan, resident_blocks: int) -> int:
-    """Return how many groups whose blocks wait for each other a launch has; raises BadInput for a GPU too small for one."""
+    """Return how many groups of blocks that exchange states fit one launch; raises BadInput where not even one fits."""
     # The GPU holds fewer blocks in clusters than its room suggests.
     at_once = least(resident_blocks, plan.launch.resident_blocks) // plan.grid_blocks
     if bounds(at_once)[1] < 1:

@@ -1,4 +1,4 @@
-"""Dtypes of torch.nn's recurrent layers under autocast: the dtypes that they compute in and return.
+"""Dtypes in which torch.nn's recurrent layers compute and return under autocast.
 
 On CUDA its layers are one call of cuDNN, which autocast gives float16 whatever its own dtype is. On the CPU they are composed
 of smaller functions, and autocast casts only the products: the states that a step adds to keep their dtype.

@@ -223,7 +223,7 @@ class _Layers:
 
 
 class _Dispatched(_Layers):
-    """Through the dispatcher, below what records."""
+    """Calls the layers through the dispatcher, below autograd."""
 
     @property
     def returned_count(self) -> int | None:

@@ -83,7 +83,7 @@ def _of_all_pieces(answer: Any, member: Member, reverse: bool) -> list[bool]:
 
 
 def _is_rounding(difference: Any, state: Any) -> Any:
-    """Say, in an array of one byte, whether a difference is at most what rounding does to a state."""
+    """Return one byte on the device: 1 where no difference exceeds the rounding of its state, else 0."""
     bound = state.abs().mul_(torch.finfo(state.dtype).eps / 2)
     return (difference.abs() <= bound).all().to(torch.uint8).reshape(1)
 

@@ -225,7 +225,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class _Again:
-    """The backward of a piece, run again where `counts` is true or None. `local`: its gradients so far."""
+    """Runs the backward of a piece again where `counts` is true or None. `local`: its gradients so far."""
 
     piece: Piece
     call: Sequence[Any]
