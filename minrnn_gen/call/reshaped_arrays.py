@@ -20,8 +20,8 @@ def checked_arrays(
 ) -> CallArguments:
     """Return joined arguments with R, recurrent bias, parameters and states replaced by what `take` returns for their names.
 
-    Other arguments are unchanged. `casts`: R is cast later, and may be of any dtype of real numbers. Raises BadInput, as `take` does,
-    for a name that is missing or unknown, for another shape, and for another dtype of R.
+    Other arguments are unchanged. `casts`: R is cast later, and may be of any dtype of real numbers. Raises BadInput, as
+    `take` does, for a name that is missing or unknown, for another shape, and for another dtype of R.
     """
     if not interface.products:
         return arguments

@@ -32,7 +32,7 @@ class Sequences:
 def as_marks(resets: Any, name: str = "resets") -> Any:
     """Return resets as bool, if they are an array of numbers, of any library, that has only 0 and 1.
 
-    Anything else stays as it is. Raises BadInput where an array of numbers has other values.
+    Anything else stays as it is. Raises BadInput for an array of numbers with other values.
     """
     if not are_numbers(resets):
         return resets

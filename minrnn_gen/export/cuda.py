@@ -251,7 +251,7 @@ class _Collected:
         return list(zip(*runs, *([projecting] if projecting else []), strict=True))
 
     def _projecting(self, builder: Builder) -> list[KernelKey]:
-        """Return the kernels of a scan that multiplies x itself, for each place; none where two kernels are always faster."""
+        """Return the kernels of each place that project x and scan in one launch; none where two launches are always faster."""
         first = first_projected(builder, self._sizes or ALL_SIZES)
         return self._at_places(builder, "forward", first[1]) if first else []
 

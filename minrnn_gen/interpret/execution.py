@@ -164,7 +164,7 @@ class Execution:
                 self._memory[key] = replace(self._memory[key], is_given=True)
 
     def _watch_array(self, array: Array) -> None:
-        """Let launches touch an array that has values."""
+        """Let launches access an array, unless it is empty."""
         if 0 in array.shape:
             return
         reach = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]

@@ -35,7 +35,7 @@ def recorder_for(recurrence: Recurrence, like: Array, keyed: KeyedArrays | None)
 
 
 def run_scan(call: ScanCall, y: Array, final: Array, recorder: CudaRecorder) -> None:
-    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; by `recorder`."""
+    """Write `y`, shaped like a, and `final`, of the state's shape and dtype, both contiguous; `recorder` runs the kernels."""
     recurrence = call.recurrence
     if not recurrence.sequences:
         return

@@ -21,7 +21,7 @@ def run_scan(call: MapCall, h: Array, final: Array) -> None:
 
 
 def run_scan_backward(call: MapBackwardCall, da: Array, db: Array, dh0: Array) -> None:
-    """Write `db`, shaped like y, `dh0`, of the state's shape, and `da`, like a, but for each row where maps are constant.
+    """Write `db`, shaped like y, `dh0`, of the state's shape, and `da`, shaped like a; constant maps get one `da` per row.
 
     delta[t] = dy[t] + A[t+1]' delta[t+1]; db = delta, dA = delta h[t-1]'.
     """

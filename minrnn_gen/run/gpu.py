@@ -154,7 +154,7 @@ class GpuRun:
             recorder.finish(NoResult(), None)
 
     def rows_of(self, call: Call) -> StepResult:
-        """Return the states of the sequences of a call on a pool, zeros for padding, and no y."""
+        """Return the states of a call on a pool, one row per sequence and zeros for padding, without y."""
         recorder = self._backend.begin(call.x, None, call.flat())
         rows = self._cells.states_from_pool(recorder, call).initial
         return recorder.finish(StepResult(None, tuple(row for row in rows if row is not None)), None).result

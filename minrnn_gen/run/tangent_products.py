@@ -20,7 +20,7 @@ class TangentProducts:
     def __init__(
         self, interface: Interface, sums: Sequence[bool], output: SavedOutput, matrix: Any, moved: Any, bias: Any
     ) -> None:
-        """Take R, its tangent or None, and the recurrent bias or None."""
+        """`matrix` is R, `moved` its tangent or None, `bias` the recurrent bias or None."""
         self._interface, self._sums, self._output = interface, sums, output
         self._matrix, self._moved, self._bias = matrix, moved, bias
 

@@ -206,7 +206,7 @@ def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
 
 
 def _arch_of(problem: Problem) -> str:
-    """Return the architecture with instructions that later ones may lack: wgmma, and registers moved between warpgroups."""
+    """Return the target with wgmma and registers moved between warpgroups, as sm_90a: later GPUs may lack both."""
     return problem.gpu.arch + "a" * problem.gpu.divides_registers
 
 

@@ -85,7 +85,7 @@ def recorded(kernel: Kernel, tensors: Tensors, results: Tensors) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class _Dispatched:
-    """Through the dispatcher, below what records."""
+    """Calls the kernel through the dispatcher, below autograd."""
 
     recipe: str
     all_states: bool
