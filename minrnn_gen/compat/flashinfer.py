@@ -56,10 +56,10 @@ def selective_state_update(
     """Return the output of one token of each row, or of several, and write states into `state`.
 
     state [slots, dim, N] or [slots, heads, dim, N]. One token: x, dt and z [batch, dim] or [batch, heads, dim], B and C [batch,
-    N] or [batch, groups, N]. Several tokens (x has four axes, or cache_steps is given): an axis of tokens follows the
-    batch; with cu_seqlens [rows + 1], rows of at most cache_steps tokens are packed along the batch. A [dim, N] or [heads, dim, N],
-    D and dt_bias [dim] or [heads, dim]; axes may have stride 0. state_batch_indices [batch] or [batch, tokens] are the slots that a
-    row reads, dst_state_batch_indices those that it writes: with tokens, the state after each. Slots that are negative or
+    N] or [batch, groups, N]. Several tokens (x has four axes, or cache_steps is given): an axis of tokens follows the batch;
+    with cu_seqlens [rows + 1], rows of at most cache_steps tokens are packed along the batch. A [dim, N] or [heads, dim, N], D
+    and dt_bias [dim] or [heads, dim]; axes may have stride 0. state_batch_indices [batch] or [batch, tokens] are the slots that
+    a row reads, dst_state_batch_indices those that it writes: with tokens, the state after each. Slots that are negative or
     `pad_slot_id` are padding, whose output is 0. num_accepted_tokens [batch]: a row begins with the state of the last accepted
     token. intermediate_states_buffer [buffers, tokens, heads, dim, N] takes the state after each token, of row b in buffer
     intermediate_state_indices[b]. disable_state_update leaves `state` as it is.
