@@ -16,8 +16,9 @@ from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.compiled_once import CompiledOnce
-from minrnn_gen.build.nvrtc import broken_promises, compile_source, toolchain_version
+from minrnn_gen.build.nvrtc import compile_source, toolchain_version
 from minrnn_gen.build.projection_choice import ProjectionChoice
+from minrnn_gen.build.promises import choose_compiled, demand_promises
 from minrnn_gen.build.recipe import cell_source_of, recipe_of, spec_without_paths
 from minrnn_gen.build.store import Store, cache_folder, digest, package_digest
 from minrnn_gen.build.target import Target
@@ -49,8 +50,6 @@ if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.plan.solver import Solution
 
 LOG = logging.getLogger("minrnn_gen")
-# A candidate that breaks its promise is rare; when this many do in a row, the register estimate of the family is wrong.
-ATTEMPTS = 16
 
 
 @dataclass(frozen=True)
@@ -248,9 +247,7 @@ class Builder:
             pass  # a kernel without a cubin still serves host arrays
         else:
             cubin, resources = compiled.cubin, compiled.kernels
-            if broken := broken_promises(plan, resources):
-                raise PromiseBroken(f"{dict(plan.variables)}: {', '.join(broken)}")
-        return BuiltKernel(
+        built = BuiltKernel(
             plan=plan,
             cell=solution.problem.cell,
             source=text,
@@ -262,25 +259,18 @@ class Builder:
             seconds=time.perf_counter() - started,
             folder=None,
         )
+        if resources is not None:
+            demand_promises(built, resources)
+        return built
 
     def _make(self, request: str, key: KernelKey) -> BuiltKernel:
         started = time.perf_counter()
         if chosen := self._make_preferred(key):
             return self.keep(replace(chosen, seconds=time.perf_counter() - started))
-        dropped: list[str] = []
-        for solution in self.solutions(key):
-            for ranks in solution.attempts(ATTEMPTS):
-                for built in self._build_candidates(solution, ranks):
-                    if isinstance(built, PromiseBroken):
-                        dropped.append(str(built))
-                        continue
-                    if reason := built.plan.prediction.passed_over:
-                        LOG.debug("%s %s is not persistent: %s", self.cell_source.name, key.kernel_pass, reason)
-                    built = replace(built, dropped=tuple(dropped), seconds=time.perf_counter() - started)
-                    return put_kernel(self.store, request, built, toolchain_version())
-        raise CompileFailed(
-            f"none of the {len(dropped)} best candidates for {key.kernel_pass} kept its promise; of the first, {dropped[0]}"
-        )
+        built = choose_compiled(self.solutions(key), self._build_candidates, key.kernel_pass)
+        if reason := built.plan.prediction.passed_over:
+            LOG.debug("%s %s is not persistent: %s", self.cell_source.name, key.kernel_pass, reason)
+        return put_kernel(self.store, request, replace(built, seconds=time.perf_counter() - started), toolchain_version())
 
     def keep(self, built: BuiltKernel) -> BuiltKernel:
         """Store `built` in the cache as the kernel of its pass, specialization and sizes; return the stored kernel.

@@ -21,9 +21,10 @@ import minrnn_gen
 from minrnn_gen.build import builder as build
 from minrnn_gen.build import store
 from minrnn_gen.build.artifact import BuiltKernel
-from minrnn_gen.build.builder import ATTEMPTS, Builder
+from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.explain import explain
 from minrnn_gen.build.nvrtc import CompiledSource, KernelResources, toolchain_version
+from minrnn_gen.build.promises import ATTEMPTS
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.target import Target
 from minrnn_gen.config.gpu_profile import load_profile, profile_bytes
@@ -48,7 +49,7 @@ class Compiler:
 
     def __call__(self, text: str, plan: KernelPlan) -> CompiledSource:
         self.calls += 1
-        spill_bytes = 4 * (self.spilling.index(plan.variables) + 1) if plan.variables in self.spilling else 0
+        spill_bytes = 400 * (self.spilling.index(plan.variables) + 1) if plan.variables in self.spilling else 0
         kernel = KernelResources(plan.entry, plan.budget.registers_per_thread, plan.budget.shared_bytes, spill_bytes, 0)
         return CompiledSource(f"cubin of {len(text)} characters".encode(), (kernel,))
 
@@ -82,7 +83,7 @@ def test_the_first_candidate_that_keeps_its_promise_is_taken(compiler: Compiler,
     # What is tried at once with the one that is taken is compiled, no more.
     assert built.plan.variables == kept and compiler.calls == len(broken) + ATTEMPTS_AT_ONCE
     assert built.dropped == tuple(
-        f"{dict(candidate)}: scan_forward spills {4 * number} bytes" for number, candidate in enumerate(broken, start=1)
+        f"{dict(candidate)}: scan_forward spills {400 * number} bytes" for number, candidate in enumerate(broken, start=1)
     )
     # Nor is it forgotten: the next to ask is told the same, and compiles nothing.
     again = builder_of(cache).build(builder_of(cache).key_of("forward", REGIME))
@@ -192,7 +193,7 @@ def test_when_every_candidate_breaks_its_promise_the_error_says_how(compiler: Co
         builder.build(builder.key_of("forward", REGIME))
     message = str(caught.value)
     assert compiler.calls == len(solutions) * ATTEMPTS
-    assert "forward" in message and "scan_forward spills 4 bytes" in message and str(compiler.calls) in message
+    assert "forward" in message and "scan_forward spills 400 bytes" in message and str(compiler.calls) in message
     assert message.isprintable() and len(message) < 400
     assert not list(Store(cache).entries())
 

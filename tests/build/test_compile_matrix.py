@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 from support.rendered_kernels import MODELS, builder_of
 
-from minrnn_gen.build.builder import ATTEMPTS
 from minrnn_gen.build.nvrtc import toolchain_version
+from minrnn_gen.build.promises import ATTEMPTS
 from minrnn_gen.config.gpu_profile import profile_names
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelPass

@@ -29,6 +29,8 @@ REGISTERS_OF_PEER_SUMS_IN_FP64 = 12
 SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 66
+# The fixed ones of the backward address the gradients of four gates; of fewer gates there are fewer.
+BACKWARD_REGISTERS_OF_GATE, GATES_OF_FIXED = 4, 4
 # And the places of R's values, where they are loaded one by one; in tf32 those of pairs.
 REGISTERS_OF_PLACES, REGISTERS_OF_PAIRS = 22, 6
 # Of a piece that a lane copies for every step: from where (two), and for how many steps more. Those of 16 bytes are few.
@@ -114,7 +116,8 @@ def registers(partition: Partition) -> int:
         elif partition.split_k_warps > 1:
             sums += BACKWARD_REGISTERS_OF_SPLIT_K * RESULTS * partition.batch_tile // COLUMNS
         per_cell = words * (2 * states + 3 * (gates + products) + 2 * vectors) + 8
-        return BACKWARD_REGISTERS_FIXED + matrix + sums + pieces + partition.cells * per_cell
+        fixed = BACKWARD_REGISTERS_FIXED - BACKWARD_REGISTERS_OF_GATE * max(0, GATES_OF_FIXED - gates)
+        return fixed + matrix + sums + pieces + partition.cells * per_cell
     per_cell = words * (2 * gates + states + products + vectors) + 8
     return REGISTERS_FIXED + matrix + sums + pieces + partition.cells * per_cell
 

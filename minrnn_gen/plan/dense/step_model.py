@@ -11,7 +11,7 @@ from minrnn_gen.plan.many_sizes import Amount
 
 @dataclass(frozen=True)
 class StepModel:
-    """Time of the parts of a step, in nanoseconds, fitted to candidates of 44 passes on an H200 (docs/lab-notes.md).
+    """Time of the parts of a step, in nanoseconds, fitted to candidates of 50 passes on an H200 (docs/lab-notes.md).
 
     On other GPUs `Scales` says how many times as long.
 
@@ -38,7 +38,7 @@ class StepModel:
 
 MODELS = {
     "forward": StepModel(118.0, 3.63, 0.0, 2.9, 0.68, 112.0, 22.0, 29.0, 55.7, 286.0, 153.0, 76.0),
-    "backward": StepModel(208.0, 0.0, 6.8, 19.8, 0.55, 0.0, 22.0, 2.3, 54.3, 539.0, 115.0, 53.0),
+    "backward": StepModel(160.0, 0.0, 4.2, 8.8, 0.55, 0.0, 56.0, 82.0, 43.5, 539.0, 115.0, 53.0),
 }
 
 
