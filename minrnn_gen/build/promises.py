@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from minrnn_gen.build.nvrtc import KernelResources, broken_promises
 from minrnn_gen.errors import CompileFailed, PromiseBroken
-from minrnn_gen.plan.kernel_plan import total_us
 
 if TYPE_CHECKING:
     from minrnn_gen.build.artifact import BuiltKernel
@@ -64,7 +63,7 @@ def choose_compiled(
     reserve: Spills | None = None
     for solution in solutions:
         for ranks in solution.attempts(ATTEMPTS):
-            if reserve and reserve.predicted_us <= _predicted_us(solution, ranks[0]):
+            if reserve and reserve.predicted_us <= solution.predicted_us(ranks[0]):
                 return _taken(reserve, dropped)
             for built in build(solution, ranks):
                 if not isinstance(built, PromiseBroken):
@@ -75,10 +74,6 @@ def choose_compiled(
     if reserve:
         return _taken(reserve, dropped)
     raise CompileFailed(f"none of the {len(dropped)} best candidates for {of} kept its promise; of the first, {dropped[0]}")
-
-
-def _predicted_us(solution: Solution, rank: int) -> float:
-    return float(total_us(solution.family.predicted_us(solution.problem, solution.candidates[rank])))
 
 
 def _taken(reserve: Spills, dropped: list[str]) -> BuiltKernel:

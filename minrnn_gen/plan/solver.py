@@ -154,6 +154,10 @@ class Solution:
         for first in range(0, len(rest), ATTEMPTS_AT_ONCE):
             yield tuple(rest[first : first + ATTEMPTS_AT_ONCE])
 
+    def predicted_us(self, rank: int) -> float:
+        """Return the predicted time of the candidate at `rank`, in microseconds."""
+        return float(total_us(self.family.predicted_us(self.problem, self.candidates[rank])))
+
     def plan(self, rank: int = 0) -> KernelPlan:
         """Return the plan of the candidate at `rank`, 0 for the best predicted."""
         problem, family, candidate = self.problem, self.family, self.candidates[rank]

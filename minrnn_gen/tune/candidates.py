@@ -19,7 +19,6 @@ from minrnn_gen.build.nvrtc import toolchain_version
 from minrnn_gen.build.store import templates_digest
 from minrnn_gen.build.tuned_choice import Trial, as_measured
 from minrnn_gen.errors import CompileFailed, PromiseBroken
-from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.plan.solver import Solution
 from minrnn_gen.tune.history import times_of
@@ -87,7 +86,7 @@ class CandidatePool:
             ]
             firsts.append(ranked[0])
             others += ranked[1:]
-        return dict([*firsts, *sorted(others, key=lambda item: _predicted_us(*item[1]))])
+        return dict([*firsts, *sorted(others, key=lambda item: item[1][0].predicted_us(item[1][1]))])
 
     @property
     def outcomes(self) -> Mapping[Outcome, int]:
@@ -151,7 +150,8 @@ class CandidatePool:
 
     def predicted_us(self, key: CandidateKey) -> float:
         """Return the predicted time of a candidate."""
-        return _predicted_us(*self.ranked[key])
+        solution, rank = self.ranked[key]
+        return solution.predicted_us(rank)
 
     def forget(self, key: CandidateKey) -> None:
         """Release a compiled candidate."""
@@ -186,7 +186,3 @@ class CandidatePool:
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         self.log.add([result])
-
-
-def _predicted_us(solution: Solution, rank: int) -> float:
-    return float(total_us(solution.family.predicted_us(solution.problem, solution.candidates[rank])))

@@ -17,7 +17,7 @@ from minrnn_gen.errors import CompileFailed, PromiseBroken
 
 @dataclass(frozen=True)
 class Built:
-    """What is asked of a compiled kernel: its predicted time and its spills."""
+    """Compiled kernel as a choice sees it: its predicted time and its spills."""
 
     us: float
     spill_bytes: int
@@ -41,11 +41,8 @@ def chosen_of(kernels: Sequence[Built]) -> Built:
             kernel = kernels[rank]
             yield Spills(f"rank {rank} spills", kernel) if kernel.spill_bytes else kernel  # type: ignore[arg-type]
 
-    family = SimpleNamespace(predicted_us=lambda _, candidate: {"step": candidate})
     solution = SimpleNamespace(
-        family=family,
-        problem=None,
-        candidates=[kernel.us for kernel in kernels],
+        predicted_us=lambda rank: kernels[rank].us,
         attempts=lambda most: [(rank,) for rank in range(min(most, len(kernels)))],
     )
     return choose_compiled([solution], build, "backward")  # type: ignore[list-item, arg-type, return-value]
