@@ -27,6 +27,7 @@ from minrnn_gen.run.recording.replay import ByKey
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
+from minrnn_gen.torch.sequence_group import mailboxes
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
     BYTES_CAPTURED_MOST,
@@ -43,6 +44,7 @@ from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way, is_alive, is_on_gpu
 from minrnn_gen.torch.sequence_group.on_rank import OnRank
+from minrnn_gen.torch.sequence_group.peers import meet
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
@@ -100,6 +102,7 @@ def _settled_in(process_group: Any) -> ByKey[_Settled]:
         for other in [*_SETTLED]:
             if not is_alive(other):
                 del _SETTLED[other]
+                mailboxes.forget(other)
         _SETTLED[process_group] = ByKey()
     return _SETTLED[process_group]
 
@@ -121,6 +124,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
     agreement = agree(
         member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal, seconds=seconds
     )
+    if member.graphs and is_on_gpu(tensors[0]):
+        meet(member, kernel, tensors[0].device)
     mean = agreement.time / member.size
     has_sequences = Piece.has_sequences(tensors)
     on_gpu = is_on_gpu(tensors[0])
