@@ -77,7 +77,9 @@ def _speed_up(call: _Call, ranks: int, name: str) -> str:
     return f"**{speed_up}**" if is_chosen else speed_up
 
 
-def _ways(call: _Call, ranks: int, name: str, records: bool = False, in_graphs: bool = False) -> list[cost.Choice]:
+def _ways(
+    call: _Call, ranks: int, name: str, records: bool = False, carried: cost.Carried = cost.ENQUEUED
+) -> list[cost.Choice]:
     # One run has a piece's map and its end states.
     allowed = {**cost.gathering_passes(ranks, False, 0.0), "pipeline": 0.0}
     if name.endswith("forgets"):
@@ -86,7 +88,7 @@ def _ways(call: _Call, ranks: int, name: str, records: bool = False, in_graphs: 
     states = call.batch * call.width * _STATE_BYTES
     counts = cost.counts_up_to(call.batch * call.width, None)
     seconds = cost.seconds_of_bytes(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, counts)
-    return cost.choices(ranks, seconds, states, allowed, None, None, records, in_graphs)
+    return cost.choices(ranks, seconds, states, allowed, None, None, records, carried)
 
 
 def constants_text() -> str:

@@ -45,7 +45,15 @@ class Emulated:
         self.addresses, self.size = numpy.array(starts, numpy.uint64), size
 
     def launch(
-        self, own: Any, into: Any, seed: int, first: int = 0, ranks: int = 0, sends: int = -1, receives: int = -1, gathers: bool = True
+        self,
+        own: Any,
+        into: Any,
+        seed: int,
+        first: int = 0,
+        ranks: int = 0,
+        sends: int = -1,
+        receives: int = -1,
+        gathers: bool = True,
     ) -> None:
         """Launch the blocks of `ranks` ranks from `first` on; all by default."""
         at = self.addresses

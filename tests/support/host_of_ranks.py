@@ -18,6 +18,7 @@ from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
 import minrnn_gen.torch as wing
+from minrnn_gen.codegen.render import RankExchange, Types
 from minrnn_gen.gpu import device, memory, stream
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers import kernels
@@ -25,8 +26,9 @@ from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import executor
 from minrnn_gen.run.recording.plain_program import PlannedOnly
 from minrnn_gen.torch.operators import calls
-from minrnn_gen.torch.sequence_group import cells, exchange, heads, piece
+from minrnn_gen.torch.sequence_group import cells, exchange, heads, mailboxes, piece
 from minrnn_gen.torch.sequence_group.agreement import Agreement
+from minrnn_gen.torch.sequence_group.mailboxes import Mailboxes
 
 # Long enough for a correction.
 TIME = 4096
@@ -63,6 +65,27 @@ class Silent(dist.ProcessGroup):
 class _Done:
     def wait(self) -> None:
         """Return at once."""
+
+
+class SilentMailboxes(Mailboxes):
+    """Mailboxes into which nothing is stored; the group notes what should have been."""
+
+    asked: list[str]
+
+    @classmethod
+    def of(cls, group: Silent) -> SilentMailboxes:
+        """Give a group mailboxes."""
+        plan = RankExchange(Types("sm_90", "float32"))
+        made = cls(plan, None, torch.device("cpu"), group.rank(), group.size(), None, 0)  # type: ignore[arg-type]
+        made.asked = []
+        mailboxes.keep(group, made)
+        return made
+
+    def take_turn(self) -> None:
+        """There is one stream."""
+
+    def _launch(self, own: Any, into: Any, *_: Any, is_gathered: bool = False) -> None:
+        self.asked.append("gather" if is_gathered else "receive" if own is None else "send")
 
 
 class _Nothing:

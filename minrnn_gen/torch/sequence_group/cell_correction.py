@@ -96,7 +96,7 @@ def correct_tail(
         y, *others = piece.forward(part, entering, True)
         both = [y, *others[piece.states :]]
     arriving = torch.cat((dstate, zeros), 1)
-    dx = torch.empty_like(part[0])
+    dx = part[0].new_empty(part[0].shape)
     run = piece.backward_again(part, entering, both, torch.cat((own_dy, -own_dy), y_batch), arriving, dx)
     at_steps = piece.axes_of_inputs(call, "t")
     for slot, whole in enumerate(of_call[: len(call)]):

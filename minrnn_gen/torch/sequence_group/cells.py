@@ -34,6 +34,7 @@ from minrnn_gen.torch.sequence_group.cost import (
     DENSE_STEP_SECONDS,
     PRODUCT_PASSES_OF_CELL,
     SECONDS_LEAST,
+    Carried,
     Choice,
     choices,
     gathering_passes,
@@ -210,8 +211,11 @@ def ways_of(
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
     x_bytes = batch * time * interface.hidden_size * len(interface.gates) * calls.storage_dtype(kernel).itemsize
     in_graphs = member.graphs and on_gpu and not (interface.input_size or interface.inputs or has_sequences)
-    in_graphs = in_graphs and x_bytes <= BYTES_CAPTURED_MOST
-    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, in_graphs)
+    boxes = mailboxes.mailboxes_of(member.process_group)
+    # Of coefficients and end states, the largest message.
+    by_mailboxes = on_gpu and boxes is not None and 2 * state_bytes <= boxes.message_bytes
+    carried = Carried(in_graphs and x_bytes <= BYTES_CAPTURED_MOST, by_mailboxes)
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, carried)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:

@@ -23,12 +23,16 @@ PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
 # A few steps with and without what enters, their comparison, and the launch that ends at once: what one of many calls in a row
 # over two H100 took longer than half of one GPU's time and the gathers, 80 to 250 us.
 CORRECTION_SECONDS = 100e-6
+# The same in a graph, whose kernels follow each other more closely; an assumption.
+CORRECTION_SECONDS_IN_GRAPHS = 50e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
 # What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us with an H200, 160 to 230 in a
 # loop of calls without gradients with an H100. A group takes no less, nor does the wait for the first.
 HOST_SECONDS_OF_GROUP = 300e-6
+# A group of a pipeline in a graph, at least: its kernel begins and ends; an assumption.
+GROUP_SECONDS = 20e-6
 # What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
 PIPELINE_SECONDS = 200e-6
 # The host's time of an operator of torch, of a collective, of a run of a kernel, and of autograd in a step. They fit the 1.2 ms
@@ -37,6 +41,8 @@ PIPELINE_SECONDS = 200e-6
 OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
 # A launch of a graph: an assumption, that of a kernel and what torch does around it.
 GRAPH_SECONDS = 15e-6
+# A launch of the kernel of mailboxes, outside graphs; an assumption.
+MAILBOX_SECONDS = 10e-6
 # Of a piece's x: a GPU reads so much in a millisecond, longer than the host takes for any way, and what graphs have of memory
 # is kept from others. Longer pieces are not captured.
 BYTES_CAPTURED_MOST = 1 << 32
@@ -55,6 +61,9 @@ NVLINK_STEP_SECONDS, NVLINK_STEP_SECONDS_OF_NODES, NETWORK_STEP_SECONDS = 0.47e-
 NVLINK_BYTES_PER_SECOND = 450e9 / 3
 # A network card of 400 Gb/s for each GPU.
 NETWORK_BYTES_PER_SECOND = 50e9 / 4
+# An exchange by mailboxes: a launch, stores to another GPU, a counter there and back; and what one block stores in a second.
+# Both are assumptions.
+MAILBOX_HOP_SECONDS, MAILBOX_BYTES_PER_SECOND = 8e-6, 50e9
 # GPUs that NVLink connects.
 GPUS_OF_A_NODE = 8
 # Bytes that a scan reads and writes in a second: the memory of a large GPU.
@@ -93,6 +102,22 @@ GRAPH_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
 
 
 @dataclass(frozen=True)
+class Carried:
+    """How a call over ranks is carried out: launched as graphs or not; exchanges by mailboxes or by the group's backend."""
+
+    in_graphs: bool = False
+    by_mailboxes: bool = False
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one graph contains a direction of a call, exchanges included."""
+        return self.in_graphs and self.by_mailboxes
+
+
+ENQUEUED = Carried()
+
+
+@dataclass(frozen=True)
 class Choice:
     """A way, its groups of sequences, and its predicted time relative to one rank's piece alone."""
 
@@ -125,12 +150,15 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
     return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
-def host_seconds(way: Way, ranks: int, records: bool, in_graphs: bool = False) -> float:
-    """Return the host's time of a forward of a gathering way, or of a step where it `records`, launched as graphs or not."""
-    counts = (GRAPH_COUNTS if in_graphs else HOST_COUNTS)[way, records][ranks > 2]
-    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records and not in_graphs else 0)
-    run_seconds = GRAPH_SECONDS if in_graphs else RUN_SECONDS
-    seconds = operators * OPERATOR_SECONDS + counts.collectives * COLLECTIVE_SECONDS + counts.runs * run_seconds
+def host_seconds(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUED) -> float:
+    """Return the host's time of a forward of a gathering way, or of a step where it `records`."""
+    counts = (GRAPH_COUNTS if carried.in_graphs else HOST_COUNTS)[way, records][ranks > 2]
+    if carried.at_once:
+        counts = HostCounts(counts.operators, 0, 2 if records else 1)
+    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records and not carried.in_graphs else 0)
+    collectives = counts.collectives * (MAILBOX_SECONDS if carried.by_mailboxes else COLLECTIVE_SECONDS)
+    seconds = operators * OPERATOR_SECONDS + collectives
+    seconds += counts.runs * (GRAPH_SECONDS if carried.in_graphs else RUN_SECONDS)
     return seconds + (RECORDED_SECONDS if records else 0.0)
 
 
@@ -144,16 +172,20 @@ def heads_seconds(ranks: int, share: float, y_bytes: float, x_bytes: float, reco
     return seconds + (2 * gather_seconds(ranks, x_bytes / ranks) if records else 0.0)
 
 
-def gather_seconds(ranks: int, count: float) -> float:
-    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank."""
+def gather_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> float:
+    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank; by mailboxes at once."""
+    if carried.by_mailboxes:
+        return message_seconds(ranks, (ranks - 1) * count, carried)
     nodes = -(-ranks // GPUS_OF_A_NODE)
     step = NVLINK_STEP_SECONDS if nodes == 1 else NVLINK_STEP_SECONDS_OF_NODES
     steps = (ranks - nodes) * step + (nodes - 1) * NETWORK_STEP_SECONDS
     return HOP_SECONDS + steps + (ranks - 1) * count / _bytes_per_second(ranks)
 
 
-def message_seconds(ranks: int, count: float) -> float:
+def message_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> float:
     """Return the time of a message of `count` bytes to the next rank, the slowest of them."""
+    if carried.by_mailboxes:
+        return MAILBOX_HOP_SECONDS + count / MAILBOX_BYTES_PER_SECOND
     is_one_node = ranks <= GPUS_OF_A_NODE
     return HOP_SECONDS + (NVLINK_STEP_SECONDS if is_one_node else NETWORK_STEP_SECONDS) + count / _bytes_per_second(ranks)
 
@@ -170,11 +202,11 @@ def choices(
     way: Way | None,
     micro_batches: int | None,
     records: bool = False,
-    in_graphs: bool = False,
+    carried: Carried = ENQUEUED,
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first; `records`: for a step rather than a forward alone.
 
-    `in_graphs`: for calls that come again with their arrays, and are launched as graphs then.
+    `carried`: of calls that come again with their arrays, if they are launched as graphs.
 
     A pipeline's passes follow from its groups; with several groups the `allowed` passes are added. `seconds`: {number of
     groups: time of a pass over one group}, 1 among the numbers; `state_bytes`: bytes of all states of the call. A `way` that is
@@ -182,14 +214,19 @@ def choices(
     """
     of_pass, counts = seconds[1], sorted(seconds)
     # A coefficient and a state of each; and the final states, which the last rank has.
-    gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / of_pass
+    gathers = (gather_seconds(ranks, 2 * state_bytes, carried) + message_seconds(ranks, state_bytes, carried)) / of_pass
+    group_least = GROUP_SECONDS if carried.at_once else HOST_SECONDS_OF_GROUP
     costed = []
     for name, passes in allowed.items():
         if way not in (None, name):
             continue
         if name != "pipeline":
-            correction = CORRECTION_SECONDS / of_pass if name == "correct" else 0.0
-            of_host = host_seconds(name, ranks, records, in_graphs) / (of_pass * (PASSES_OF_STEP if records else 1.0))
+            correction = (
+                (CORRECTION_SECONDS_IN_GRAPHS if carried.in_graphs else CORRECTION_SECONDS) / of_pass
+                if name == "correct"
+                else 0.0
+            )
+            of_host = host_seconds(name, ranks, records, carried) / (of_pass * (PASSES_OF_STEP if records else 1.0))
             costed.append(Choice(name, 1, max(passes + gathers + correction, of_host)))
             continue
         if micro_batches is not None:
@@ -199,10 +236,10 @@ def choices(
                 name,
                 count,
                 groups_in_turn(ranks, count)
-                * max(seconds[count] + message_seconds(ranks, state_bytes / count), HOST_SECONDS_OF_GROUP)
+                * max(seconds[count] + message_seconds(ranks, state_bytes / count, carried), group_least)
                 / of_pass
                 + (passes if count > 1 else 0.0)
-                + PIPELINE_SECONDS / of_pass,
+                + (0.0 if carried.at_once else PIPELINE_SECONDS / of_pass),
             )
             for count in counts
         ]

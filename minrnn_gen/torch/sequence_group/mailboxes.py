@@ -47,11 +47,12 @@ class Mailboxes:
 
     def carries(self, tensor: Any) -> bool:
         """Whether a message fits: whole words, on this device."""
-        return (
-            tensor.device == self.device
-            and tensor.nbytes % WORD_BYTES == 0
-            and tensor.nbytes <= self.plan.slot_words * WORD_BYTES
-        )
+        return tensor.device == self.device and tensor.nbytes % WORD_BYTES == 0 and tensor.nbytes <= self.message_bytes
+
+    @property
+    def message_bytes(self) -> int:
+        """The largest message that fits."""
+        return self.plan.slot_words * WORD_BYTES
 
     def gather(self, own: Any, into: Any) -> None:
         """Store `own` [...] of each rank into `into` [ranks, ...]."""

@@ -36,7 +36,7 @@ def meet(member: Member, kernel: Kernel, device: torch.device) -> None:
 
     Every rank of the group, on one machine, has to have opened those of all others.
     """
-    if mailboxes.has_met(member.process_group) or not 1 < member.size <= RANKS_MOST:
+    if mailboxes.has_met(member.process_group) or device.type != "cuda" or not 1 < member.size <= RANKS_MOST:
         return
     plan, own, handle, exchange = RankExchange(Types(_arch(kernel), "float32")), 0, b"", None
     with contextlib.suppress(*_REFUSALS):
