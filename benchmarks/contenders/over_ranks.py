@@ -45,7 +45,7 @@ class Host:
 
     group: Any
     device: torch.device
-    graphs: bool = False
+    graphs: bool = True
 
     @property
     def rank(self) -> int:
