@@ -84,7 +84,7 @@ class SilentMailboxes(Mailboxes):
     def take_turn(self) -> None:
         """There is one stream."""
 
-    def _launch(self, own: Any, into: Any, *_: Any, is_gathered: bool = False) -> None:
+    def _launch(self, own: Any, *_: Any, is_gathered: bool = False) -> None:
         self.asked.append("gather" if is_gathered else "receive" if own is None else "send")
 
 
