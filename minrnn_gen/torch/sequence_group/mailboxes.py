@@ -7,9 +7,7 @@ launches it. A wait is as long as the group's timeout at most; then the kernel e
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,13 +115,3 @@ def keep(process_group: Any, mailboxes: Mailboxes | None) -> None:
 def forget(process_group: Any) -> None:
     """Forget a group that was destroyed."""
     _OF_GROUPS.pop(process_group, None)
-
-
-@contextlib.contextmanager
-def none_used(process_group: Any) -> Iterator[None]:
-    """Let the exchanges of a group go through its backend for a while, on all ranks at once."""
-    kept = _OF_GROUPS.pop(process_group, None)
-    try:
-        yield
-    finally:
-        _OF_GROUPS[process_group] = kept
