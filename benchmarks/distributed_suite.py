@@ -24,7 +24,7 @@ from minrnn_gen.gpu.driver import driver_release
 LIMITS = Limits(rounds_least=7, rounds_most=31, seconds=2.0)
 QUICK_LIMITS = Limits(rounds_least=3, rounds_most=3, seconds=0.1)
 METHOD = {
-    "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, devices waiting for each other behind each; on CPUs one",
+    "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, ranks waiting for each other in their exchanges alone; on CPUs one",
     "one rank": "the first rank computes all of it, the others idle in the same group",
     "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
     "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",

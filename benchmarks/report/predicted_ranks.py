@@ -52,22 +52,6 @@ def predicted_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def graphs_text() -> str:
-    """Return a table of what is chosen over two and four GPUs, forward and with gradients, with graphs and without."""
-    titles = ("min_gru, batch x time x channels", "pass", *(f"{ranks} GPUs | as graphs" for ranks in (2, 4)))
-    lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|---:|" * 2]
-    for call in _CALLS[:-1]:
-        for records in (False, True):
-            cells = []
-            for ranks in (2, 4):
-                x_bytes = call.seconds * cost.BYTES_PER_SECOND * 2 / 3 / ranks
-                for in_graphs in (False, x_bytes <= cost.BYTES_CAPTURED_MOST):
-                    chosen = _ways(call, ranks, "", records, in_graphs)[0]
-                    cells.append(f"{chosen.way} {ranks / chosen.passes:.2f}")
-            lines.append(f"| {call.label} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def _speed_up(call: _Call, ranks: int, name: str) -> str:
     way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
     ways = _ways(call, ranks, name)
@@ -77,9 +61,7 @@ def _speed_up(call: _Call, ranks: int, name: str) -> str:
     return f"**{speed_up}**" if is_chosen else speed_up
 
 
-def _ways(
-    call: _Call, ranks: int, name: str, records: bool = False, carried: cost.Carried = cost.ENQUEUED
-) -> list[cost.Choice]:
+def _ways(call: _Call, ranks: int, name: str, records: bool = False) -> list[cost.Choice]:
     # One run has a piece's map and its end states.
     allowed = {**cost.gathering_passes(ranks, False, 0.0), "pipeline": 0.0}
     if name.endswith("forgets"):
@@ -88,7 +70,13 @@ def _ways(
     states = call.batch * call.width * _STATE_BYTES
     counts = cost.counts_up_to(call.batch * call.width, None)
     seconds = cost.seconds_of_bytes(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, counts)
-    return cost.choices(ranks, seconds, states, allowed, None, None, records, carried)
+    return cost.choices(ranks, seconds, states, allowed, None, None, records, _carried(call, ranks))
+
+
+def _carried(call: _Call, ranks: int) -> cost.Carried:
+    """Return how a call is carried out: by mailboxes within a machine, as graphs where its pieces are not too long."""
+    x_bytes = call.seconds * cost.BYTES_PER_SECOND * 2 / 3 / ranks
+    return cost.Carried(x_bytes <= cost.BYTES_CAPTURED_MOST, ranks <= cost.GPUS_OF_A_NODE)
 
 
 def constants_text() -> str:
@@ -180,15 +168,15 @@ def host_text() -> str:
     """Return a table of what each way asks of a host on two and on four GPUs."""
     titles = ("way", "pass", *(f"{ranks} GPUs: operators, collectives, runs | ms" for ranks in (2, 4)))
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---:|---|---:|"]
-    for in_graphs, of_ways in ((False, cost.HOST_COUNTS), (True, cost.GRAPH_COUNTS)):
-        for (way, records), of_ranks in of_ways.items():
-            cells = [
-                f"{counts.operators}, {counts.collectives}, {counts.runs}"
-                f" | {1e3 * cost.host_seconds(way, ranks, records, in_graphs):.2f}"
-                for ranks, counts in zip((2, 4), of_ranks, strict=True)
-            ]
-            name = f"`{way}`{', as graphs' * in_graphs}"
-            lines.append(f"| {name} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
+    kinds = {"": cost.ENQUEUED, ", as graphs": cost.Carried(True, False), ", as graphs, by mailboxes": cost.Carried(True, True)}
+    for kind, carried in kinds.items():
+        for way, records in cost.HOST_COUNTS:
+            cells = []
+            for ranks in (2, 4):
+                counts = cost.host_counts(way, ranks, records, carried)
+                ms = 1e3 * cost.host_seconds(way, ranks, records, carried)
+                cells.append(f"{counts.operators}, {counts.collectives}, {counts.runs} | {ms:.2f}")
+            lines.append(f"| `{way}`{kind} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -196,5 +184,4 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "predicted ranks": predicted_text,
     "constants of ranks": constants_text,
     "hosts of ranks": host_text,
-    "predicted graphs": graphs_text,
 }

@@ -211,7 +211,7 @@ def ways_of(
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
     x_bytes = batch * time * interface.hidden_size * len(interface.gates) * calls.storage_dtype(kernel).itemsize
     in_graphs = member.graphs and on_gpu and not (interface.input_size or interface.inputs or has_sequences)
-    boxes = mailboxes.mailboxes_of(member.process_group)
+    boxes = mailboxes.mailboxes_of(member.process_group) if member.graphs else None
     # Of coefficients and end states, the largest message.
     by_mailboxes = on_gpu and boxes is not None and 2 * state_bytes <= boxes.message_bytes
     carried = Carried(in_graphs and x_bytes <= BYTES_CAPTURED_MOST, by_mailboxes)

@@ -31,8 +31,9 @@ JOIN_PASSES_OF_SCAN = 2 / 3
 # What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us with an H200, 160 to 230 in a
 # loop of calls without gradients with an H100. A group takes no less, nor does the wait for the first.
 HOST_SECONDS_OF_GROUP = 300e-6
-# A group of a pipeline in a graph, at least: its kernel begins and ends; an assumption.
-GROUP_SECONDS = 20e-6
+# What a group of a pipeline in a graph takes besides its bytes: few columns of channels keep blocks of a scan waiting for each
+# other. It was 27 to 47 us over two and four H200, with 4 and 8 groups.
+GROUP_SECONDS = 40e-6
 # What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
 PIPELINE_SECONDS = 200e-6
 # The host's time of an operator of torch, of a collective, of a run of a kernel, and of autograd in a step. They fit the 1.2 ms
@@ -150,14 +151,20 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
     return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
-def host_seconds(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUED) -> float:
-    """Return the host's time of a forward of a gathering way, or of a step where it `records`."""
+def host_counts(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUED) -> HostCounts:
+    """Return what a forward of a gathering way, or a step where it `records`, asks of its host."""
     counts = (GRAPH_COUNTS if carried.in_graphs else HOST_COUNTS)[way, records][ranks > 2]
     if carried.at_once:
-        counts = HostCounts(counts.operators, 0, 2 if records else 1)
-    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records and not carried.in_graphs else 0)
-    collectives = counts.collectives * (MAILBOX_SECONDS if carried.by_mailboxes else COLLECTIVE_SECONDS)
-    seconds = operators * OPERATOR_SECONDS + collectives
+        return HostCounts(counts.operators, 0, 2 if records else 1)
+    more = OPERATORS_OF_RANK * max(0, ranks - 4) if records and not carried.in_graphs else 0
+    return HostCounts(counts.operators + more, counts.collectives, counts.runs)
+
+
+def host_seconds(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUED) -> float:
+    """Return the time of `host_counts`."""
+    counts = host_counts(way, ranks, records, carried)
+    seconds = counts.operators * OPERATOR_SECONDS
+    seconds += counts.collectives * (MAILBOX_SECONDS if carried.by_mailboxes else COLLECTIVE_SECONDS)
     seconds += counts.runs * (GRAPH_SECONDS if carried.in_graphs else RUN_SECONDS)
     return seconds + (RECORDED_SECONDS if records else 0.0)
 
@@ -215,7 +222,18 @@ def choices(
     of_pass, counts = seconds[1], sorted(seconds)
     # A coefficient and a state of each; and the final states, which the last rank has.
     gathers = (gather_seconds(ranks, 2 * state_bytes, carried) + message_seconds(ranks, state_bytes, carried)) / of_pass
-    group_least = GROUP_SECONDS if carried.at_once else HOST_SECONDS_OF_GROUP
+
+    def of_group(count: int) -> float:
+        """Return the time of a group and its message."""
+        seconds_of = seconds[count] + message_seconds(ranks, state_bytes / count, carried)
+        return seconds_of + GROUP_SECONDS if carried.at_once and count > 1 else max(seconds_of, least)
+
+    def besides(count: int) -> float:
+        """Return what a pipeline takes besides its groups."""
+        joins = allowed["pipeline"] * of_pass if count > 1 else 0.0
+        return joins + (0.0 if carried.at_once else PIPELINE_SECONDS)
+
+    least = 0.0 if carried.at_once else HOST_SECONDS_OF_GROUP
     costed = []
     for name, passes in allowed.items():
         if way not in (None, name):
@@ -232,16 +250,7 @@ def choices(
         if micro_batches is not None:
             counts = [max(count for count in counts if count <= micro_batches)]
         pipelines = [
-            Choice(
-                name,
-                count,
-                groups_in_turn(ranks, count)
-                * max(seconds[count] + message_seconds(ranks, state_bytes / count, carried), group_least)
-                / of_pass
-                + (passes if count > 1 else 0.0)
-                + (0.0 if carried.at_once else PIPELINE_SECONDS / of_pass),
-            )
-            for count in counts
+            Choice(name, count, (groups_in_turn(ranks, count) * of_group(count) + besides(count)) / of_pass) for count in counts
         ]
         costed.append(min(pipelines, key=lambda choice: choice.passes))
     return sorted(costed, key=lambda choice: choice.passes)

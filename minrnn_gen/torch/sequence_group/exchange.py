@@ -86,9 +86,9 @@ def _exchange(enqueue: Callable[[], Any], contributed_bytes: int) -> None:
         _RECORDED.by.exchange(watched)
 
 
-def _mailboxes(process_group: Any, tensor: Any) -> Mailboxes | None:
+def _mailboxes(member: Member, tensor: Any) -> Mailboxes | None:
     """Return the mailboxes of a group if they carry a message like `tensor`, the same on all ranks."""
-    found = mailboxes_of(process_group)
+    found = mailboxes_of(member.process_group) if member.graphs else None
     return found if found is not None and found.carries(tensor) else None
 
 
@@ -114,7 +114,7 @@ def _gather_into() -> Any:
 def all_gather(tensor: Any, member: Member) -> Any:
     """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
     real = _real(tensor)
-    if real.numel() and (mailboxes := _mailboxes(member.process_group, real)):
+    if real.numel() and (mailboxes := _mailboxes(member, real)):
         gathered = real.new_empty((member.size, *real.shape))
         _by(mailboxes, lambda: mailboxes.gather(real, gathered), real.nbytes)
         return _as(tensor, gathered)
@@ -142,7 +142,7 @@ def broadcast(tensor: Any, source: int, member: Member) -> Any:
     """Return rank `source`'s values, there the tensor itself if it has no gaps; other ranks' tensors give only the shape."""
     values = _real(tensor) if member.rank == source else torch.empty_like(_real(tensor))
     contributed_bytes = values.nbytes if member.rank == source else 0
-    if values.numel() and (mailboxes := _mailboxes(member.process_group, values)):
+    if values.numel() and (mailboxes := _mailboxes(member, values)):
         _by(mailboxes, lambda: mailboxes.broadcast(values, source), contributed_bytes)
         return _as(tensor, values)
     values = _sent(tensor) if member.rank == source else values
@@ -176,7 +176,7 @@ class Neighbours:
     def __init__(self, member: Member, reverse: bool, backward: bool = False) -> None:
         position = member.position(reverse)
         step = -1 if backward else 1
-        self._group = member.process_group
+        self._member, self._group = member, member.process_group
         self._before = self._rank(member, position - step, reverse)
         self._behind = self._rank(member, position + step, reverse)
         self._sends: list[tuple[Any, Any]] = []
@@ -192,7 +192,7 @@ class Neighbours:
             return None
         real = torch.view_as_real(like) if like.is_complex() else like
         values = torch.empty_like(real, memory_format=torch.contiguous_format)
-        mailboxes, source = _mailboxes(self._group, values), self._before
+        mailboxes, source = _mailboxes(self._member, values), self._before
         if values.numel() and mailboxes is not None:
             _by(mailboxes, lambda: mailboxes.receive(values, source), 0)
         elif values.numel():
@@ -203,7 +203,7 @@ class Neighbours:
         """Start to send a tensor to the next rank, if there is one."""
         if self._behind is not None and tensor.numel():
             real, to = _real(tensor), self._behind
-            if (mailboxes := _mailboxes(self._group, real)) is not None:
+            if (mailboxes := _mailboxes(self._member, real)) is not None:
                 _by(mailboxes, lambda: mailboxes.send(real, to), real.nbytes)
                 return
             values, self._has_started = _sent(tensor), True

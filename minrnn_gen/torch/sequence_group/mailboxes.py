@@ -45,7 +45,8 @@ class Mailboxes:
 
     def carries(self, tensor: Any) -> bool:
         """Whether a message fits: whole words, on this device."""
-        return tensor.device == self.device and tensor.nbytes % WORD_BYTES == 0 and tensor.nbytes <= self.message_bytes
+        count = int(tensor.nbytes)
+        return bool(tensor.device == self.device) and count % WORD_BYTES == 0 and count <= self.message_bytes
 
     @property
     def message_bytes(self) -> int:
