@@ -88,8 +88,8 @@ class HostCounts:
 
 # For a way, and a forward or a step: of the busiest rank of two, and of four; counted in a scan of one state.
 HOST_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
-    ("correct", False): (HostCounts(22, 2, 3), HostCounts(43, 3, 4)),
-    ("correct", True): (HostCounts(41, 4, 4), HostCounts(102, 6, 8)),
+    ("correct", False): (HostCounts(20, 2, 4), HostCounts(41, 3, 5)),
+    ("correct", True): (HostCounts(35, 4, 5), HostCounts(94, 6, 10)),
     ("summary", False): (HostCounts(6, 2, 1), HostCounts(20, 2, 2)),
     ("summary", True): (HostCounts(15, 4, 2), HostCounts(35, 4, 4)),
 }
