@@ -74,7 +74,7 @@ def _ways(call: _Call, ranks: int, name: str, records: bool = False) -> list[cos
 
 
 def _carried(call: _Call, ranks: int) -> cost.Carried:
-    """Return how a call is carried out: by mailboxes within a machine, as graphs where its pieces are not too long."""
+    """Return how a call is carried out: by peer_buffers within a machine, as graphs where its pieces are not too long."""
     x_bytes = call.seconds * cost.BYTES_PER_SECOND * 2 / 3 / ranks
     return cost.Carried(x_bytes <= cost.BYTES_CAPTURED_MOST, ranks <= cost.GPUS_OF_A_NODE)
 
@@ -168,7 +168,7 @@ def host_text() -> str:
     """Return a table of what each way asks of a host on two and on four GPUs."""
     titles = ("way", "pass", *(f"{ranks} GPUs: operators, collectives, runs | ms" for ranks in (2, 4)))
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---:|---|---:|"]
-    kinds = {"": cost.ENQUEUED, ", as graphs": cost.Carried(True, False), ", as graphs, by mailboxes": cost.Carried(True, True)}
+    kinds = {"": cost.ENQUEUED, ", as graphs": cost.Carried(True, False), ", as graphs, by peer_buffers": cost.Carried(True, True)}
     for kind, carried in kinds.items():
         for way, records in cost.HOST_COUNTS:
             cells = []

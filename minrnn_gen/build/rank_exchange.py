@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from minrnn_gen.build.nvrtc import compile_source, toolchain_version
 from minrnn_gen.build.store import Store, digest, package_digest
-from minrnn_gen.codegen.render import RankExchange, render_rank_exchange
+from minrnn_gen.codegen.render import RankExchange, Types, render_rank_exchange
 
 _MODEL = "rank_exchange"
 _NAME = f"{_MODEL}.cubin"
+_WORD_BYTES = 4
+# The counters of a channel, a line of memory.
+_LINE_BYTES = 128
+
+
+def rank_exchange_on(arch: str) -> RankExchange:
+    """Return the kernel for an architecture, as "sm_90"."""
+    return RankExchange(Types(arch, "float32"))
+
+
+def message_bytes(plan: RankExchange) -> int:
+    """Return the size of the largest message."""
+    return plan.slot_words * _WORD_BYTES
+
+
+def buffer_bytes(plan: RankExchange, ranks: int) -> int:
+    """Return the size of the buffer of one of `ranks` ranks."""
+    return ranks * (_LINE_BYTES + plan.slots * message_bytes(plan))
 
 
 def rank_exchange_cubin(plan: RankExchange, store: Store) -> bytes:

@@ -94,7 +94,7 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
 class RankExchange:
     """Context of the kernel that passes states between the GPUs of one machine.
 
-    A rank's mailbox has `slots` messages of `slot_words` words from each other rank.
+    The buffer of a rank has `slots` messages of `slot_words` words from each other rank.
     """
 
     problem: Types
@@ -107,7 +107,7 @@ class RankExchange:
 
 def render_rank_exchange(plan: RankExchange) -> str:
     """Render the kernel that passes states between GPUs."""
-    return environment().get_template("rank_exchange.cu.j2").render(plan=plan)
+    return environment().get_template(f"ranks/{plan.entry}.cu.j2").render(plan=plan)
 
 
 @dataclass(frozen=True)

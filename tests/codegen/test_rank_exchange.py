@@ -33,7 +33,7 @@ def test_the_exchange_compiles(arch: str) -> None:
 
 @dataclass
 class Emulated:
-    """All ranks of a group, their mailboxes in host memory."""
+    """All ranks of a group, their peer_buffers in host memory."""
 
     kernel: Any
     ranks: int
@@ -57,8 +57,8 @@ class Emulated:
     ) -> None:
         """Launch the blocks of `ranks` ranks from `first` on; all by default."""
         at = self.addresses
-        memory = [Memory("mailboxes", at.ctypes.data, at.nbytes, True)]
-        memory += [Memory(f"mailbox {rank}", int(start), self.size, True) for rank, start in enumerate(at)]
+        memory = [Memory("peer_buffers", at.ctypes.data, at.nbytes, True)]
+        memory += [Memory(f"buffer {rank}", int(start), self.size, True) for rank, start in enumerate(at)]
         memory += [Memory(name, array.ctypes.data, array.nbytes, given) for name, array, given in
                    (("own", own, True), ("into", into, False)) if array is not None]  # fmt: skip
         pointers = [0 if array is None else array.ctypes.data for array in (own, into)]

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 import minrnn_gen  # noqa: E402
 import minrnn_gen.torch as wing  # noqa: E402
 from minrnn_gen.errors import BadInput  # noqa: E402
-from minrnn_gen.torch.sequence_group import graphs, mailboxes, on_rank  # noqa: E402
+from minrnn_gen.torch.sequence_group import graphs, on_rank, peer_buffers  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,7 +113,7 @@ def test_random_delays_change_no_bit(pair: Pair) -> None:
     assert all(pair.run("delayed", runs=DELAYED_RUNS))
 
 
-@pytest.mark.parametrize("by", ["mailboxes", "backend"])
+@pytest.mark.parametrize("by", ["peer_buffers", "backend"])
 @pytest.mark.parametrize("way", ["correct", "summary", "pipeline"])
 @pytest.mark.parametrize("keep", [None, 0.99999])
 @pytest.mark.parametrize("model", MODELS)
@@ -130,13 +130,13 @@ def test_a_caller_who_captures_gets_one_graph(pair: Pair) -> None:
     assert all(pair.run("captured_by_caller"))
 
 
-def test_gpus_of_one_machine_open_mailboxes(pair: Pair) -> None:
+def test_gpus_of_one_machine_open_peer_buffers(pair: Pair) -> None:
     assert pair.run("opened") == [True, True]
 
 
-@pytest.mark.parametrize("by", ["mailboxes", "backend"])
+@pytest.mark.parametrize("by", ["peer_buffers", "backend"])
 def test_a_rank_that_is_killed_while_graphs_are_launched_ends_the_other(tmp_path: Path, by: str) -> None:
-    """Neither NCCL nor a kernel that reads a mailbox waits for a rank longer than the group's timeout."""
+    """Neither NCCL nor a kernel that reads a buffer waits for a rank longer than the group's timeout."""
     pair = Pair(tmp_path, timeout=SHORT_SECONDS)
     try:
         assert all(launched for launched, _ in pair.run("again", model="min_gru", keep=None, way="correct", by=by))
@@ -321,15 +321,15 @@ def _group(by: str) -> Any:
     group = torch.distributed.group.WORLD
     if by == "backend":
         group = torch.distributed.new_group([*range(RANKS)])
-        mailboxes.keep(group, None)
+        peer_buffers.keep(group, None)
     return group
 
 
 def opened(_rank: int) -> bool:
-    """Return whether a call opened mailboxes."""
+    """Return whether a call opened peer_buffers."""
     kernel, arrays, _ = _call("min_gru", "bf16")
-    wing.recurrence(kernel, arrays["x"], sequence_group=_group("mailboxes"))
-    return mailboxes.mailboxes_of(_group("mailboxes")) is not None
+    wing.recurrence(kernel, arrays["x"], sequence_group=_group("peer_buffers"))
+    return peer_buffers.peer_buffers_of(_group("peer_buffers")) is not None
 
 
 def again(rank: int, model: str, keep: float | None, way: Any, by: str) -> tuple[int, list[str]]:

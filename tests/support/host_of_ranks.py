@@ -18,7 +18,6 @@ from support.uncompiled_kernels import nothing_compiled
 
 import minrnn_gen
 import minrnn_gen.torch as wing
-from minrnn_gen.codegen.render import RankExchange, Types
 from minrnn_gen.gpu import device, memory, stream
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.layers import kernels
@@ -26,9 +25,9 @@ from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import executor
 from minrnn_gen.run.recording.plain_program import PlannedOnly
 from minrnn_gen.torch.operators import calls
-from minrnn_gen.torch.sequence_group import cells, exchange, heads, mailboxes, piece
+from minrnn_gen.torch.sequence_group import cells, exchange, heads, peer_buffers, piece
 from minrnn_gen.torch.sequence_group.agreement import Agreement
-from minrnn_gen.torch.sequence_group.mailboxes import Mailboxes
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers
 
 # Long enough for a correction.
 TIME = 4096
@@ -67,18 +66,17 @@ class _Done:
         """Return at once."""
 
 
-class SilentMailboxes(Mailboxes):
-    """Mailboxes into which nothing is stored; the group notes what should have been."""
+class SilentPeerBuffers(PeerBuffers):
+    """Buffers into which nothing is stored; the group notes what should have been."""
 
     asked: list[str]
 
     @classmethod
-    def of(cls, group: Silent) -> SilentMailboxes:
-        """Give a group mailboxes."""
-        plan = RankExchange(Types("sm_90", "float32"))
-        made = cls(plan, None, torch.device("cpu"), group.rank(), group.size(), None, 0)  # type: ignore[arg-type]
+    def of(cls, group: Silent) -> SilentPeerBuffers:
+        """Give a group buffers."""
+        made = cls(None, 1, 1 << 20, torch.device("cpu"), group.rank(), group.size(), None, 0)  # type: ignore[arg-type]
         made.asked = []
-        mailboxes.keep(group, made)
+        peer_buffers.keep(group, made)
         return made
 
     def take_turn(self) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch is without torch.distributed", allow_module_level=True)
 
-from support.host_of_ranks import Silent, SilentMailboxes, call_on_rank, counted_runs, hosts_of_gpus, in_graphs  # noqa: E402
+from support.host_of_ranks import Silent, SilentPeerBuffers, call_on_rank, counted_runs, hosts_of_gpus, in_graphs  # noqa: E402
 
 from benchmarks.harness.host_calls import operators_of  # noqa: E402
 from minrnn_gen.torch.sequence_group import heads  # noqa: E402
@@ -61,16 +61,16 @@ def test_a_call_launched_as_graphs_asks_for_few_operators(way: Any, records: boo
 
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_one_graph_has_a_direction_of_a_call_whose_exchanges_go_through_mailboxes(way: Any, records: bool) -> None:
+def test_one_graph_has_a_direction_of_a_call_whose_exchanges_go_through_peer_buffers(way: Any, records: bool) -> None:
     operators = {2: PIPELINE_OPERATORS, 4: PIPELINE_OPERATORS}
     if way != "pipeline":
         operators = {size: [counts.operators] * 2 for size, counts in zip((2, 4), GRAPH_COUNTS[way, records], strict=True)}
     for size, most in operators.items():
         for rank in {0, size // 2, size - 1}:
             group = Silent(rank, size)
-            boxes = SilentMailboxes.of(group)
+            boxes = SilentPeerBuffers.of(group)
             found, collectives, launches = _counted_in_graphs(group, way, records)
-            # Nothing is asked for outside the graph, by the backend or by mailboxes.
+            # Nothing is asked for outside the graph, by the backend or by peer_buffers.
             assert (collectives, launches) == (0, 2 if records else 1) and found <= most[records]
             assert boxes.asked
 

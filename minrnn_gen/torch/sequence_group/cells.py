@@ -27,7 +27,7 @@ from minrnn_gen.run.recording.replay import ByKey
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
-from minrnn_gen.torch.sequence_group import mailboxes
+from minrnn_gen.torch.sequence_group import peer_buffers
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
     BYTES_CAPTURED_MOST,
@@ -103,7 +103,7 @@ def _settled_in(process_group: Any) -> ByKey[_Settled]:
         for other in [*_SETTLED]:
             if not is_alive(other):
                 del _SETTLED[other]
-                mailboxes.forget(other)
+                peer_buffers.forget(other)
         _SETTLED[process_group] = ByKey()
     return _SETTLED[process_group]
 
@@ -211,10 +211,10 @@ def ways_of(
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
     x_bytes = batch * time * interface.hidden_size * len(interface.gates) * calls.storage_dtype(kernel).itemsize
     in_graphs = member.graphs and on_gpu and not (interface.input_size or interface.inputs or has_sequences)
-    boxes = mailboxes.mailboxes_of(member.process_group) if member.graphs else None
+    boxes = peer_buffers.peer_buffers_of(member.process_group) if member.graphs else None
     # Of coefficients and end states, the largest message.
-    by_mailboxes = on_gpu and boxes is not None and 2 * state_bytes <= boxes.message_bytes
-    carried = Carried(in_graphs and x_bytes <= BYTES_CAPTURED_MOST, by_mailboxes)
+    by_peer_buffers = on_gpu and boxes is not None and 2 * state_bytes <= boxes.message_bytes
+    carried = Carried(in_graphs and x_bytes <= BYTES_CAPTURED_MOST, by_peer_buffers)
     return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, carried)
 
 

@@ -42,8 +42,8 @@ PIPELINE_SECONDS = 200e-6
 OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
 # A launch of a graph: an assumption, that of a kernel and what torch does around it.
 GRAPH_SECONDS = 15e-6
-# A launch of the kernel of mailboxes, outside graphs; an assumption.
-MAILBOX_SECONDS = 10e-6
+# A launch of the kernel that exchanges through buffers, outside graphs; an assumption.
+PEER_SECONDS = 10e-6
 # Of a piece's x: a GPU reads so much in a millisecond, longer than the host takes for any way, and what graphs have of memory
 # is kept from others. Longer pieces are not captured.
 BYTES_CAPTURED_MOST = 1 << 32
@@ -62,9 +62,9 @@ NVLINK_STEP_SECONDS, NVLINK_STEP_SECONDS_OF_NODES, NETWORK_STEP_SECONDS = 0.47e-
 NVLINK_BYTES_PER_SECOND = 450e9 / 3
 # A network card of 400 Gb/s for each GPU.
 NETWORK_BYTES_PER_SECOND = 50e9 / 4
-# An exchange by mailboxes: a launch, stores to another GPU, a counter there and back; and what one block stores in a second.
+# An exchange through buffers: a launch, stores to another GPU, a counter there and back; and what one block stores in a second.
 # Both are assumptions.
-MAILBOX_HOP_SECONDS, MAILBOX_BYTES_PER_SECOND = 8e-6, 50e9
+PEER_HOP_SECONDS, PEER_BYTES_PER_SECOND = 8e-6, 50e9
 # GPUs that NVLink connects.
 GPUS_OF_A_NODE = 8
 # Bytes that a scan reads and writes in a second: the memory of a large GPU.
@@ -104,15 +104,15 @@ GRAPH_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
 
 @dataclass(frozen=True)
 class Carried:
-    """How a call over ranks is carried out: launched as graphs or not; exchanges by mailboxes or by the group's backend."""
+    """How a call over ranks is carried out: launched as graphs or not; exchanges through buffers of GPUs or by the backend."""
 
     in_graphs: bool = False
-    by_mailboxes: bool = False
+    by_peer_buffers: bool = False
 
     @property
     def at_once(self) -> bool:
         """Whether one graph contains a direction of a call, exchanges included."""
-        return self.in_graphs and self.by_mailboxes
+        return self.in_graphs and self.by_peer_buffers
 
 
 ENQUEUED = Carried()
@@ -164,7 +164,7 @@ def host_seconds(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUE
     """Return the time of `host_counts`."""
     counts = host_counts(way, ranks, records, carried)
     seconds = counts.operators * OPERATOR_SECONDS
-    seconds += counts.collectives * (MAILBOX_SECONDS if carried.by_mailboxes else COLLECTIVE_SECONDS)
+    seconds += counts.collectives * (PEER_SECONDS if carried.by_peer_buffers else COLLECTIVE_SECONDS)
     seconds += counts.runs * (GRAPH_SECONDS if carried.in_graphs else RUN_SECONDS)
     return seconds + (RECORDED_SECONDS if records else 0.0)
 
@@ -180,8 +180,8 @@ def heads_seconds(ranks: int, share: float, y_bytes: float, x_bytes: float, reco
 
 
 def gather_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> float:
-    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank; by mailboxes at once."""
-    if carried.by_mailboxes:
+    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank; through buffers at once."""
+    if carried.by_peer_buffers:
         return message_seconds(ranks, (ranks - 1) * count, carried)
     nodes = -(-ranks // GPUS_OF_A_NODE)
     step = NVLINK_STEP_SECONDS if nodes == 1 else NVLINK_STEP_SECONDS_OF_NODES
@@ -191,8 +191,8 @@ def gather_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> flo
 
 def message_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> float:
     """Return the time of a message of `count` bytes to the next rank, the slowest of them."""
-    if carried.by_mailboxes:
-        return MAILBOX_HOP_SECONDS + count / MAILBOX_BYTES_PER_SECOND
+    if carried.by_peer_buffers:
+        return PEER_HOP_SECONDS + count / PEER_BYTES_PER_SECOND
     is_one_node = ranks <= GPUS_OF_A_NODE
     return HOP_SECONDS + (NVLINK_STEP_SECONDS if is_one_node else NETWORK_STEP_SECONDS) + count / _bytes_per_second(ranks)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
-from minrnn_gen.torch.sequence_group.mailboxes import Mailboxes, mailboxes_of
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers, peer_buffers_of
 
 Around = Callable[[int], AbstractContextManager[None]]
 """Returns the context of an exchange to which this rank contributes this many bytes."""
@@ -46,8 +46,8 @@ class Recording(Protocol):
     def exchange(self, enqueue: Callable[[], None]) -> None:
         """Keep an exchange."""
 
-    def by_mailboxes(self, mailboxes: Mailboxes) -> None:
-        """Note that exchanges are enqueued as all else is: by these mailboxes."""
+    def by_peer_buffers(self, buffers: PeerBuffers) -> None:
+        """Note that exchanges are enqueued as all else is: by these buffers."""
 
 
 class _Recorded(threading.local):
@@ -86,16 +86,16 @@ def _exchange(enqueue: Callable[[], Any], contributed_bytes: int) -> None:
         _RECORDED.by.exchange(watched)
 
 
-def _mailboxes(member: Member, tensor: Any) -> Mailboxes | None:
-    """Return the mailboxes of a group if they carry a message like `tensor`, the same on all ranks."""
-    found = mailboxes_of(member.process_group) if member.graphs else None
-    return found if found is not None and found.carries(tensor) else None
+def _peer_buffers(member: Member, tensor: Any) -> PeerBuffers | None:
+    """Return the buffers of a group if they carry a message like `tensor`, the same on all ranks."""
+    buffers = peer_buffers_of(member.process_group) if member.graphs else None
+    return buffers if buffers is not None and buffers.carries(tensor) else None
 
 
-def _by(mailboxes: Mailboxes, enqueue: Callable[[], None], contributed_bytes: int) -> None:
-    """Enqueue an exchange by mailboxes, in a recording too."""
+def _by(buffers: PeerBuffers, enqueue: Callable[[], None], contributed_bytes: int) -> None:
+    """Enqueue an exchange by buffers, in a recording too."""
     if _RECORDED.by is not None:
-        _RECORDED.by.by_mailboxes(mailboxes)
+        _RECORDED.by.by_peer_buffers(buffers)
     with _AROUND[-1](contributed_bytes):
         enqueue()
 
@@ -114,9 +114,9 @@ def _gather_into() -> Any:
 def all_gather(tensor: Any, member: Member) -> Any:
     """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
     real = _real(tensor)
-    if real.numel() and (mailboxes := _mailboxes(member, real)):
+    if real.numel() and (buffers := _peer_buffers(member, real)):
         gathered = real.new_empty((member.size, *real.shape))
-        _by(mailboxes, lambda: mailboxes.gather(real, gathered), real.nbytes)
+        _by(buffers, lambda: buffers.gather(real, gathered), real.nbytes)
         return _as(tensor, gathered)
     own = _sent(tensor)
     gathered = own.new_empty((member.size, *own.shape))
@@ -142,8 +142,8 @@ def broadcast(tensor: Any, source: int, member: Member) -> Any:
     """Return rank `source`'s values, there the tensor itself if it has no gaps; other ranks' tensors give only the shape."""
     values = _real(tensor) if member.rank == source else torch.empty_like(_real(tensor))
     contributed_bytes = values.nbytes if member.rank == source else 0
-    if values.numel() and (mailboxes := _mailboxes(member, values)):
-        _by(mailboxes, lambda: mailboxes.broadcast(values, source), contributed_bytes)
+    if values.numel() and (buffers := _peer_buffers(member, values)):
+        _by(buffers, lambda: buffers.broadcast(values, source), contributed_bytes)
         return _as(tensor, values)
     values = _sent(tensor) if member.rank == source else values
     if values.numel():
@@ -192,9 +192,9 @@ class Neighbours:
             return None
         real = torch.view_as_real(like) if like.is_complex() else like
         values = torch.empty_like(real, memory_format=torch.contiguous_format)
-        mailboxes, source = _mailboxes(self._member, values), self._before
-        if values.numel() and mailboxes is not None:
-            _by(mailboxes, lambda: mailboxes.receive(values, source), 0)
+        buffers, source = _peer_buffers(self._member, values), self._before
+        if values.numel() and buffers is not None:
+            _by(buffers, lambda: buffers.receive(values, source), 0)
         elif values.numel():
             _exchange(lambda: _wait(dist.irecv(values, group=self._group, group_src=self._before)), 0)
         return _as(like, values)
@@ -203,8 +203,8 @@ class Neighbours:
         """Start to send a tensor to the next rank, if there is one."""
         if self._behind is not None and tensor.numel():
             real, to = _real(tensor), self._behind
-            if (mailboxes := _mailboxes(self._member, real)) is not None:
-                _by(mailboxes, lambda: mailboxes.send(real, to), real.nbytes)
+            if (buffers := _peer_buffers(self._member, real)) is not None:
+                _by(buffers, lambda: buffers.send(real, to), real.nbytes)
                 return
             values, self._has_started = _sent(tensor), True
 

@@ -22,7 +22,7 @@ import torch
 
 from minrnn_gen.config.environment import makes_graphs
 from minrnn_gen.torch.sequence_group.exchange import is_watched, recorded_by
-from minrnn_gen.torch.sequence_group.mailboxes import Mailboxes
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers
 
 # As of a program on one GPU: graphs of one form, calls remembered, and launches that are worth one more capture.
 GRAPHS_MOST, MET_MOST, LAUNCHES_WORTH = 16, 32, 8
@@ -92,7 +92,7 @@ class Recorded:
         """Capture `body`; `begin` begins a segment."""
         self._callers = {_storage(tensor) for tensor in (*tensors, *into) if tensor is not None}
         self.steps: list[Step] = []
-        self._mailboxes: list[Mailboxes] = []
+        self._buffers: list[PeerBuffers] = []
         # Kept with the rest: a graph must not be destroyed while another one is captured, be it an empty one.
         self._begin, self._segments = begin, [begin()]
         try:
@@ -120,14 +120,14 @@ class Recorded:
         self.steps.append(enqueue)
         self._segments.append(self._begin())
 
-    def by_mailboxes(self, mailboxes: Mailboxes) -> None:
-        if mailboxes not in self._mailboxes:
-            self._mailboxes.append(mailboxes)
+    def by_peer_buffers(self, buffers: PeerBuffers) -> None:
+        if buffers not in self._buffers:
+            self._buffers.append(buffers)
 
     def launch(self, into: Sequence[Any]) -> list[Any]:
         """Enqueue the call, and return its results, the ones of `into` among them."""
-        for mailboxes in self._mailboxes:
-            mailboxes.take_turn()
+        for buffers in self._buffers:
+            buffers.take_turn()
         for step in self.steps:
             step()
         pairs = zip(self._results, self._places, strict=True)

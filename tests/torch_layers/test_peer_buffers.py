@@ -1,4 +1,4 @@
-"""Mailboxes between GPUs: opened by all ranks or by none, and what an exchange asks of their kernel."""
+"""Buffers between GPUs: opened by all ranks or by none, and what an exchange asks of their kernel."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if not torch.distributed.is_available():
 
 from support.host_of_ranks import Silent  # noqa: E402
 
-from minrnn_gen.codegen.render import RankExchange, Types  # noqa: E402
+from minrnn_gen.build.rank_exchange import buffer_bytes, rank_exchange_on  # noqa: E402
 from minrnn_gen.errors import ToolchainMissing  # noqa: E402
 from minrnn_gen.gpu import peer_memory  # noqa: E402
-from minrnn_gen.torch.sequence_group import exchange, mailboxes, peers  # noqa: E402
+from minrnn_gen.torch.sequence_group import exchange, peer_buffers, peers  # noqa: E402
 from minrnn_gen.torch.sequence_group.group import Member  # noqa: E402
-from minrnn_gen.torch.sequence_group.mailboxes import LINE_BYTES, Mailboxes, mailbox_bytes  # noqa: E402
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers  # noqa: E402
 
 GPU, HANDLE, OWN, OPENED = torch.device("cuda", 1), b"\x01" * 64, 0x10000, 0x20000
 KERNEL = SimpleNamespace(
@@ -39,8 +39,8 @@ class Said:
         return [text, *[json.dumps(self.other(self.own[-1]))] * (self.size - 1)]
 
 
-def _met(monkeypatch: pytest.MonkeyPatch, said: Said, **functions: Any) -> Mailboxes | None:
-    """Return the mailboxes of a group after its ranks met."""
+def _met(monkeypatch: pytest.MonkeyPatch, said: Said, **functions: Any) -> PeerBuffers | None:
+    """Return the buffers of a group after its ranks met."""
     group = Silent(0, said.size)
     monkeypatch.setattr(peers, "exchanged", said)
     monkeypatch.setattr(peers, "rank_exchange_cubin", lambda *_: b"")
@@ -49,8 +49,8 @@ def _met(monkeypatch: pytest.MonkeyPatch, said: Said, **functions: Any) -> Mailb
     for name, function in (shared | functions).items():
         monkeypatch.setattr(peers if hasattr(peers, name) else peer_memory, name, function)
     peers.meet(Member(group, 0, said.size, graphs=True), KERNEL, GPU)  # type: ignore[arg-type]
-    assert mailboxes.has_met(group)
-    return mailboxes.mailboxes_of(group)
+    assert peer_buffers.has_met(group)
+    return peer_buffers.peer_buffers_of(group)
 
 
 def _refuses(*_: Any) -> Any:
@@ -61,7 +61,7 @@ def _lacks(*_: Any) -> Any:
     raise ToolchainMissing("without NVRTC")
 
 
-def test_ranks_on_gpus_of_one_machine_open_the_mailboxes_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_gpus_of_one_machine_open_the_buffers_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _met(monkeypatch, Said(3, lambda own: own))
     assert found is not None and (found.rank, found.size, found.addresses) == (0, 3, [OWN, OPENED, OPENED])
 
@@ -76,7 +76,7 @@ def test_ranks_on_gpus_of_one_machine_open_the_mailboxes_of_all_others(monkeypat
         (lambda own: own, {"rank_exchange_cubin": _lacks}),
     ],
 )
-def test_exchanges_go_through_the_backend_where_one_rank_cannot_open_a_mailbox(
+def test_exchanges_go_through_the_backend_where_one_rank_cannot_open_a_buffer(
     monkeypatch: pytest.MonkeyPatch, other: Callable[[Any], Any], functions: dict[str, Any]
 ) -> None:
     """Another machine, another rank that refuses, or this one: all ranks learn of it, in the same two messages."""
@@ -84,9 +84,8 @@ def test_exchanges_go_through_the_backend_where_one_rank_cannot_open_a_mailbox(
     assert _met(monkeypatch, said, **functions) is None and len(said.own) == 2
 
 
-def test_a_mailbox_has_room_for_the_messages_of_all_ranks() -> None:
-    plan = RankExchange(Types("sm_90", "float32"))
-    assert mailbox_bytes(plan, 4) == 4 * (LINE_BYTES + 8 * (1 << 20))
+def test_a_buffer_has_room_for_the_messages_of_all_ranks() -> None:
+    assert buffer_bytes(rank_exchange_on("sm_90"), 4) == 4 * (128 + 8 * (1 << 20))
 
 
 class Noted:
@@ -101,20 +100,19 @@ class Noted:
 
 def test_an_exchange_is_one_launch_and_a_message_that_does_not_fit_is_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, group = Noted(), Silent(1, 3)
-    plan, here = RankExchange(Types("sm_90", "float32"), slot_words=8), torch.device("cpu")
     addresses = SimpleNamespace(data=SimpleNamespace(ptr=7))
-    boxes = Mailboxes(plan, kernel, here, 1, 3, addresses, 5)  # type: ignore[arg-type]
-    monkeypatch.setattr(Mailboxes, "take_turn", lambda _: None)
+    buffers = PeerBuffers(kernel, 64, 32, torch.device("cpu"), 1, 3, addresses, 5)  # type: ignore[arg-type]
+    monkeypatch.setattr(PeerBuffers, "take_turn", lambda _: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    mailboxes.keep(group, boxes)
+    peer_buffers.keep(group, buffers)
     member, own = Member(group, 1, 3, graphs=True), torch.ones(2, 4)
     monkeypatch.setattr(exchange, "is_on_gpu", lambda _: True)
     gathered = exchange.all_gather(own, member)
     final = exchange.broadcast(own, 2, member)
     assert kernel.launched == [
-        (3, plan.threads, 7, own.data_ptr(), gathered.data_ptr(), 8, 1, 3, 0b101, 0b101, 1, 5),
-        (3, plan.threads, 7, 0, final.data_ptr(), 8, 1, 3, 0, 0b100, 0, 5),
+        (3, 64, 7, own.data_ptr(), gathered.data_ptr(), 8, 1, 3, 0b101, 0b101, 1, 5),
+        (3, 64, 7, 0, final.data_ptr(), 8, 1, 3, 0, 0b100, 0, 5),
     ]
     assert gathered.shape == (3, 2, 4) and not group.asked
     exchange.all_gather(torch.ones(9), member)

@@ -1,7 +1,7 @@
-"""Exchanges between GPUs of one machine through mailboxes in their memory: a launch of one kernel, which graphs may contain.
+"""Exchanges between GPUs of one machine through buffers in their memory: a launch of one kernel, which graphs may contain.
 
-Each rank has a mailbox, into which the others store their messages (`templates/rank_exchange.cu.j2`). A host takes as long for
-an exchange as for any launch. What counts the messages lies on the GPUs: a rank that replays an exchange meets one that
+Each rank has a buffer, into which the others store their messages (`templates/ranks/rank_exchange.cu.j2`). A host takes as long
+for an exchange as for any launch. The counters of messages lie on the GPUs: a rank that replays an exchange meets one that
 launches it. A wait is as long as the group's timeout at most; then the kernel ends with an error, and so does its process.
 """
 
@@ -13,28 +13,22 @@ from typing import Any
 
 import torch
 
-from minrnn_gen.codegen.render import RankExchange
 from minrnn_gen.gpu.module import LoadedKernel
 
 WORD_BYTES = 4
-# Beyond the messages of a mailbox: counters, a line of memory for each rank.
-LINE_BYTES = 128
-
-
-def mailbox_bytes(plan: RankExchange, ranks: int) -> int:
-    """Return the size of a rank's mailbox."""
-    return ranks * (LINE_BYTES + plan.slots * plan.slot_words * WORD_BYTES)
 
 
 @dataclass(eq=False)
-class Mailboxes:
-    """The mailboxes of a group of `size` ranks, as rank `rank` on `device` sees them: `addresses` is on that device.
+class PeerBuffers:
+    """The buffers of a group of `size` ranks, as rank `rank` on `device` sees them: `addresses` is on that device.
 
-    Exchanges have one order on all ranks, that in which their hosts ask for them, on whatever stream.
+    `threads`: of a block of the kernel; `message_bytes`: the largest message that fits. Exchanges have one order on all ranks,
+    that in which their hosts ask for them, on whatever stream.
     """
 
-    plan: RankExchange
     kernel: LoadedKernel
+    threads: int
+    message_bytes: int
     device: torch.device
     rank: int
     size: int
@@ -47,11 +41,6 @@ class Mailboxes:
         """Whether a message fits: whole words, on this device."""
         count = int(tensor.nbytes)
         return bool(tensor.device == self.device) and count % WORD_BYTES == 0 and count <= self.message_bytes
-
-    @property
-    def message_bytes(self) -> int:
-        """The largest message that fits."""
-        return self.plan.slot_words * WORD_BYTES
 
     def gather(self, own: Any, into: Any) -> None:
         """Store `own` [...] of each rank into `into` [ranks, ...]."""
@@ -92,25 +81,25 @@ class Mailboxes:
         stream = torch.cuda.current_stream(self.device).cuda_stream
         numbers = (words, self.rank, self.size, sends, receives, int(is_gathered), self.longest_ns)
         arguments = (self.addresses.data.ptr, *places, *numbers)
-        self.kernel.launch_on(self.device.index, stream, self.size, self.plan.threads, arguments)
+        self.kernel.launch_on(self.device.index, stream, self.size, self.threads, arguments)
 
 
-_OF_GROUPS: dict[Any, Mailboxes | None] = {}
+_OF_GROUPS: dict[Any, PeerBuffers | None] = {}
 
 
-def mailboxes_of(process_group: Any) -> Mailboxes | None:
-    """Return the mailboxes of a group, None where it exchanges through its backend."""
+def peer_buffers_of(process_group: Any) -> PeerBuffers | None:
+    """Return the buffers of a group, None where it exchanges through its backend."""
     return _OF_GROUPS.get(process_group)
 
 
 def has_met(process_group: Any) -> bool:
-    """Whether the ranks of a group have tried to open mailboxes."""
+    """Whether the ranks of a group have tried to open buffers."""
     return process_group in _OF_GROUPS
 
 
-def keep(process_group: Any, mailboxes: Mailboxes | None) -> None:
-    """Let exchanges of a group go through mailboxes from now on, or let them go through its backend, on all ranks alike."""
-    _OF_GROUPS[process_group] = mailboxes
+def keep(process_group: Any, buffers: PeerBuffers | None) -> None:
+    """Let exchanges of a group go through buffers from now on, or let them go through its backend, on all ranks alike."""
+    _OF_GROUPS[process_group] = buffers
 
 
 def forget(process_group: Any) -> None:
