@@ -97,10 +97,10 @@ def test_a_rank_sends_as_many_messages_ahead_as_there_are_slots(kernel: Any, wor
     for _ in range(3):
         sent = [draw.integers(0, 1 << 32, (1, words), numpy.uint32) for _ in range(SLOTS)]
         for message in sent:
-            group.launch(message, None, seed, 0, 1, sends=0b100, receives=0, gathers=False)
+            group.launch(message, None, seed, 1, 1, sends=0b100, receives=0, gathers=False)
         for message in sent:
             into = numpy.zeros_like(message)
-            group.launch(None, into, seed, 2, 1, sends=0, receives=0b001, gathers=False)
+            group.launch(None, into, seed, 2, 1, sends=0, receives=0b010, gathers=False)
             assert numpy.array_equal(into, message)
 
 
