@@ -97,6 +97,11 @@ def constants_text() -> str:
             "to the next GPU of a node",
             "NCCL's own estimate for a ring with protocol LL (`hwLat`, the same file), times 1.8 where there are other nodes",
         ),
+        (
+            f"{1e6 * cost.PEER_HOP_SECONDS:g} us, {cost.PEER_BYTES_PER_SECOND / 1e9:g} GB/s",
+            "an exchange through buffers, and its bytes",
+            "measured over two and four H200: its kernel, and what comes before it starts; bytes assumed",
+        ),
         (f"{1e6 * cost.NETWORK_STEP_SECONDS:g} us", "to a GPU of another node", "NCCL's own estimate, the same place"),
         (
             f"{cost.NVLINK_BYTES_PER_SECOND / 1e9:g} GB/s",
@@ -122,7 +127,11 @@ def constants_text() -> str:
             "fitted to the 1.2 ms of a forward and 3.5 ms of a step of `correct` over four H200, with some 62 (52 were counted "
             "on the last rank) and 138 operators",
         ),
-        (f"{1e6 * cost.GRAPH_SECONDS:g} us", "the host's time of a launch of a graph", "assumed"),
+        (
+            f"{1e6 * cost.GRAPH_SECONDS:g}, {1e6 * cost.PEER_SECONDS:g} us",
+            "the host's time of a launch of a graph, and of an exchange through buffers outside of one",
+            "assumed",
+        ),
         (
             f"{cost.BYTES_CAPTURED_MOST / 2**30:g} GiB",
             "x of a piece that is captured, at most",
@@ -145,6 +154,11 @@ def constants_text() -> str:
             "measured: what calls in a row over two H100 took longer than half of one GPU's time",
         ),
         (
+            f"{1e6 * cost.CORRECTION_SECONDS_IN_GRAPHS:g} us",
+            "the same in a graph",
+            "measured over two H200: what calls took longer than a piece, and their exchanges",
+        ),
+        (
             f"{cost.JOIN_PASSES_OF_SCAN:.2f}",
             "passes of a pipeline of `scan`, or of a cell with `input_size`, that puts y of several groups together",
             "counted: one of three words, read and written",
@@ -155,8 +169,13 @@ def constants_text() -> str:
             "measured over two H200: two messages and a launch",
         ),
         (
+            f"{1e6 * cost.GROUP_SECONDS:g} us",
+            "a group of a pipeline within a graph, besides its bytes",
+            "measured over two and four H200: 27 to 47 us with 4 and 8 groups",
+        ),
+        (
             f"{1e6 * cost.PIPELINE_SECONDS:g} us",
-            "a pipeline besides",
+            "a pipeline besides, outside of a graph",
             "measured over two H100, calls in a row",
         ),
         (f"{cost.MICRO_BATCHES_MOST}", "groups of a pipeline at most", "assumed: with more, kernels have too few sequences"),
@@ -168,7 +187,11 @@ def host_text() -> str:
     """Return a table of what each way asks of a host on two and on four GPUs."""
     titles = ("way", "pass", *(f"{ranks} GPUs: operators, collectives, runs | ms" for ranks in (2, 4)))
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---:|---|---:|"]
-    kinds = {"": cost.ENQUEUED, ", as graphs": cost.Carried(True, False), ", as graphs, by peer_buffers": cost.Carried(True, True)}
+    kinds = {
+        "": cost.ENQUEUED,
+        ", as graphs": cost.Carried(True, False),
+        ", as graphs, by peer_buffers": cost.Carried(True, True),
+    }
     for kind, carried in kinds.items():
         for way, records in cost.HOST_COUNTS:
             cells = []
