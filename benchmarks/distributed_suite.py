@@ -15,7 +15,7 @@ from benchmarks.contenders.cpu_layers import cpu_name
 from benchmarks.contenders.host_over_ranks import HostRow, host_rows_of
 from benchmarks.contenders.over_ranks import CALLS_IN_A_ROW, WATCHED_RUNS, Host, rows_of
 from benchmarks.harness.rounds import Limits
-from benchmarks.problems.distributed_problems import PASSES, problems
+from benchmarks.problems.distributed_problems import PASSES, DistributedProblem, problems
 from benchmarks.report.distributed_record import DistributedRecord
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput
@@ -58,11 +58,11 @@ def measure(
 ) -> DistributedRecord:
     """Measure all problems on all ranks; `keep` gets the record after each of them, the same on every rank.
 
-    `only`: those alone whose labels have this word. `seconds`: for the rounds of each.
+    `only`: those alone whose labels have one of these words, between commas. `seconds`: for the rounds of each.
     """
     limits = QUICK_LIMITS if quick else LIMITS if seconds is None else replace(LIMITS, seconds=seconds)
     record = _record(host, quick, limits, only)
-    for problem in (problem for problem in problems(quick) if only is None or only in problem.label):
+    for problem in _named(quick, only):
         kernel = compile(problem.spec)
         for kernel_pass in PASSES:
             rows = rows_of(problem, kernel_pass, kernel, host, limits)
@@ -78,8 +78,13 @@ def measure(
 
 def count(host: Host, quick: bool, only: str | None = None) -> tuple[HostRow, ...]:
     """Return the host's work of all problems in every way, on all ranks; `only` as in `measure`."""
-    found = (problem for problem in problems(quick) if only is None or only in problem.label)
-    return tuple(row for problem in found for row in host_rows_of(problem, compile(problem.spec), host))
+    return tuple(row for problem in _named(quick, only) for row in host_rows_of(problem, compile(problem.spec), host))
+
+
+def _named(quick: bool, only: str | None) -> list[DistributedProblem]:
+    """Return the problems whose labels have one of the words of `only`, all without it."""
+    words = [""] if only is None else only.split(",")
+    return [problem for problem in problems(quick) if any(word in problem.label for word in words)]
 
 
 def _record(host: Host, quick: bool, limits: Limits, only: str | None) -> DistributedRecord:

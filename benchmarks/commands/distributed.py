@@ -17,7 +17,10 @@ JsonFile = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A few small problems, on CPUs too.")]
 Only = Annotated[
-    str | None, typer.Option("--only", metavar="WORD", help="Problems whose labels have WORD.", show_default=False)
+    str | None,
+    typer.Option(
+        "--only", metavar="WORD", help="Problems whose labels have WORD, or one of several between commas.", show_default=False
+    ),
 ]
 HostOnly = Annotated[
     bool, typer.Option("--host", help="Count instead what each call asks of the host: its time, operators and functions.")
