@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 
 import torch
@@ -14,7 +15,7 @@ from benchmarks.contenders.cpu_layers import cpu_name
 from benchmarks.contenders.host_over_ranks import HostRow, host_rows_of
 from benchmarks.contenders.over_ranks import CALLS_IN_A_ROW, WATCHED_RUNS, Host, rows_of
 from benchmarks.harness.rounds import Limits
-from benchmarks.problems.distributed_problems import PASSES, problems
+from benchmarks.problems.distributed_problems import PASSES, DistributedProblem, problems
 from benchmarks.report.distributed_record import DistributedRecord
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput
@@ -23,8 +24,7 @@ from minrnn_gen.gpu.driver import driver_release
 LIMITS = Limits(rounds_least=7, rounds_most=31, seconds=2.0)
 QUICK_LIMITS = Limits(rounds_least=3, rounds_most=3, seconds=0.1)
 METHOD = {
-    "time": f"median of {LIMITS.in_words}, all in turn; a round's time is that of its slowest rank",
-    "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, devices waiting for each other behind each; on CPUs one",
+    "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, ranks waiting for each other in their exchanges alone; on CPUs one",
     "one rank": "the first rank computes all of it, the others idle in the same group",
     "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
     "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",
@@ -32,7 +32,7 @@ METHOD = {
 }
 
 
-def open_host(quick: bool, graphs: bool = False) -> tuple[Host, Callable[[], None]]:
+def open_host(quick: bool, graphs: bool = True) -> tuple[Host, Callable[[], None]]:
     """Return the ranks that torchrun started, and what ends them; BadInput where it did not, or for large problems on CPUs.
 
     `graphs`: whether their calls are launched as CUDA graphs.
@@ -53,16 +53,19 @@ def open_host(quick: bool, graphs: bool = False) -> tuple[Host, Callable[[], Non
     return Host(dist.group.WORLD, device, graphs), dist.destroy_process_group
 
 
-def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None], only: str | None = None) -> DistributedRecord:
+def measure(
+    host: Host, quick: bool, keep: Callable[[DistributedRecord], None], only: str | None = None, seconds: float | None = None
+) -> DistributedRecord:
     """Measure all problems on all ranks; `keep` gets the record after each of them, the same on every rank.
 
-    `only`: those alone whose labels have this word.
+    `only`: those alone whose labels have one of these words, between commas. `seconds`: for the rounds of each.
     """
-    record = _record(host, quick)
-    for problem in (problem for problem in problems(quick) if only is None or only in problem.label):
+    limits = QUICK_LIMITS if quick else LIMITS if seconds is None else replace(LIMITS, seconds=seconds)
+    record = _record(host, quick, limits, only)
+    for problem in _named(quick, only):
         kernel = compile(problem.spec)
         for kernel_pass in PASSES:
-            rows = rows_of(problem, kernel_pass, kernel, host, QUICK_LIMITS if quick else LIMITS)
+            rows = rows_of(problem, kernel_pass, kernel, host, limits)
             record = record.model_copy(update={"rows": (*record.rows, *rows)})
             keep(record)
             gc.collect()
@@ -75,19 +78,29 @@ def measure(host: Host, quick: bool, keep: Callable[[DistributedRecord], None], 
 
 def count(host: Host, quick: bool, only: str | None = None) -> tuple[HostRow, ...]:
     """Return the host's work of all problems in every way, on all ranks; `only` as in `measure`."""
-    found = (problem for problem in problems(quick) if only is None or only in problem.label)
-    return tuple(row for problem in found for row in host_rows_of(problem, compile(problem.spec), host))
+    return tuple(row for problem in _named(quick, only) for row in host_rows_of(problem, compile(problem.spec), host))
 
 
-def _record(host: Host, quick: bool) -> DistributedRecord:
+def _named(quick: bool, only: str | None) -> list[DistributedProblem]:
+    """Return the problems whose labels have one of the words of `only`, all without it."""
+    words = [""] if only is None else only.split(",")
+    return [problem for problem in problems(quick) if any(word in problem.label for word in words)]
+
+
+def _record(host: Host, quick: bool, limits: Limits, only: str | None) -> DistributedRecord:
     devices = dict.fromkeys(host.all_of(torch.cuda.get_device_name(host.device) if host.has_events else cpu_name()))
     return DistributedRecord(
-        command="python -m benchmarks distributed" + (" --quick" if quick else "") + (" --graphs" if host.graphs else ""),
+        command=" ".join(
+            ["python -m benchmarks distributed"]
+            + ["--quick"] * quick
+            + ([] if only is None else [f'--only "{only}"'])
+            + ["--no-graphs"] * (not host.graphs)
+        ),
         device=", ".join(devices),
         ranks=host.size,
         backend=dist.get_backend(host.group),
         clock="device events" if host.has_events else "host",
         driver=driver_release() if host.has_events else None,
         versions={name: metadata.version(name) for name in ("minrnn-gen", "torch")},
-        method=METHOD,
+        method={"time": f"median of {limits.in_words}, all in turn; a round's time is that of its slowest rank", **METHOD},
     )

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def sections_of_ranks() -> dict[str, Callable[[], str]]:
     """Return {section: its text} of what several GPUs cost; what was not measured yet has no record there."""
-    path = ROOT / PUBLISHED_DISTRIBUTED
-    record = read_distributed(path) if path.exists() else None
-    return {**SECTIONS, "distributed": lambda: distributed_text(record)}
+    paths = [ROOT / path for path in PUBLISHED_DISTRIBUTED]
+    records = [read_distributed(path) for path in paths if path.exists()]
+    return {**SECTIONS, "distributed": lambda: distributed_text(*records)}
 
 
 def main() -> None:

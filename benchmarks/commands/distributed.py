@@ -17,17 +17,30 @@ JsonFile = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A few small problems, on CPUs too.")]
 Only = Annotated[
-    str | None, typer.Option("--only", metavar="WORD", help="Problems whose labels have WORD.", show_default=False)
+    str | None,
+    typer.Option(
+        "--only", metavar="WORD", help="Problems whose labels have WORD, or one of several between commas.", show_default=False
+    ),
 ]
 HostOnly = Annotated[
     bool, typer.Option("--host", help="Count instead what each call asks of the host: its time, operators and functions.")
 ]
 
-Graphs = Annotated[bool, typer.Option("--graphs", help="Launch calls on GPUs as CUDA graphs where their arrays come again.")]
+Graphs = Annotated[
+    bool, typer.Option("--graphs/--no-graphs", help="Launch calls on GPUs as CUDA graphs where their arrays come again.")
+]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", help="For the rounds of a problem, forward or with gradients.", show_default=False)
+]
 
 
 def distributed(
-    json_file: JsonFile = None, quick: Quick = False, only: Only = None, host_only: HostOnly = False, graphs: Graphs = False
+    json_file: JsonFile = None,
+    quick: Quick = False,
+    only: Only = None,
+    host_only: HostOnly = False,
+    graphs: Graphs = True,
+    seconds: Seconds = None,
 ) -> None:
     """Measure time and heads over the ranks that torchrun starts."""
     with needing("torch", "the benchmark of process groups", "pip install torch"):
@@ -49,7 +62,7 @@ def distributed(
                 if json_file is not None:
                     write_text(json.dumps([row.model_dump() for row in rows], indent=1) + "\n", json_file, "--json")
             return
-        record = measure(host, quick, keep, only)
+        record = measure(host, quick, keep, only, seconds)
         if host.rank == 0:
             typer.echo(distributed_text(record))
     finally:

@@ -71,13 +71,12 @@ def read_distributed(path: str | os.PathLike[str]) -> DistributedRecord:
         ) from None
 
 
-def distributed_text(record: DistributedRecord | None) -> str:
-    """Return the tables of a record, one for each pass."""
-    if record is None:
+def distributed_text(*records: DistributedRecord | None) -> str:
+    """Return the tables of records, each with where it comes from."""
+    known = [record for record in records if record is not None]
+    if not known:
         return "Not measured yet; `python -m benchmarks distributed` does.\n"
-    passes = dict.fromkeys(row.kernel_pass for row in record.rows)
-    tables = [f"{name.capitalize()}:\n\n{rows_text(_of_pass(record, name), record.ranks)}" for name in passes]
-    return "\n".join([*tables, distributed_provenance(record) + "\n"])
+    return "\n".join(f"{rows_text(record.rows, record.ranks)}\n{distributed_provenance(record)}\n" for record in known)
 
 
 def distributed_provenance(record: DistributedRecord) -> str:
@@ -89,36 +88,36 @@ def distributed_provenance(record: DistributedRecord) -> str:
 
 
 def rows_text(rows: Sequence[DistributedRow], ranks: int) -> str:
-    """Return rows as a table: times, how often as fast as one rank, and how often the cost formula predicts."""
-    titles = ("", "", "ms", f"x {ALONE}", "predicted x", "in exchange", "bytes of a rank", "error")
-    lines = [f"| {' | '.join(titles)} |", "|---|---|---:|---:|---:|---:|---:|---:|"]
-    alone = {row.problem: row.ms for row in rows if row.contender == ALONE}
-    shown_label = None
-    for row in rows:
-        label = "" if row.problem == shown_label else row.problem.label
-        shown_label = row.problem
-        lines.append(f"| {label} | {_name(row)} | {' | '.join(_cells(row, alone.get(row.problem), ranks))} |")
-    return "\n".join(lines) + "\n"
+    """Return tables of rows: a line for each pass of a problem, with milliseconds, and how often as fast as one rank.
+
+    Besides, what was chosen, how often as fast the cost formula predicts it, and the largest error of all contenders.
+    """
+    tables = []
+    for is_dense in dict.fromkeys(row.problem.is_dense for row in rows):
+        of_kind = [row for row in rows if row.problem.is_dense == is_dense]
+        names = [*dict.fromkeys(row.contender for row in of_kind)]
+        titles = (f"{ranks} ranks", "pass", *names, "chosen is", "predicted", "error")
+        lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * len(names) + "---|---:|---:|"]
+        for problem, kernel_pass in dict.fromkeys((row.problem, row.kernel_pass) for row in of_kind):
+            by_name = {row.contender: row for row in of_kind if (row.problem, row.kernel_pass) == (problem, kernel_pass)}
+            alone, chosen = by_name.get(ALONE), by_name.get("chosen")
+            cells = [_cell(by_name.get(name), None if name == ALONE or alone is None else alone.ms) for name in names]
+            errors = [error for row in by_name.values() for error in row.errors.values()]
+            predicted = f"{ranks / chosen.passes:.2f}" if chosen and chosen.passes else ""
+            last = (_way(chosen), predicted, f"{max(errors):.1e}" if errors else "")
+            name = "forward" if kernel_pass == "forward" else "step"
+            lines.append(f"| {' | '.join((problem.label, name, *cells, *last))} |")
+        tables.append("\n".join(lines) + "\n")
+    return "\n".join(tables)
 
 
-def _name(row: DistributedRow) -> str:
-    way = row.way or ""
-    groups = f" of {row.micro_batches} groups" if way == "pipeline" else ""
-    return row.contender if way in ("", row.contender) and not groups else f"{row.contender}: {way}{groups}"
+def _cell(row: DistributedRow | None, alone_ms: float | None) -> str:
+    if row is None or row.failure is not None or row.ms is None:
+        return "" if row is None else (row.failure or "not measured").split(":")[0]
+    return f"{row.ms:.3f}" + ("" if alone_ms is None else f" ({alone_ms / row.ms:.2f})")
 
 
-def _cells(row: DistributedRow, alone_ms: float | None, ranks: int) -> list[str]:
-    if row.failure is not None or row.ms is None:
-        return [row.failure or "not measured", *[""] * 5]
-    return [
-        f"{row.ms:.3f}",
-        "" if alone_ms is None or row.contender == ALONE else f"{alone_ms / row.ms:.2f}",
-        "" if row.passes is None else f"{ranks / row.passes:.2f}",
-        "" if row.exchange_share is None else f"{row.exchange_share:.0%}",
-        "" if row.bytes_contributed is None else f"{row.bytes_contributed}",
-        f"{max(row.errors.values()):.1e}" if row.errors else "",
-    ]
-
-
-def _of_pass(record: DistributedRecord, name: KernelPass) -> list[DistributedRow]:
-    return [row for row in record.rows if row.kernel_pass == name]
+def _way(row: DistributedRow | None) -> str:
+    if row is None or row.way is None:
+        return ""
+    return f"{row.way} of {row.micro_batches} groups" if row.way == "pipeline" else row.way

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minrnn_gen.torch.sequence_group import cost
 
 COST_PAGE = "docs/several-gpus-cost.md"
-PUBLISHED_DISTRIBUTED = "benchmarks/results/distributed_h100.json"
+PUBLISHED_DISTRIBUTED = ("benchmarks/results/distributed_h100.json",)
 RANKS = (2, 4, 8, 64)
 # min_gru in bf16: two gates read and y written; states in fp32.
 _BYTES_OF_STEP, _STATE_BYTES = 3 * 2, 4
@@ -52,22 +52,6 @@ def predicted_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def graphs_text() -> str:
-    """Return a table of what is chosen over two and four GPUs, forward and with gradients, with graphs and without."""
-    titles = ("min_gru, batch x time x channels", "pass", *(f"{ranks} GPUs | as graphs" for ranks in (2, 4)))
-    lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|---:|" * 2]
-    for call in _CALLS[:-1]:
-        for records in (False, True):
-            cells = []
-            for ranks in (2, 4):
-                x_bytes = call.seconds * cost.BYTES_PER_SECOND * 2 / 3 / ranks
-                for in_graphs in (False, x_bytes <= cost.BYTES_CAPTURED_MOST):
-                    chosen = _ways(call, ranks, "", records, in_graphs)[0]
-                    cells.append(f"{chosen.way} {ranks / chosen.passes:.2f}")
-            lines.append(f"| {call.label} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def _speed_up(call: _Call, ranks: int, name: str) -> str:
     way = "pipeline" if name == "pipeline" else "summary" if name == "summary" else "correct"
     ways = _ways(call, ranks, name)
@@ -77,7 +61,7 @@ def _speed_up(call: _Call, ranks: int, name: str) -> str:
     return f"**{speed_up}**" if is_chosen else speed_up
 
 
-def _ways(call: _Call, ranks: int, name: str, records: bool = False, in_graphs: bool = False) -> list[cost.Choice]:
+def _ways(call: _Call, ranks: int, name: str, records: bool = False) -> list[cost.Choice]:
     # One run has a piece's map and its end states.
     allowed = {**cost.gathering_passes(ranks, False, 0.0), "pipeline": 0.0}
     if name.endswith("forgets"):
@@ -86,7 +70,13 @@ def _ways(call: _Call, ranks: int, name: str, records: bool = False, in_graphs: 
     states = call.batch * call.width * _STATE_BYTES
     counts = cost.counts_up_to(call.batch * call.width, None)
     seconds = cost.seconds_of_bytes(call.batch * call.time * call.width * _BYTES_OF_STEP / ranks, counts)
-    return cost.choices(ranks, seconds, states, allowed, None, None, records, in_graphs)
+    return cost.choices(ranks, seconds, states, allowed, None, None, records, _carried(call, ranks))
+
+
+def _carried(call: _Call, ranks: int) -> cost.Carried:
+    """Return how a call is carried out: by peer_buffers within a machine, as graphs where its pieces are not too long."""
+    x_bytes = call.seconds * cost.BYTES_PER_SECOND * 2 / 3 / ranks
+    return cost.Carried(x_bytes <= cost.BYTES_CAPTURED_MOST, ranks <= cost.GPUS_OF_A_NODE)
 
 
 def constants_text() -> str:
@@ -106,6 +96,11 @@ def constants_text() -> str:
             f"{1e6 * cost.NVLINK_STEP_SECONDS:g} us, over several nodes {1e6 * cost.NVLINK_STEP_SECONDS_OF_NODES:g} us",
             "to the next GPU of a node",
             "NCCL's own estimate for a ring with protocol LL (`hwLat`, the same file), times 1.8 where there are other nodes",
+        ),
+        (
+            f"{1e6 * cost.PEER_HOP_SECONDS:g} us, {cost.PEER_BYTES_PER_SECOND / 1e9:g} GB/s",
+            "an exchange through buffers, and its bytes",
+            "measured over two and four H200: its kernel, and what comes before it starts; bytes assumed",
         ),
         (f"{1e6 * cost.NETWORK_STEP_SECONDS:g} us", "to a GPU of another node", "NCCL's own estimate, the same place"),
         (
@@ -132,7 +127,11 @@ def constants_text() -> str:
             "fitted to the 1.2 ms of a forward and 3.5 ms of a step of `correct` over four H200, with some 62 (52 were counted "
             "on the last rank) and 138 operators",
         ),
-        (f"{1e6 * cost.GRAPH_SECONDS:g} us", "the host's time of a launch of a graph", "assumed"),
+        (
+            f"{1e6 * cost.GRAPH_SECONDS:g}, {1e6 * cost.PEER_SECONDS:g} us",
+            "the host's time of a launch of a graph, and of an exchange through buffers outside of one",
+            "assumed",
+        ),
         (
             f"{cost.BYTES_CAPTURED_MOST / 2**30:g} GiB",
             "x of a piece that is captured, at most",
@@ -155,6 +154,11 @@ def constants_text() -> str:
             "measured: what calls in a row over two H100 took longer than half of one GPU's time",
         ),
         (
+            f"{1e6 * cost.CORRECTION_SECONDS_IN_GRAPHS:g} us",
+            "the same in a graph",
+            "measured over two H200: what calls took longer than a piece, and their exchanges",
+        ),
+        (
             f"{cost.JOIN_PASSES_OF_SCAN:.2f}",
             "passes of a pipeline of `scan`, or of a cell with `input_size`, that puts y of several groups together",
             "counted: one of three words, read and written",
@@ -165,8 +169,13 @@ def constants_text() -> str:
             "measured over two H200: two messages and a launch",
         ),
         (
+            f"{1e6 * cost.GROUP_SECONDS:g} us",
+            "a group of a pipeline within a graph, besides its bytes",
+            "measured over two and four H200: 27 to 47 us with 4 and 8 groups",
+        ),
+        (
             f"{1e6 * cost.PIPELINE_SECONDS:g} us",
-            "a pipeline besides",
+            "a pipeline besides, outside of a graph",
             "measured over two H100, calls in a row",
         ),
         (f"{cost.MICRO_BATCHES_MOST}", "groups of a pipeline at most", "assumed: with more, kernels have too few sequences"),
@@ -178,15 +187,19 @@ def host_text() -> str:
     """Return a table of what each way asks of a host on two and on four GPUs."""
     titles = ("way", "pass", *(f"{ranks} GPUs: operators, collectives, runs | ms" for ranks in (2, 4)))
     lines = [f"| {' | '.join(titles)} |", "|---|---|---|---:|---|---:|"]
-    for in_graphs, of_ways in ((False, cost.HOST_COUNTS), (True, cost.GRAPH_COUNTS)):
-        for (way, records), of_ranks in of_ways.items():
-            cells = [
-                f"{counts.operators}, {counts.collectives}, {counts.runs}"
-                f" | {1e3 * cost.host_seconds(way, ranks, records, in_graphs):.2f}"
-                for ranks, counts in zip((2, 4), of_ranks, strict=True)
-            ]
-            name = f"`{way}`{', as graphs' * in_graphs}"
-            lines.append(f"| {name} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
+    kinds = {
+        "": cost.ENQUEUED,
+        ", as graphs": cost.Carried(True, False),
+        ", as graphs, by peer_buffers": cost.Carried(True, True),
+    }
+    for kind, carried in kinds.items():
+        for way, records in cost.HOST_COUNTS:
+            cells = []
+            for ranks in (2, 4):
+                counts = cost.host_counts(way, ranks, records, carried)
+                ms = 1e3 * cost.host_seconds(way, ranks, records, carried)
+                cells.append(f"{counts.operators}, {counts.collectives}, {counts.runs} | {ms:.2f}")
+            lines.append(f"| `{way}`{kind} | {'with gradients' if records else 'forward'} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -194,5 +207,4 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "predicted ranks": predicted_text,
     "constants of ranks": constants_text,
     "hosts of ranks": host_text,
-    "predicted graphs": graphs_text,
 }

@@ -91,6 +91,26 @@ def render_microbenchmark(ruler: Microbenchmark) -> str:
 
 
 @dataclass(frozen=True)
+class RankExchange:
+    """Context of the kernel that passes states between the GPUs of one machine.
+
+    The buffer of a rank has `slots` messages of `slot_words` words from each other rank.
+    """
+
+    problem: Types
+    entry: str = "rank_exchange"
+    budget: NoSharedMemory = NoSharedMemory()
+    threads: int = 1024
+    slots: int = 8
+    slot_words: int = 1 << 18
+
+
+def render_rank_exchange(plan: RankExchange) -> str:
+    """Render the kernel that passes states between GPUs."""
+    return environment().get_template(f"ranks/{plan.entry}.cu.j2").render(plan=plan)
+
+
+@dataclass(frozen=True)
 class Gradients:
     """Context of the template of gradients outside the recurrence.
 

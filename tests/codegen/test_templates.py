@@ -17,7 +17,7 @@ from support.everyday import for_each
 from minrnn_gen.codegen.context import CellBackwardText, CellText, StepsBackwardText
 from minrnn_gen.codegen.coupled_text import CoupledText
 from minrnn_gen.codegen.dual_text import DualBackwardText, DualText
-from minrnn_gen.codegen.render import environment
+from minrnn_gen.codegen.render import RankExchange, environment
 from minrnn_gen.codegen.vectors_text import VectorsBackwardText, VectorsText
 from minrnn_gen.config.package_files import package_folder
 from minrnn_gen.plan.families import FAMILIES, MOVING
@@ -32,7 +32,7 @@ TEMPLATES = {
 }
 KERNELS = sorted(name for name in TEMPLATES if "/" not in name)
 WRAPPERS = sorted(name for name in TEMPLATES if name.startswith("ptx/"))
-RULERS = sorted(name for name in TEMPLATES if name.startswith("microbenchmarks/"))
+RULERS = sorted(name for name in TEMPLATES if name.startswith(("microbenchmarks/", "ranks/")))
 CONTEXT = {"plan", "cell", "header", "signature"}
 
 # How lists of parameters and truth values are printed, and where statements stand.
@@ -110,8 +110,9 @@ TEXTS = {
 @for_each(TEMPLATES)
 def test_templates_read_what_plans_and_cells_have(name: str) -> None:
     """Attributes, filters and tests that exist; calls of macros alone: a template computes nothing."""
+    plan = RankExchange if name.startswith("ranks/") else KernelPlan
     members = {
-        "plan": {*(field.name for field in dataclasses.fields(KernelPlan)), *vars(KernelPlan)},
+        "plan": {*(field.name for field in dataclasses.fields(plan)), *vars(plan)},
         "cell": {member for text in TEXTS["backward" in name] for member in dir(text) if not member.startswith("_")},
         "signature": {"begin", "step", "call"},
     }

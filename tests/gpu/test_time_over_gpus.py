@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
 import os
 import random
@@ -22,7 +23,7 @@ torch = pytest.importorskip("torch")
 import minrnn_gen  # noqa: E402
 import minrnn_gen.torch as wing  # noqa: E402
 from minrnn_gen.errors import BadInput  # noqa: E402
-from minrnn_gen.torch.sequence_group import graphs, on_rank  # noqa: E402
+from minrnn_gen.torch.sequence_group import graphs, on_rank, peer_buffers  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,14 +113,15 @@ def test_random_delays_change_no_bit(pair: Pair) -> None:
     assert all(pair.run("delayed", runs=DELAYED_RUNS))
 
 
+@pytest.mark.parametrize("by", ["peer_buffers", "backend"])
 @pytest.mark.parametrize("way", ["correct", "summary", "pipeline"])
 @pytest.mark.parametrize("keep", [None, 0.99999])
 @pytest.mark.parametrize("model", MODELS)
 def test_calls_on_the_same_memory_are_launched_as_graphs_and_change_no_bit(
-    pair: Pair, model: str, keep: float | None, way: str
+    pair: Pair, model: str, keep: float | None, way: str, by: str
 ) -> None:
     """With other values in the same arrays each call has the bits of one that was not captured, and keeps them afterwards."""
-    for launched, refusals in pair.run("again", model=model, keep=keep, way=way):
+    for launched, refusals in pair.run("again", model=model, keep=keep, way=way, by=by):
         # A pipeline cuts the channels of cells with one value alone in place.
         assert launched or (model, way) == ("selective", "pipeline"), refusals
 
@@ -128,13 +130,18 @@ def test_a_caller_who_captures_gets_one_graph(pair: Pair) -> None:
     assert all(pair.run("captured_by_caller"))
 
 
-def test_a_rank_that_is_killed_while_graphs_are_launched_ends_the_other(tmp_path: Path) -> None:
-    """NCCL waits for no rank longer than the group's timeout: exchanges are no part of a graph."""
+def test_gpus_of_one_machine_open_peer_buffers(pair: Pair) -> None:
+    assert pair.run("opened") == [True, True]
+
+
+@pytest.mark.parametrize("by", ["peer_buffers", "backend"])
+def test_a_rank_that_is_killed_while_graphs_are_launched_ends_the_other(tmp_path: Path, by: str) -> None:
+    """Neither NCCL nor a kernel that reads a buffer waits for a rank longer than the group's timeout."""
     pair = Pair(tmp_path, timeout=SHORT_SECONDS)
     try:
-        assert all(launched for launched, _ in pair.run("again", model="min_gru", keep=None, way="correct"))
+        assert all(launched for launched, _ in pair.run("again", model="min_gru", keep=None, way="correct", by=by))
         for pipe in pair.pipes:
-            pipe.send(("endless", {}))
+            pipe.send(("endless", {"by": by}))
         clock.sleep(1)
         survivor, killed = pair.processes
         killed.kill()
@@ -271,7 +278,7 @@ def delayed(rank: int, runs: int) -> bool:
     for _ in range(runs):
         for way in WAYS:
             clock.sleep(delays.choice((0.0, 0.0, 0.001, 0.003)))
-            group = wing.SequenceGroup(torch.distributed.group.WORLD, way, graphs=True)  # type: ignore[arg-type]
+            group = wing.SequenceGroup(torch.distributed.group.WORLD, way)  # type: ignore[arg-type]
             outcome = _run(kernel, _pieces(arrays, rank), _piece(dy, rank), 1, sequence_group=group)
             for name, value in outcome.items():
                 if not torch.equal(first.setdefault((way, name), value), value):
@@ -308,13 +315,30 @@ def _refusals() -> Iterator[list[str]]:
         yield noted
 
 
-def again(rank: int, model: str, keep: float | None, way: Any) -> tuple[int, list[str]]:
+@functools.cache
+def _group(by: str) -> Any:
+    """Return the group of both ranks, or one that exchanges through its backend."""
+    group = torch.distributed.group.WORLD
+    if by == "backend":
+        group = torch.distributed.new_group([*range(RANKS)])
+        peer_buffers.keep(group, None)
+    return group
+
+
+def opened(_rank: int) -> bool:
+    """Return whether a call opened peer_buffers."""
+    kernel, arrays, _ = _call("min_gru", "bf16")
+    wing.recurrence(kernel, arrays["x"], sequence_group=_group("peer_buffers"))
+    return peer_buffers.peer_buffers_of(_group("peer_buffers")) is not None
+
+
+def again(rank: int, model: str, keep: float | None, way: Any, by: str) -> tuple[int, list[str]]:
     """Return how many calls on the same memory were launched as graphs, and why others were not.
 
     Each is compared with the same call without graphs.
     """
     kernel, arrays, dy = _call(model, "bf16", keep)
-    group = wing.SequenceGroup(torch.distributed.group.WORLD, way, graphs=True)
+    group = wing.SequenceGroup(_group(by), way)
     arrays, dy = _pieces(arrays, rank), _piece(dy, rank)
     given = {name: array.clone().requires_grad_() for name, array in arrays.items()}
     kept: list[tuple[Arrays, Arrays]] = []
@@ -348,7 +372,7 @@ def captured_by_caller(rank: int) -> bool:
     """Return whether a graph that the caller captures, exchanges included, computes what the call does."""
     kernel, arrays, _ = _call("min_gru", "bf16")
     x = _pieces(arrays, rank)["x"].contiguous()
-    group = wing.SequenceGroup(torch.distributed.group.WORLD, graphs=True)
+    group = wing.SequenceGroup(torch.distributed.group.WORLD)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side), torch.no_grad():
         for _ in range(3):
@@ -364,11 +388,11 @@ def captured_by_caller(rank: int) -> bool:
     return bool(torch.equal(y, expected) and torch.equal(final["h"], of_state["h"]))
 
 
-def endless(rank: int) -> None:
+def endless(rank: int, by: str) -> None:
     """Call again and again, launched as graphs, until a rank is gone."""
     kernel, arrays, _ = _call("min_gru", "bf16")
     x = _pieces(arrays, rank)["x"].contiguous()
-    group = wing.SequenceGroup(torch.distributed.group.WORLD, "correct", graphs=True)
+    group = wing.SequenceGroup(_group(by), "correct")
     with torch.no_grad():
         while True:
             wing.recurrence(kernel, x, sequence_group=group)
@@ -407,6 +431,7 @@ CASES = {
     "mismatched": mismatched,
     "enqueued": enqueued,
     "again": again,
+    "opened": opened,
     "captured_by_caller": captured_by_caller,
     "endless": endless,
 }

@@ -13,7 +13,7 @@ from minrnn_gen.config.package_files import package_folder
 
 # Microbenchmarks are no kernels, nor is what a C compiler takes for hosts; bounded waits are of debug builds, and their clock
 # stands still when emulated.
-OUT_OF_SCOPE = ("microbenchmarks/", "cpu/", "export/", "ptx/bounded_wait.cuh.j2")
+OUT_OF_SCOPE = ("microbenchmarks/", "ranks/", "cpu/", "export/", "ptx/bounded_wait.cuh.j2")
 # Functions whose call is removed, and the kind of mutant that is.
 REMOVED = {
     "__syncthreads": "no barrier",

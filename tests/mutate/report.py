@@ -45,9 +45,10 @@ Each mutant is rendered, compiled and run on small problems that have its line, 
 result or the compiler *kills* it. The original's own code runs under one seed: under all of them no problem reports
 anything of the originals.
 
-Four things are left out:
+Five things are left out:
 
 - microbenchmarks, which measure a GPU and are no kernels;
+- the exchange between GPUs, whose launches wait for each other: an emulated launch has all ranks, and is the only one;
 - the C of the [CPU target](cpu.md) and of exports, which runs on hosts: the sanitizers of the C compiler watch it;
 - the waits of debug builds, which have no clock when emulated;
 - the assembly in `templates/ptx`, with its `volatile`, `relaxed`, `release` and `acquire`, whose CPU twins are not the text

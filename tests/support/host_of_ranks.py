@@ -25,8 +25,9 @@ from minrnn_gen.plan.problem import KernelKey
 from minrnn_gen.run import executor
 from minrnn_gen.run.recording.plain_program import PlannedOnly
 from minrnn_gen.torch.operators import calls
-from minrnn_gen.torch.sequence_group import cells, exchange, heads, piece
+from minrnn_gen.torch.sequence_group import cells, exchange, heads, peer_buffers, piece
 from minrnn_gen.torch.sequence_group.agreement import Agreement
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers
 
 # Long enough for a correction.
 TIME = 4096
@@ -63,6 +64,26 @@ class Silent(dist.ProcessGroup):
 class _Done:
     def wait(self) -> None:
         """Return at once."""
+
+
+class SilentPeerBuffers(PeerBuffers):
+    """Buffers into which nothing is stored; the group notes what should have been."""
+
+    asked: list[str]
+
+    @classmethod
+    def of(cls, group: Silent) -> SilentPeerBuffers:
+        """Give a group buffers."""
+        made = cls(None, 1, 1 << 20, torch.device("cpu"), group.rank(), group.size(), None, 0)  # type: ignore[arg-type]
+        made.asked = []
+        peer_buffers.keep(group, made)
+        return made
+
+    def take_turn(self) -> None:
+        """There is one stream."""
+
+    def _launch(self, own: Any, *_: Any, is_gathered: bool = False) -> None:
+        self.asked.append("gather" if is_gathered else "receive" if own is None else "send")
 
 
 class _Nothing:

@@ -71,6 +71,16 @@ def test_the_choice_is_the_fastest_and_counts_the_host(
     assert chosen.passes * seconds <= (size * group + cost.PIPELINE_SECONDS) * (1 + 1e-9)
 
 
+@settings(max_examples=examples(100))
+@given(st.integers(2, 8), st.floats(2e-4, 1.0), st.integers(0, 1 << 16), st.booleans())
+def test_nothing_is_chosen_that_is_slower_than_one_rank(size: int, seconds: float, state_bytes: int, records: bool) -> None:
+    """As graphs over GPUs of one machine, of pieces of a scan that take 0.2 ms or more, and forget."""
+    allowed: dict[Any, float] = {"pipeline": 0.0, **cost.gathering_passes(size, False, 0.0)}
+    carried = cost.Carried(in_graphs=True, by_peer_buffers=True)
+    chosen, *_ = cost.choices(size, {1: seconds, 2: seconds / 2}, state_bytes, allowed, None, None, records, carried)
+    assert chosen.passes < size
+
+
 @settings(max_examples=examples(60))
 @given(st.integers(1, 9), st.integers(0, 1 << 30), st.booleans())
 def test_pieces_fold_at_once_as_they_do_in_turn(count: int, seed: int, is_complex: bool) -> None:

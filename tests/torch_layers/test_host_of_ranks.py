@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch is without torch.distributed", allow_module_level=True)
 
-from support.host_of_ranks import Silent, call_on_rank, counted_runs, hosts_of_gpus, in_graphs  # noqa: E402
+from support.host_of_ranks import Silent, SilentPeerBuffers, call_on_rank, counted_runs, hosts_of_gpus, in_graphs  # noqa: E402
 
 from benchmarks.harness.host_calls import operators_of  # noqa: E402
 from minrnn_gen.torch.sequence_group import heads  # noqa: E402
@@ -25,6 +25,8 @@ SPEC = {"model": "min_gru", "hidden_size": 32, "precision": "fp32"}
 PIPELINE = {False: ((5, 2, 1), (6, 3, 1)), True: ((12, 4, 2), (16, 6, 2))}
 # By then all graphs are captured: of a forward, then of its backward, whose arrays come again once the forward's do.
 CALLS_BEFORE = 8
+# Of a pipeline in a graph, forward and with gradients: what is allocated, and small results.
+PIPELINE_OPERATORS = (2, 4)
 # Operators of an array that poses as memory of a GPU.
 OPERATORS_OF_ARENA = 4
 
@@ -55,6 +57,22 @@ def test_a_call_launched_as_graphs_asks_for_few_operators(way: Any, records: boo
     for size, most in zip((2, 4), GRAPH_COUNTS[way, records], strict=True):
         found = [_counted_in_graphs(Silent(rank, size), way, records) for rank in {0, size // 2, size - 1}]
         assert tuple(map(max, zip(*found, strict=True))) == astuple(most), (size, found)
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_graph_has_a_direction_of_a_call_whose_exchanges_go_through_peer_buffers(way: Any, records: bool) -> None:
+    operators = {2: PIPELINE_OPERATORS, 4: PIPELINE_OPERATORS}
+    if way != "pipeline":
+        operators = {size: [counts.operators] * 2 for size, counts in zip((2, 4), GRAPH_COUNTS[way, records], strict=True)}
+    for size, most in operators.items():
+        for rank in {0, size // 2, size - 1}:
+            group = Silent(rank, size)
+            boxes = SilentPeerBuffers.of(group)
+            found, collectives, launches = _counted_in_graphs(group, way, records)
+            # Nothing is asked for outside the graph, by the backend or by peer_buffers.
+            assert (collectives, launches) == (0, 2 if records else 1) and found <= most[records]
+            assert boxes.asked
 
 
 @pytest.mark.parametrize(("records", "most"), [(False, 3), (True, 7)])

@@ -83,7 +83,7 @@ def agree(
             return agreed[text]
         if refusal is not None and agreed:
             raise RefusedEverywhere(str(refusal))  # other ranks may know their form, and then do not exchange it
-    everyone = [json.loads(answer) for answer in _exchanged(text, device, member)]
+    everyone = [json.loads(answer) for answer in exchanged(text, device, member)]
     if refusal is not None:
         raise RefusedEverywhere(str(refusal)) from refusal
     for rank, answer in enumerate(everyone):
@@ -112,7 +112,8 @@ def device_of(tensor: Any) -> torch.device:
     return tensor.device if isinstance(tensor, torch.Tensor) and not tensor.is_meta else torch.device("cpu")
 
 
-def _exchanged(text: str, device: torch.device, member: Member) -> list[str]:
+def exchanged(text: str, device: torch.device, member: Member) -> list[str]:
+    """Return the ASCII texts of all ranks, of `MESSAGE_BYTES` at most; the host waits for them."""
     encoded = text.encode("ascii")
     assert len(encoded) <= MESSAGE_BYTES
     with torch._C._DisableFuncTorch():  # a transform, which a rank refuses here, would take the message for an input of its own

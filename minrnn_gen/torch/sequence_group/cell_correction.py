@@ -1,8 +1,7 @@
 """The head of a cell's piece run again with the states that enter, and its tail with the gradient of its end states.
 
-The same steps also run from zero, as further sequences of the same call: where the two differ, the entering values still count
-after these steps. The answer is one bool in the memory of the piece; on a GPU no host waits for it. The host is busy all the
-same: every operation here costs some 10 us of it while the GPU scans the piece.
+The same steps also run from zero: where the two differ, the entering values still count after these steps. The answer is one
+bool in the memory of the piece; on a GPU no host waits for it.
 
 A tail runs back from the states before it. Where neither y nor the saved states contain them, the forward runs the tail's steps
 separately and keeps the states in between.
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from minrnn_gen.call.slots import X
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.states import apart
 
@@ -55,13 +55,9 @@ def correct_head(piece: Piece, call: Sequence[Any], into: Sequence[Any], enterin
     `into`: y and, where they are kept, the states after every step.
     """
     place = call[0].shape[piece.time_axis] - steps if piece.reverse else 0
-    state = torch.cat((entering, zeros), 1)
-    results = piece.forward(piece.twice(piece.steps_of(call, place, steps)), state)
-    batch = entering.shape[1]
-    for whole, both in zip(into, piece.of_steps(results[0], results[1 + piece.states :]), strict=True):
-        piece.steps_in(whole, place, steps).copy_(both.narrow(piece.y_axes.index("b"), 0, batch))
-    with_them, without = piece.all_states_of(results).chunk(2, 1)
-    return with_them.ne(without).any()
+    part, written = piece.steps_of(call, place, steps), [piece.steps_in(whole, place, steps) for whole in into]
+    with_them = piece.forward_again(part, entering, written)
+    return with_them.ne(piece.forward_again(part, zeros, [own.new_empty(own.shape) for own in written])).any()
 
 
 def correct_tail(
@@ -78,37 +74,32 @@ def correct_tail(
 
     `outputs`: y and the states after every step, y perhaps among them; `between`: the states before the last steps, None where
     `outputs` have them; `gradients`: the call's, a list that is changed, and y's. Gradients are linear in the arriving ones,
-    and a vector's gradient is a sum over sequences: the sequences that run without `dstate` get a negative dy, which subtracts
-    their part.
+    and a vector's gradient is a sum over steps: the run from zero subtracts what these steps gave it before.
     """
     of_call, dy = gradients
-    place, batch = piece.last_steps(call[0].shape[piece.time_axis], steps), dstate.shape[1]
+    place = piece.last_steps(call[0].shape[piece.time_axis], steps)
     if between is None:
         before = place + steps if piece.reverse else place - 1
         states = [piece.steps_in(array, before, 1) for array in outputs[1:] or outputs]
         between = piece.together([array.squeeze(piece.y_axes.index("t")) for array in states]).to(dstate.dtype)
-    entering = torch.cat((between, between), 1)
-    part, own_dy = piece.twice(piece.steps_of(call, place, steps)), piece.steps_in(dy, place, steps)
-    y_batch = piece.y_axes.index("b")
-    both = [torch.cat((own, own), y_batch) for own in (piece.steps_in(array, place, steps) for array in outputs)]
+    part, own_dy = piece.steps_of(call, place, steps), piece.steps_in(dy, place, steps)
+    own = [piece.steps_in(array, place, steps) for array in outputs]
     if not piece.writes_gradient_in_place(call):
         # A forward of these steps gives the other arrays that its backward reads.
-        y, *others = piece.forward(part, entering, True)
-        both = [y, *others[piece.states :]]
-    arriving = torch.cat((dstate, zeros), 1)
-    dx = torch.empty_like(part[0])
-    run = piece.backward_again(part, entering, both, torch.cat((own_dy, -own_dy), y_batch), arriving, dx)
+        y, *others = piece.forward(part, between, True)
+        own = [y, *others[piece.states :]]
     at_steps = piece.axes_of_inputs(call, "t")
+    dx = of_call[X].narrow(at_steps[X], place, steps)
+    run = piece.backward_again(part, between, own, own_dy, dstate, dx)
+    without = piece.backward_again(part, between, own, own_dy, zeros, dx.new_empty(dx.shape))
     for slot, whole in enumerate(of_call[: len(call)]):
-        if whole is None:
+        if slot == X or whole is None:
             continue
         if slot in at_steps:
-            own = run[slot].narrow(piece.axes_of_inputs(call, "b")[slot], 0, batch)
-            whole.narrow(at_steps[slot], place, steps).copy_(own)
+            whole.narrow(at_steps[slot], place, steps).copy_(run[slot])
         else:
-            of_call[slot] = whole + run[slot]
-    first, second = piece.together(run[len(call) :]).chunk(2, 1)
-    return first.ne(-second).any()
+            of_call[slot] = whole + (run[slot] - without[slot])
+    return piece.together(run[len(call) :]).ne(piece.together(without[len(call) :])).any()
 
 
 def has_states(piece: Piece, outputs: Sequence[Any]) -> bool:

@@ -27,12 +27,14 @@ from minrnn_gen.run.recording.replay import ByKey
 from minrnn_gen.torch.operators import calls
 from minrnn_gen.torch.operators.dispatch import is_plain, records
 from minrnn_gen.torch.operators.recorded import RecurrenceFunction, Tensors
+from minrnn_gen.torch.sequence_group import peer_buffers
 from minrnn_gen.torch.sequence_group.agreement import Agreement, agree, device_of
 from minrnn_gen.torch.sequence_group.cost import (
     BYTES_CAPTURED_MOST,
     DENSE_STEP_SECONDS,
     PRODUCT_PASSES_OF_CELL,
     SECONDS_LEAST,
+    Carried,
     Choice,
     choices,
     gathering_passes,
@@ -43,6 +45,7 @@ from minrnn_gen.torch.sequence_group.fold import first_steps
 from minrnn_gen.torch.sequence_group.gathered import Gathered
 from minrnn_gen.torch.sequence_group.group import Member, Way, is_alive, is_on_gpu
 from minrnn_gen.torch.sequence_group.on_rank import OnRank
+from minrnn_gen.torch.sequence_group.peers import meet
 from minrnn_gen.torch.sequence_group.piece import Piece
 from minrnn_gen.torch.sequence_group.pieces import Directions, check_global_sequences, digest_of, with_local_sequences
 from minrnn_gen.torch.sequence_group.pipeline import Pipeline
@@ -100,6 +103,7 @@ def _settled_in(process_group: Any) -> ByKey[_Settled]:
         for other in [*_SETTLED]:
             if not is_alive(other):
                 del _SETTLED[other]
+                peer_buffers.forget(other)
         _SETTLED[process_group] = ByKey()
     return _SETTLED[process_group]
 
@@ -121,6 +125,8 @@ def _settled(kernel: Kernel, tensors: tuple[Any, ...], member: Member, all_state
     agreement = agree(
         member, device_of(tensors[0]), form, time=time, records=records(tensors), refusal=refusal, seconds=seconds
     )
+    if member.graphs and is_on_gpu(tensors[0]):
+        meet(member, kernel, tensors[0].device)
     mean = agreement.time / member.size
     has_sequences = Piece.has_sequences(tensors)
     on_gpu = is_on_gpu(tensors[0])
@@ -205,8 +211,11 @@ def ways_of(
     state_bytes = batch * values * len(interface.states) * calls.arithmetic_dtype(kernel).itemsize
     x_bytes = batch * time * interface.hidden_size * len(interface.gates) * calls.storage_dtype(kernel).itemsize
     in_graphs = member.graphs and on_gpu and not (interface.input_size or interface.inputs or has_sequences)
-    in_graphs = in_graphs and x_bytes <= BYTES_CAPTURED_MOST
-    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, in_graphs)
+    boxes = peer_buffers.peer_buffers_of(member.process_group) if member.graphs else None
+    # Of coefficients and end states, the largest message.
+    by_peer_buffers = on_gpu and boxes is not None and 2 * state_bytes <= boxes.message_bytes
+    carried = Carried(in_graphs and x_bytes <= BYTES_CAPTURED_MOST, by_peer_buffers)
+    return choices(member.size, seconds, state_bytes, allowed, member.way, member.micro_batches, records, carried)
 
 
 def ways_in_words(kernel: Kernel, batch: int, time: int, member: Member) -> str:

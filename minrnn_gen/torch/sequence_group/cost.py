@@ -23,12 +23,17 @@ PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
 # A few steps with and without what enters, their comparison, and the launch that ends at once: what one of many calls in a row
 # over two H100 took longer than half of one GPU's time and the gathers, 80 to 250 us.
 CORRECTION_SECONDS = 100e-6
+# The same in a graph, whose kernels follow each other more closely, over two H200.
+CORRECTION_SECONDS_IN_GRAPHS = 60e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
 # What the host takes for a group of a pipeline, two messages and a launch: it was 260 to 380 us with an H200, 160 to 230 in a
 # loop of calls without gradients with an H100. A group takes no less, nor does the wait for the first.
 HOST_SECONDS_OF_GROUP = 300e-6
+# What a group of a pipeline in a graph takes besides its bytes: few columns of channels keep blocks of a scan waiting for each
+# other. It was 27 to 47 us over two and four H200, with 4 and 8 groups.
+GROUP_SECONDS = 40e-6
 # What a pipeline takes besides, the copy of the final states among it: 40 to 360 us over two H100.
 PIPELINE_SECONDS = 200e-6
 # The host's time of an operator of torch, of a collective, of a run of a kernel, and of autograd in a step. They fit the 1.2 ms
@@ -37,6 +42,8 @@ PIPELINE_SECONDS = 200e-6
 OPERATOR_SECONDS, COLLECTIVE_SECONDS, RUN_SECONDS, RECORDED_SECONDS = 13e-6, 60e-6, 40e-6, 800e-6
 # A launch of a graph: an assumption, that of a kernel and what torch does around it.
 GRAPH_SECONDS = 15e-6
+# A launch of the kernel that exchanges through buffers, outside graphs; an assumption.
+PEER_SECONDS = 10e-6
 # Of a piece's x: a GPU reads so much in a millisecond, longer than the host takes for any way, and what graphs have of memory
 # is kept from others. Longer pieces are not captured.
 BYTES_CAPTURED_MOST = 1 << 32
@@ -55,6 +62,9 @@ NVLINK_STEP_SECONDS, NVLINK_STEP_SECONDS_OF_NODES, NETWORK_STEP_SECONDS = 0.47e-
 NVLINK_BYTES_PER_SECOND = 450e9 / 3
 # A network card of 400 Gb/s for each GPU.
 NETWORK_BYTES_PER_SECOND = 50e9 / 4
+# An exchange through buffers: its kernel took 3.6 to 6 us over two and four H200, between neighbours in a graph. What one block
+# stores in a second is an assumption.
+PEER_HOP_SECONDS, PEER_BYTES_PER_SECOND = 6e-6, 50e9
 # GPUs that NVLink connects.
 GPUS_OF_A_NODE = 8
 # Bytes that a scan reads and writes in a second: the memory of a large GPU.
@@ -78,8 +88,8 @@ class HostCounts:
 
 # For a way, and a forward or a step: of the busiest rank of two, and of four; counted in a scan of one state.
 HOST_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
-    ("correct", False): (HostCounts(22, 2, 3), HostCounts(43, 3, 4)),
-    ("correct", True): (HostCounts(41, 4, 4), HostCounts(102, 6, 8)),
+    ("correct", False): (HostCounts(20, 2, 4), HostCounts(41, 3, 5)),
+    ("correct", True): (HostCounts(35, 4, 5), HostCounts(94, 6, 10)),
     ("summary", False): (HostCounts(6, 2, 1), HostCounts(20, 2, 2)),
     ("summary", True): (HostCounts(15, 4, 2), HostCounts(35, 4, 4)),
 }
@@ -90,6 +100,22 @@ GRAPH_COUNTS: dict[tuple[Way, bool], tuple[HostCounts, HostCounts]] = {
     ("summary", False): (HostCounts(2, 2, 1), HostCounts(2, 2, 2)),
     ("summary", True): (HostCounts(4, 4, 4), HostCounts(5, 4, 5)),
 }
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How a call over ranks is carried out: launched as graphs or not; exchanges through buffers of GPUs or by the backend."""
+
+    in_graphs: bool = False
+    by_peer_buffers: bool = False
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one graph contains a direction of a call, exchanges included."""
+        return self.in_graphs and self.by_peer_buffers
+
+
+ENQUEUED = Carried()
 
 
 @dataclass(frozen=True)
@@ -125,12 +151,21 @@ def seconds_of_bytes(piece_bytes: float, counts: Iterable[int]) -> dict[int, flo
     return {count: max(piece_bytes / count / BYTES_PER_SECOND, SECONDS_LEAST) for count in counts}
 
 
-def host_seconds(way: Way, ranks: int, records: bool, in_graphs: bool = False) -> float:
-    """Return the host's time of a forward of a gathering way, or of a step where it `records`, launched as graphs or not."""
-    counts = (GRAPH_COUNTS if in_graphs else HOST_COUNTS)[way, records][ranks > 2]
-    operators = counts.operators + (OPERATORS_OF_RANK * max(0, ranks - 4) if records and not in_graphs else 0)
-    run_seconds = GRAPH_SECONDS if in_graphs else RUN_SECONDS
-    seconds = operators * OPERATOR_SECONDS + counts.collectives * COLLECTIVE_SECONDS + counts.runs * run_seconds
+def host_counts(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUED) -> HostCounts:
+    """Return what a forward of a gathering way, or a step where it `records`, asks of its host."""
+    counts = (GRAPH_COUNTS if carried.in_graphs else HOST_COUNTS)[way, records][ranks > 2]
+    if carried.at_once:
+        return HostCounts(counts.operators, 0, 2 if records else 1)
+    more = OPERATORS_OF_RANK * max(0, ranks - 4) if records and not carried.in_graphs else 0
+    return HostCounts(counts.operators + more, counts.collectives, counts.runs)
+
+
+def host_seconds(way: Way, ranks: int, records: bool, carried: Carried = ENQUEUED) -> float:
+    """Return the time of `host_counts`."""
+    counts = host_counts(way, ranks, records, carried)
+    seconds = counts.operators * OPERATOR_SECONDS
+    seconds += counts.collectives * (PEER_SECONDS if carried.by_peer_buffers else COLLECTIVE_SECONDS)
+    seconds += counts.runs * (GRAPH_SECONDS if carried.in_graphs else RUN_SECONDS)
     return seconds + (RECORDED_SECONDS if records else 0.0)
 
 
@@ -144,16 +179,20 @@ def heads_seconds(ranks: int, share: float, y_bytes: float, x_bytes: float, reco
     return seconds + (2 * gather_seconds(ranks, x_bytes / ranks) if records else 0.0)
 
 
-def gather_seconds(ranks: int, count: float) -> float:
-    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank."""
+def gather_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> float:
+    """Return the time of an all-gather of `count` bytes of each rank: around a ring, rank by rank; through buffers at once."""
+    if carried.by_peer_buffers:
+        return message_seconds(ranks, (ranks - 1) * count, carried)
     nodes = -(-ranks // GPUS_OF_A_NODE)
     step = NVLINK_STEP_SECONDS if nodes == 1 else NVLINK_STEP_SECONDS_OF_NODES
     steps = (ranks - nodes) * step + (nodes - 1) * NETWORK_STEP_SECONDS
     return HOP_SECONDS + steps + (ranks - 1) * count / _bytes_per_second(ranks)
 
 
-def message_seconds(ranks: int, count: float) -> float:
+def message_seconds(ranks: int, count: float, carried: Carried = ENQUEUED) -> float:
     """Return the time of a message of `count` bytes to the next rank, the slowest of them."""
+    if carried.by_peer_buffers:
+        return PEER_HOP_SECONDS + count / PEER_BYTES_PER_SECOND
     is_one_node = ranks <= GPUS_OF_A_NODE
     return HOP_SECONDS + (NVLINK_STEP_SECONDS if is_one_node else NETWORK_STEP_SECONDS) + count / _bytes_per_second(ranks)
 
@@ -170,11 +209,11 @@ def choices(
     way: Way | None,
     micro_batches: int | None,
     records: bool = False,
-    in_graphs: bool = False,
+    carried: Carried = ENQUEUED,
 ) -> list[Choice]:
     """Return the `allowed` ways, each by its passes, the cheapest first; `records`: for a step rather than a forward alone.
 
-    `in_graphs`: for calls that come again with their arrays, and are launched as graphs then.
+    `carried`: of calls that come again with their arrays, if they are launched as graphs.
 
     A pipeline's passes follow from its groups; with several groups the `allowed` passes are added. `seconds`: {number of
     groups: time of a pass over one group}, 1 among the numbers; `state_bytes`: bytes of all states of the call. A `way` that is
@@ -182,29 +221,36 @@ def choices(
     """
     of_pass, counts = seconds[1], sorted(seconds)
     # A coefficient and a state of each; and the final states, which the last rank has.
-    gathers = (gather_seconds(ranks, 2 * state_bytes) + message_seconds(ranks, state_bytes)) / of_pass
+    gathers = (gather_seconds(ranks, 2 * state_bytes, carried) + message_seconds(ranks, state_bytes, carried)) / of_pass
+
+    def of_group(count: int) -> float:
+        """Return the time of a group and its message."""
+        seconds_of = seconds[count] + message_seconds(ranks, state_bytes / count, carried)
+        return seconds_of + GROUP_SECONDS if carried.at_once and count > 1 else max(seconds_of, least)
+
+    def besides(count: int) -> float:
+        """Return what a pipeline takes besides its groups."""
+        joins = allowed["pipeline"] * of_pass if count > 1 else 0.0
+        return joins + (0.0 if carried.at_once else PIPELINE_SECONDS)
+
+    least = 0.0 if carried.at_once else HOST_SECONDS_OF_GROUP
     costed = []
     for name, passes in allowed.items():
         if way not in (None, name):
             continue
         if name != "pipeline":
-            correction = CORRECTION_SECONDS / of_pass if name == "correct" else 0.0
-            of_host = host_seconds(name, ranks, records, in_graphs) / (of_pass * (PASSES_OF_STEP if records else 1.0))
+            correction = (
+                (CORRECTION_SECONDS_IN_GRAPHS if carried.in_graphs else CORRECTION_SECONDS) / of_pass
+                if name == "correct"
+                else 0.0
+            )
+            of_host = host_seconds(name, ranks, records, carried) / (of_pass * (PASSES_OF_STEP if records else 1.0))
             costed.append(Choice(name, 1, max(passes + gathers + correction, of_host)))
             continue
         if micro_batches is not None:
             counts = [max(count for count in counts if count <= micro_batches)]
         pipelines = [
-            Choice(
-                name,
-                count,
-                groups_in_turn(ranks, count)
-                * max(seconds[count] + message_seconds(ranks, state_bytes / count), HOST_SECONDS_OF_GROUP)
-                / of_pass
-                + (passes if count > 1 else 0.0)
-                + PIPELINE_SECONDS / of_pass,
-            )
-            for count in counts
+            Choice(name, count, (groups_in_turn(ranks, count) * of_group(count) + besides(count)) / of_pass) for count in counts
         ]
         costed.append(min(pipelines, key=lambda choice: choice.passes))
     return sorted(costed, key=lambda choice: choice.passes)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from minrnn_gen.torch.sequence_group.group import Member, is_on_gpu
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers, peer_buffers_of
 
 Around = Callable[[int], AbstractContextManager[None]]
 """Returns the context of an exchange to which this rank contributes this many bytes."""
@@ -44,6 +45,9 @@ class Recording(Protocol):
 
     def exchange(self, enqueue: Callable[[], None]) -> None:
         """Keep an exchange."""
+
+    def by_peer_buffers(self, buffers: PeerBuffers) -> None:
+        """Note that exchanges are enqueued as all else is: by these buffers."""
 
 
 class _Recorded(threading.local):
@@ -82,6 +86,25 @@ def _exchange(enqueue: Callable[[], Any], contributed_bytes: int) -> None:
         _RECORDED.by.exchange(watched)
 
 
+def _peer_buffers(member: Member, tensor: Any) -> PeerBuffers | None:
+    """Return the buffers of a group if they carry a message like `tensor`, the same on all ranks."""
+    buffers = peer_buffers_of(member.process_group) if member.graphs else None
+    return buffers if buffers is not None and buffers.carries(tensor) else None
+
+
+def _by(buffers: PeerBuffers, enqueue: Callable[[], None], contributed_bytes: int) -> None:
+    """Enqueue an exchange by buffers, in a recording too."""
+    if _RECORDED.by is not None:
+        _RECORDED.by.by_peer_buffers(buffers)
+    with _AROUND[-1](contributed_bytes):
+        enqueue()
+
+
+def is_watched() -> bool:
+    """Whether exchanges are counted or timed, which those within graphs are not."""
+    return len(_AROUND) > 1
+
+
 @functools.lru_cache(maxsize=1)
 def _gather_into() -> Any:
     """Return torch's gather into one tensor, which had another name before torch 2.13."""
@@ -90,6 +113,11 @@ def _gather_into() -> Any:
 
 def all_gather(tensor: Any, member: Member) -> Any:
     """Return the tensors of all ranks, which have one shape, in the order of ranks along a first axis."""
+    real = _real(tensor)
+    if real.numel() and (buffers := _peer_buffers(member, real)):
+        gathered = real.new_empty((member.size, *real.shape))
+        _by(buffers, lambda: buffers.gather(real, gathered), real.nbytes)
+        return _as(tensor, gathered)
     own = _sent(tensor)
     gathered = own.new_empty((member.size, *own.shape))
     if own.numel():
@@ -112,9 +140,13 @@ def in_order(gathered: Any, reverse: bool) -> list[Any]:
 
 def broadcast(tensor: Any, source: int, member: Member) -> Any:
     """Return rank `source`'s values, there the tensor itself if it has no gaps; other ranks' tensors give only the shape."""
-    values = _sent(tensor) if member.rank == source else torch.empty_like(_real(tensor))
+    values = _real(tensor) if member.rank == source else torch.empty_like(_real(tensor))
+    contributed_bytes = values.nbytes if member.rank == source else 0
+    if values.numel() and (buffers := _peer_buffers(member, values)):
+        _by(buffers, lambda: buffers.broadcast(values, source), contributed_bytes)
+        return _as(tensor, values)
+    values = _sent(tensor) if member.rank == source else values
     if values.numel():
-        contributed_bytes = values.nbytes if member.rank == source else 0
         _exchange(lambda: dist.broadcast(values, group=member.process_group, group_src=source), contributed_bytes)
     return _as(tensor, values)
 
@@ -144,10 +176,11 @@ class Neighbours:
     def __init__(self, member: Member, reverse: bool, backward: bool = False) -> None:
         position = member.position(reverse)
         step = -1 if backward else 1
-        self._group = member.process_group
+        self._member, self._group = member, member.process_group
         self._before = self._rank(member, position - step, reverse)
         self._behind = self._rank(member, position + step, reverse)
         self._sends: list[tuple[Any, Any]] = []
+        self._has_started = False
 
     @staticmethod
     def _rank(member: Member, position: int, reverse: bool) -> int | None:
@@ -159,14 +192,21 @@ class Neighbours:
             return None
         real = torch.view_as_real(like) if like.is_complex() else like
         values = torch.empty_like(real, memory_format=torch.contiguous_format)
-        if values.numel():
+        buffers, source = _peer_buffers(self._member, values), self._before
+        if values.numel() and buffers is not None:
+            _by(buffers, lambda: buffers.receive(values, source), 0)
+        elif values.numel():
             _exchange(lambda: _wait(dist.irecv(values, group=self._group, group_src=self._before)), 0)
         return _as(like, values)
 
     def send(self, tensor: Any) -> None:
         """Start to send a tensor to the next rank, if there is one."""
         if self._behind is not None and tensor.numel():
-            values = _sent(tensor)
+            real, to = _real(tensor), self._behind
+            if (buffers := _peer_buffers(self._member, real)) is not None:
+                _by(buffers, lambda: buffers.send(real, to), real.nbytes)
+                return
+            values, self._has_started = _sent(tensor), True
 
             def start() -> None:
                 self._sends.append((dist.isend(values, group=self._group, group_dst=self._behind), values))
@@ -175,7 +215,7 @@ class Neighbours:
 
     def finish(self) -> None:
         """Wait until everything sent has left, and let go of its memory."""
-        if self._behind is not None:
+        if self._has_started:
             _exchange(self._finish, 0)
 
     def _finish(self) -> None:

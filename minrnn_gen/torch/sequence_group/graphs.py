@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import torch
 
 from minrnn_gen.config.environment import makes_graphs
-from minrnn_gen.torch.sequence_group.exchange import recorded_by
+from minrnn_gen.torch.sequence_group.exchange import is_watched, recorded_by
+from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers
 
 # As of a program on one GPU: graphs of one form, calls remembered, and launches that are worth one more capture.
 GRAPHS_MOST, MET_MOST, LAUNCHES_WORTH = 16, 32, 8
@@ -91,6 +92,7 @@ class Recorded:
         """Capture `body`; `begin` begins a segment."""
         self._callers = {_storage(tensor) for tensor in (*tensors, *into) if tensor is not None}
         self.steps: list[Step] = []
+        self._buffers: list[PeerBuffers] = []
         # Kept with the rest: a graph must not be destroyed while another one is captured, be it an empty one.
         self._begin, self._segments = begin, [begin()]
         try:
@@ -118,8 +120,14 @@ class Recorded:
         self.steps.append(enqueue)
         self._segments.append(self._begin())
 
+    def by_peer_buffers(self, buffers: PeerBuffers) -> None:
+        if buffers not in self._buffers:
+            self._buffers.append(buffers)
+
     def launch(self, into: Sequence[Any]) -> list[Any]:
         """Enqueue the call, and return its results, the ones of `into` among them."""
+        for buffers in self._buffers:
+            buffers.take_turn()
         for step in self.steps:
             step()
         pairs = zip(self._results, self._places, strict=True)
@@ -144,7 +152,7 @@ class Graphs:
     def run(self, body: Body, tensors: Sequence[Any], into: Sequence[Any]) -> Sequence[Any]:
         """Return the results of `body`, a call on `tensors` that writes `into` its own arrays: launched, captured, or run."""
         # While a caller captures, the call becomes a part of that graph.
-        if self.refusal or is_capturing():
+        if self.refusal or is_watched() or is_capturing():
             return body()
         room = Room.of(into[0].device)
         key = (id(room), *map(_place_of, tensors), *(tensor.data_ptr() for tensor in into))

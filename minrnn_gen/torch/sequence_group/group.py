@@ -20,13 +20,13 @@ class SequenceGroup:
     group: a process group or a device mesh of one axis. way: "summary", "correct" or "pipeline"; None lets the cost formula
     choose. micro_batches: the most groups into which a pipeline cuts a call, along sequences or, where these are too few, along
     channels; None lets the formula choose. graphs: whether calls on GPUs are launched as CUDA graphs where their arrays come
-    again. Equal on all ranks.
+    again, and GPUs of one machine pass states through each other's memory. Equal on all ranks.
     """
 
     group: Any
     way: Way | None = None
     micro_batches: int | None = None
-    graphs: bool = False
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.way is not None and self.way not in WAYS:

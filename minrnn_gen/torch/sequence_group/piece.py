@@ -165,13 +165,6 @@ class Piece:
         """Return the final states among the results of a forward as one array."""
         return self.together(results[1 : 1 + self.states])
 
-    def twice(self, call: Sequence[Any]) -> list[Any]:
-        """Return a call with each of its sequences twice."""
-        twice = list(call)
-        for slot, axis in self.axes_of_inputs(call, "b").items():
-            twice[slot] = None if call[slot] is None else torch.cat((call[slot], call[slot]), axis)
-        return twice
-
     def of_steps(self, y: Any, saved: Sequence[Any]) -> list[Any]:
         """Return y and the states after every step among what a forward saves; pre-activations come after them."""
         projected = 1 if saved and self.kernel.interface.input_size else 0
