@@ -135,20 +135,21 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
-    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of a
-    # dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it and a
-    # step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without
-    # what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before every
-    # step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch, of one
-    # sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every bit of
-    # them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of them
-    # without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of parameters with n
-    # values are "unasked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a
-    # filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a
-    # channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be
-    # "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a
-    # "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call
-    # of the kernel that notes them.
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of
+    # a dense cell, a "whole" tile of sequences, where one ends halfway, or where most of the steps that all have are without a
+    # reset ("whole resets"); or it is of a "part" of a second tile, half of it and a step; or it has "resets", less than two
+    # rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out; or "mixed", with
+    # vectors of float32 beside 16-bit storage; or R is NaN, with resets before every step ("cut"), of all gates or of all but
+    # the last ("cut first"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a
+    # launch, of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan",
+    # every bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences,
+    # one of them without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of
+    # parameters with n values are "unasked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do
+    # ("odd rows"). Of a filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups"
+    # of tiles; or a channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there;
+    # states may be "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths
+    # or in a "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"),
+    # or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -391,6 +392,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         tile = plan.variables.get("batch_tile", 2)
         if problem.call in ("packed", "whole", "halves whole"):
             return Case(tile + (problem.call == "packed"), DENSE_STEPS)
+        if problem.call == "whole resets":
+            return Case(tile, STEPS_AROUND_RESETS, True)
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
     if problem.call.startswith("tiles"):
         return Case(2, 4 * projected.TILE_STEPS)
@@ -437,8 +440,9 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call == "odd rows":
         return replace(inputs, step={**inputs.step, "shared": _each(inputs.step["shared"], _in_longer_rows)})
     if call.startswith("cut"):
-        forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
-        return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
+        forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"]), "R": inputs.forward["R"].copy()}
+        forward["R"][: -1 if "first" in call else None] = numpy.nan
+        return replace(inputs, forward=forward)
     if call.endswith("bare"):
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
@@ -450,6 +454,12 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         resets = numpy.zeros_like(inputs.forward["resets"])
         resets[:, case.time // 3] = True
         return replace(inputs, forward={**inputs.forward, "resets": resets})
+    if call == "whole resets":
+        resets = numpy.zeros_like(inputs.forward["resets"])
+        for first, step in enumerate(RESET_STEPS):
+            resets[first :: len(RESET_STEPS), step] = True
+        lengths = case.time - numpy.arange(case.batch) % 2
+        return replace(inputs, forward={**inputs.forward, "resets": resets, "lengths": lengths})
     if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
@@ -547,6 +557,8 @@ SERIAL = {"threads": 32}
 DIVIDED = {"threads": 64, "channels_per_lane": 1, "stages": 2, "segments": 4}
 # The first warp of the second warpgroup, from 1 on.
 LATE_WARP = 5
+# Steps before which some sequences of a whole tile are reset, one alone and two in a row, with others around them.
+RESET_STEPS, STEPS_AROUND_RESETS = (2, 5, 6), 10
 # A scan in one kernel with its projection, of more chunks than there are stages.
 PROJECTED = {"channel_warpgroups": 2, "stages": 2}
 INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
@@ -1159,7 +1171,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
     ),
     "large": (
-        ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole bare mixed cut-resets", BOTH),
+        ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole whole-resets bare mixed cut-resets", BOTH),
         ("three products", FP16 | {"model": "gru", "hidden_size": 24}, LARGE | {"batch_tile": 16}, "long resets whole", BOTH),
         ("two products", BF16 | TWO_PRODUCTS | {"hidden_size": 40}, LARGE, "long resets whole", BOTH),
         ("one product", FP16 | REVERSE | {"model": "elman", "hidden_size": 40}, LARGE, "long resets", BOTH),
@@ -1261,8 +1273,20 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long resets",
             BACKWARD,
         ),
-        ("rounds of warpgroups", RESET_FIRST, LARGE | {"row_tiles": 2}, "long resets whole bare mixed halves", BOTH),
-        ("rounds of five products", FP16 | REVERSE | {"model": DEEP, "hidden_size": 40}, LARGE, "long resets", BOTH),
+        (
+            "rounds of warpgroups",
+            RESET_FIRST,
+            LARGE | {"row_tiles": 2},
+            "long resets whole whole-resets bare mixed halves cut-first-resets",
+            BOTH,
+        ),
+        (
+            "rounds of five products",
+            FP16 | REVERSE | {"model": DEEP, "hidden_size": 40},
+            LARGE,
+            "long resets whole-resets",
+            BOTH,
+        ),
         ("rounds, four of a tile", BF16 | {"model": PRODUCT_ALONE, "hidden_size": 24}, LARGE, "resets packed", BOTH),
         ("rounds of tf32", ONCE | {"model": RESET_BEFORE, "hidden_size": 20}, LARGE | {"column_groups": 2}, "resets", BOTH),
         ("rounds of three of tf32", {"model": DEEP, "hidden_size": 40}, LARGE | HALVES | {"batch_tile": 16}, "resets", BOTH),
