@@ -1228,7 +1228,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "clipped",
             BF16 | {"model": "gru", "hidden_size": 24, "recurrent_gradient_clip": 0.05},
             LARGE,
-            "long resets whole",
+            "long resets whole whole-resets",
             BACKWARD,
         ),
         ("halves of time", FP16 | {"model": "gru", "hidden_size": 24}, LARGE, "halves halves-bare halves-whole", BACKWARD),
