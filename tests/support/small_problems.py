@@ -146,11 +146,12 @@ class Problem:
     # every bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences,
     # one of them without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of
     # parameters with n values are "unasked" for; or tangents of gates lie "apart", in an array without a gradient; or states
-    # begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a filter it is "long", or of "whole"
-    # steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has "zeros" and poles beyond 1,
-    # or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or padding has the slot after
-    # the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or of several tiles ("long"),
-    # or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that notes them.
+    # begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is STRIDED. Of a filter it is
+    # "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has
+    # "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or
+    # padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or
+    # of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that
+    # notes them.
     call: str
 
     def __str__(self) -> str:
@@ -438,6 +439,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         if "shared" in forward:
             forward["shared"] = {name: _packed(values) for name, values in forward["shared"].items()}
         return replace(inputs, forward=forward, dy=_packed(inputs.dy))
+    if call in STRIDED:
+        return replace(inputs, forward={**inputs.forward, "x": STRIDED[call](inputs.forward["x"])})
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
@@ -542,6 +545,30 @@ def _in_longer_steps(given: Any) -> Any:
     steps = numpy.empty((given.shape[0], 16, *given.shape[2:-1], given.shape[-1] + 1), given.dtype)
     steps[:, : given.shape[1], ..., :-1] = given
     return steps[:, : given.shape[1], ..., :-1]
+
+
+def _with_gaps(x: Any) -> Any:
+    """Return x [batch, time, gates, channels] with a gate more between its steps."""
+    steps = numpy.empty((*x.shape[:2], x.shape[2] + 1, x.shape[3]), x.dtype)
+    steps[:, :, :-1] = x
+    return steps[:, :, :-1]
+
+
+def _in_planes(x: Any) -> Any:
+    """Return x [batch, time, gates, channels] whose gates are in memory one after the other, its steps as before."""
+    batch, time, gates, channels = x.shape
+    planes = numpy.empty((gates, batch, time, gates, channels), x.dtype)
+    planes[:, :, :, 0] = numpy.moveaxis(x, 2, 0)
+    return numpy.moveaxis(planes[:, :, :, 0], 0, 2)
+
+
+def _by_direction(x: Any) -> Any:
+    """Return x [batch, time, directions, gates, channels] whose directions are in memory one after the other."""
+    return numpy.moveaxis(numpy.ascontiguousarray(numpy.moveaxis(x, 2, 0)), 0, 2)
+
+
+# Calls whose x has other strides, by what makes it so.
+STRIDED: dict[str, Callable[[Any], Any]] = {"gaps": _with_gaps, "planes": _in_planes, "by direction": _by_direction}
 
 
 def _wider(name: str, given: Any) -> Any:
@@ -873,7 +900,14 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
         # Blocks share the columns of shorter sequences.
         ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
-        ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
+        ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all gaps planes", FORWARD),
+        (
+            "both directions",
+            BF16 | {"model": "conv_min_gru", "hidden_size": 20, "direction": "bidirectional"},
+            COUPLED,
+            "by-direction",
+            FORWARD,
+        ),
         (
             "reverse",
             BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 33},
