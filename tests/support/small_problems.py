@@ -146,12 +146,12 @@ class Problem:
     # every bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences,
     # one of them without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of
     # parameters with n values are "unasked" for; or tangents of gates lie "apart", in an array without a gradient; or states
-    # begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is STRIDED. Of a filter it is
-    # "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has
-    # "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or
-    # padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or
-    # of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that
-    # notes them.
+    # begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is STRIDED, or GROWING has a
+    # channel of zeros. Of a filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of
+    # "groups" of tiles; or a channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a
+    # form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of
+    # them, of lengths or in a "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place
+    # ("odd steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -404,6 +404,8 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
     if problem.call.startswith("tiles"):
         return Case(2, 4 * projected.TILE_STEPS)
+    if problem.call == "growing zeros":
+        return Case(1, plan.launch.tile_steps)  # of one block, which needs no powers of tiles: all of these are infinite
     if problem.call == "pieces":
         return Case(1, 2 * plan.launch.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
@@ -441,6 +443,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         return replace(inputs, forward=forward, dy=_packed(inputs.dy))
     if call in STRIDED:
         return replace(inputs, forward={**inputs.forward, "x": STRIDED[call](inputs.forward["x"])})
+    if call == "growing zeros":
+        return replace(inputs, forward=_with_growing_zeros(inputs.forward))
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
@@ -565,6 +569,17 @@ def _in_planes(x: Any) -> Any:
 def _by_direction(x: Any) -> Any:
     """Return x [batch, time, directions, gates, channels] whose directions are in memory one after the other."""
     return numpy.moveaxis(numpy.ascontiguousarray(numpy.moveaxis(x, 2, 0)), 0, 2)
+
+
+def _with_growing_zeros(forward: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of GROWING whose first channel has states of zero and a pole whose powers float32 has not, but float64."""
+    changed = {name: _each(forward[name], numpy.copy) for name in ("x", "bias", "state", "parameters")}
+    for zeros in (changed["x"], changed["bias"], *changed["state"].values()):
+        zeros[..., 0] = 0
+    poles, turns = changed["parameters"].values()
+    poles[0], turns[0] = 1, 0
+    poles[1:], turns[1:] = -0.1, turns[1:] / 2
+    return {**forward, **changed}
 
 
 # Calls whose x has other strides, by what makes it so.
@@ -782,6 +797,19 @@ TURNING: dict[str, Any] = {
     },
     "hidden_size": 8,
 }
+# Two pairs of states whose maps are constant, the first of which may grow.
+GROWING: dict[str, Any] = {
+    "model": {
+        "name": "growing",
+        "parameters": ["p", "q"],
+        "equations": "a[t] = exp(6 * p) * a[t-1] - q * b[t-1] + W.a\n"
+        "b[t] = q * a[t-1] + exp(6 * p) * b[t-1]\n"
+        "c[t] = 0.5 * c[t-1] - 0.4 * d[t-1] + W.c\n"
+        "d[t] = 0.4 * c[t-1] + 0.5 * d[t-1]",
+        "output": "a[t] + c[t]",
+    },
+    "hidden_size": 8,
+}
 # Two parts of a head instead of four.
 HALF = {"norm_parts": 2}
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
@@ -898,6 +926,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("stretches", BDT | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "long resets pieces", FORWARD),
         ("stretches bf16", BDT | BF16 | REVERSE | {"model": "holt"}, ALONG_TIME | {"stages": 16}, "long whole", FORWARD),
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
+        ("growing channel", GROWING, COUPLED, "growing-zeros", FORWARD),
         # Blocks share the columns of shorter sequences.
         ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
         ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all gaps planes", FORWARD),
