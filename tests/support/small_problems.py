@@ -925,8 +925,11 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
         ("stretches", BDT | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "long resets pieces", FORWARD),
         ("stretches bf16", BDT | BF16 | REVERSE | {"model": "holt"}, ALONG_TIME | {"stages": 16}, "long whole", FORWARD),
+        ("stretches of two gates", BDT | {"model": "complex_lru"}, ALONG_TIME | {"stages": 8}, "long", FORWARD),
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
         ("growing channel", GROWING, COUPLED, "growing-zeros", FORWARD),
+        # Each block has columns of several tiles of channels.
+        ("columns one after another", GRU | {"model": "complex_lru"}, COUPLED, "resets", FORWARD),
         # Blocks share the columns of shorter sequences.
         ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
         ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all gaps planes", FORWARD),
