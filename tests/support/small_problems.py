@@ -20,7 +20,7 @@ from support.last_steps import unlike_final_state
 from support.norm_cells import BY_PARTS, GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_PARTS, OF_ROUNDS
 from support.pools import CALLS, SLOTS, OnPool, on_pool
 from support.round_cells import DEEP, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
-from support.tangents_apart import halves_of_gates, results_apart
+from support.tangents_apart import ask_for_tangents, halves_of_gates, results_apart, without_gap
 from support.unasked import leave_out_vectors
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
@@ -145,13 +145,13 @@ class Problem:
     # launch, of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan",
     # every bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences,
     # one of them without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of
-    # parameters with n values are "unasked" for; or tangents of gates lie "apart", in an array without a gradient; or states
-    # begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is STRIDED, or GROWING has a
-    # channel of zeros. Of a filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of
-    # "groups" of tiles; or a channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a
-    # form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of
-    # them, of lengths or in a "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place
-    # ("odd steps"), or a call of the kernel that notes them.
+    # parameters with n values are "unasked" for; or tangents of gates lie "apart", in an array without a gradient or with one
+    # that is "asked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is
+    # STRIDED, or GROWING has a channel of zeros. Of a filter it is "long", or of "whole" steps of threads, or of one "row", or
+    # of a "step", or of "groups" of tiles; or a channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of
+    # support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of drafts
+    # it is rounds of them, of lengths or in a "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at
+    # no vector's place ("odd steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -235,8 +235,10 @@ class Prepared:
             return {"y": _dropped(kernel, inputs.dy)}
         if its_pass in FILTER_PASSES:
             return _filtered(kernel, inputs.dy, its_pass, self.problem.call)
-        if self.problem.call == "apart" and isinstance(kernel, InterpretedKernel):
+        if self.problem.call.startswith("apart") and isinstance(kernel, InterpretedKernel):
             forward, gradients = results_apart(kernel, inputs)
+            if "asked" in self.problem.call:
+                gradients = {**gradients, "x": without_gap(kernel.interface, gradients["x"])}
             return dict(forward if its_pass == "forward" else leaves(gradients))
         if its_pass == "forward":
             if self.problem.call == "all":
@@ -278,6 +280,8 @@ def prepare(problem: Problem) -> Prepared:
         inputs = Inputs(pool.plain, inputs.dy, {}, {})
     if problem.call.startswith("halves"):
         take_halves(kernel)
+    if problem.call == "apart asked":
+        ask_for_tangents(kernel)
     if problem.call == "unasked":
         leave_out_vectors(kernel)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
@@ -869,6 +873,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     ),
     "dual channels": (
         ("one warp", GRU | {"model": MOVED_GRU}, CHANNELS, "long resets bare apart", BOTH),
+        ("gradients apart", GRU | {"model": MOVED_GRU}, CHANNELS, "apart-asked", BACKWARD),
         ("two warps", GRU | {"model": MOVED_LRU}, CHANNELS | TWO_WARPS, "long resets all", BOTH),
         ("cluster", GRU | {"model": MOVED_SRU, "hidden_size": 20}, CHANNELS | CLUSTER, "long resets", BOTH),
         ("cluster of two warps", GRU | {"model": MOVED_GRU}, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
