@@ -801,6 +801,15 @@ TURNING: dict[str, Any] = {
     },
     "hidden_size": 8,
 }
+# Two states that turn, with an input of each channel.
+DRIVEN: dict[str, Any] = {
+    "model": {
+        "name": "driven",
+        "inputs": ["push"],
+        "equations": "f = sigmoid(W.f)\na[t] = 0.8 * f * a[t-1] - 0.5 * b[t-1] + X.push\nb[t] = 0.5 * a[t-1] + 0.8 * f * b[t-1]",
+        "output": "a[t] * X.push + b[t]",
+    },
+}
 # Two pairs of states whose maps are constant, the first of which may grow.
 GROWING: dict[str, Any] = {
     "model": {
@@ -931,6 +940,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("stretches", BDT | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "long resets pieces", FORWARD),
         ("stretches bf16", BDT | BF16 | REVERSE | {"model": "holt"}, ALONG_TIME | {"stages": 16}, "long whole", FORWARD),
         ("stretches of two gates", BDT | {"model": "complex_lru"}, ALONG_TIME | {"stages": 8}, "long", FORWARD),
+        ("stretches of an input", BDT | DRIVEN, ALONG_TIME | {"stages": 8}, "long", FORWARD),
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
         ("growing channel", GROWING, COUPLED, "growing-zeros", FORWARD),
         # Each block has columns of several tiles of channels.
