@@ -806,7 +806,7 @@ DRIVEN: dict[str, Any] = {
     "model": {
         "name": "driven",
         "inputs": ["push"],
-        "equations": "f = sigmoid(W.f)\na[t] = 0.8 * f * a[t-1] - 0.5 * b[t-1] + X.push\nb[t] = 0.5 * a[t-1] + 0.8 * f * b[t-1]",
+        "equations": "f = 0.8 * sigmoid(W.f)\na[t] = f * a[t-1] - 0.5 * b[t-1] + X.push\nb[t] = 0.5 * a[t-1] + f * b[t-1]",
         "output": "a[t] * X.push + b[t]",
     },
 }
