@@ -1220,6 +1220,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ),
         # Means over parts of a head beside means over all: parts within a warp, several in a block, and blocks of a part.
         ("norms of parts", {"model": OF_PARTS, "hidden_size": 24}, DENSE, "long resets", BOTH),
+        ("norms of odd parts", {"model": OF_PARTS, "hidden_size": 36}, DENSE, "resets", FORWARD),
         (
             "norms of parts of blocks",
             {"model": OF_PARTS, "hidden_size": 64},
