@@ -1218,6 +1218,14 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             BOTH,
         ),
+        # Lanes share as many blocks, of which the last has fewer units.
+        (
+            "norms of ten blocks",
+            {"model": MIXED_LISTS, "hidden_size": 152, "gpu": "a100"},
+            DENSE | {"grid_blocks": 10, "row_warps": 1},
+            "resets",
+            FORWARD,
+        ),
         # Means over parts of a head beside means over all: parts within a warp, several in a block, and blocks of a part.
         ("norms of parts", {"model": OF_PARTS, "hidden_size": 24}, DENSE, "long resets", BOTH),
         ("norms of odd parts", {"model": OF_PARTS, "hidden_size": 36}, DENSE, "resets", FORWARD),
