@@ -109,7 +109,7 @@ def _answer(item: object) -> object:
 
 
 def _write(bench: Bench, known: dict[str, dict[str, object]]) -> None:
-    results = [known[mutant.key] for mutant in bench.mutants if mutant.key in known]
+    results = [known[mutant.key] | mutant.place for mutant in bench.mutants if mutant.key in known]
     lines = ",\n".join(map(json.dumps, results))
     temporary = Path(f"{RESULTS}.new")
     temporary.write_text(f'{{"mutants": [\n{lines}\n]}}\n')

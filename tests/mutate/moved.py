@@ -11,7 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mutate.places import Mutant, mutants_of, templates
 from mutate.report import REASONS, RESULTS, ROOT, page_of, reasons, write_page
@@ -41,11 +41,7 @@ def main() -> int:
             left.append(name)
     results = json.loads(RESULTS.read_text())["mutants"]
     known = {new_keys.get(result["key"], result["key"]): result for result in results}
-    kept = [
-        known[mutant.key] | (_place_of(mutant) if known[mutant.key]["key"] != mutant.key else {})
-        for mutant in mutants
-        if mutant.key in known
-    ]
+    kept = [known[mutant.key] | mutant.place for mutant in mutants if mutant.key in known]
     RESULTS.write_text('{"mutants": [\n' + ",\n".join(map(json.dumps, kept)) + "\n]}\n")
     entries = json.loads(REASONS.read_text())
     for entry in entries:
@@ -61,13 +57,6 @@ def _text_at(revision: str, name: str) -> str:
         ["git", "show", f"{revision}:templates/{name}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return shown.stdout
-
-
-def _place_of(mutant: Mutant) -> Mapping[str, object]:
-    return {
-        "key": mutant.key, "template": mutant.template, "line": mutant.line, "column": mutant.column, "kind": mutant.kind,
-        "was": mutant.was, "replacement": mutant.replacement, "text": mutant.line_text,
-    }  # fmt: skip
 
 
 if __name__ == "__main__":

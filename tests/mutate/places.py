@@ -91,6 +91,14 @@ class Mutant:
         nth = f" | {self.nth}" if self.nth > 1 else ""
         return f"{self.template} | {self.line_text} | {self.column} | {self.kind} | {self.replacement}{nth}"
 
+    @property
+    def place(self) -> dict[str, object]:
+        """What a result says of the mutant, wherever the line is today."""
+        return {
+            "key": self.key, "template": self.template, "line": self.line, "column": self.column, "kind": self.kind,
+            "was": self.was, "replacement": self.replacement, "text": self.line_text,
+        }  # fmt: skip
+
     def applied_to(self, text: str) -> str:
         """Return the template's text with the change."""
         return text[: self.start] + self.replacement + text[self.end :]

@@ -75,7 +75,7 @@ def page_of(mutants: Sequence[Mutant], known: Mapping[str, Mapping[str, Any]], r
         HEAD,
         "## Score",
         "",
-        f"**{100 * len(killed) / max(judged, 1):.1f} %**: {len(killed)} of {judged} mutants are killed.",
+        f"**{1000 * len(killed) // max(judged, 1) / 10} %**: {len(killed)} of {judged} mutants are killed.",
         f"{len(explained)} others are equivalent; the reasons are below.",
         "",
         f"{len(mutants) - len(run)} of {len(mutants)} were **not run yet**.",

@@ -109,11 +109,7 @@ class Bench:
             killer = outcome["problem"]
             recent[:] = [killer, *(problem for problem in recent if problem != killer)]
             outcome["problem"] = str(self.prepared[killer].problem)
-        return {
-            "key": mutant.key, "template": mutant.template, "line": mutant.line, "column": mutant.column, "kind": mutant.kind,
-            "was": mutant.was, "replacement": mutant.replacement, "text": mutant.line_text, **outcome,
-            "seconds": round(time.perf_counter() - started, 2),
-        }  # fmt: skip
+        return {**mutant.place, **outcome, "seconds": round(time.perf_counter() - started, 2)}
 
     def _outcome_of(self, mutant: Mutant, order: Sequence[int]) -> Outcome:
         same = 0

@@ -20,6 +20,7 @@ from support.last_steps import unlike_final_state
 from support.norm_cells import BY_PARTS, GATES_TOGETHER, MIXED_LISTS, OF_BOTH, OF_PARTS, OF_ROUNDS
 from support.pools import CALLS, SLOTS, OnPool, on_pool
 from support.round_cells import DEEP, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
+from support.tangents_apart import ask_for_tangents, halves_of_gates, results_apart, without_gap
 from support.unasked import leave_out_vectors
 
 from minrnn_gen.build.projection_choice import ProjectionChoice
@@ -135,20 +136,22 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
-    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of a
-    # dense cell, a "whole" tile of sequences, where one ends halfway; or it is of a "part" of a second tile, half of it and a
-    # step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare", without
-    # what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before every
-    # step ("cut"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a launch, of one
-    # sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan", every bit of
-    # them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences, one of them
-    # without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of parameters with n
-    # values are "unasked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"). Of a
-    # filter it is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a
-    # channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be
-    # "narrow", or padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a
-    # "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call
-    # of the kernel that notes them.
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of
+    # a dense cell, a "whole" tile of sequences, where one ends halfway, or where most of the steps that all have are without a
+    # reset ("whole resets"); or it is of a "part" of a second tile, half of it and a step; or it has "resets", less than two
+    # rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out; or "mixed", with
+    # vectors of float32 beside 16-bit storage; or R is NaN, with resets before every step ("cut"), of all gates or of all but
+    # the last ("cut first"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a
+    # launch, of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan",
+    # every bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences,
+    # one of them without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of
+    # parameters with n values are "unasked" for; or tangents of gates lie "apart", in an array without a gradient or with one
+    # that is "asked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is
+    # STRIDED, or GROWING has a channel of zeros. Of a filter it is "long", or of "whole" steps of threads, or of one "row", or
+    # of a "step", or of "groups" of tiles; or a channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of
+    # support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of drafts
+    # it is rounds of them, of lengths or in a "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at
+    # no vector's place ("odd steps"), or a call of the kernel that notes them.
     call: str
 
     def __str__(self) -> str:
@@ -232,6 +235,11 @@ class Prepared:
             return {"y": _dropped(kernel, inputs.dy)}
         if its_pass in FILTER_PASSES:
             return _filtered(kernel, inputs.dy, its_pass, self.problem.call)
+        if self.problem.call.startswith("apart") and isinstance(kernel, InterpretedKernel):
+            forward, gradients = results_apart(kernel, inputs)
+            if "asked" in self.problem.call:
+                gradients = {**gradients, "x": without_gap(kernel.interface, gradients["x"])}
+            return dict(forward if its_pass == "forward" else leaves(gradients))
         if its_pass == "forward":
             if self.problem.call == "all":
                 y, states = kernel(**inputs.forward, all_states=True)
@@ -244,6 +252,8 @@ class Prepared:
         if self.problem.call == "unasked":
             for name in kernel.interface.vector_parameters:
                 del gradients[f"parameters {name}"]
+        if self.problem.call == "apart":
+            gradients["x"], _ = halves_of_gates(kernel.interface, gradients["x"])
         return gradients
 
 
@@ -270,6 +280,8 @@ def prepare(problem: Problem) -> Prepared:
         inputs = Inputs(pool.plain, inputs.dy, {}, {})
     if problem.call.startswith("halves"):
         take_halves(kernel)
+    if problem.call == "apart asked":
+        ask_for_tangents(kernel)
     if problem.call == "unasked":
         leave_out_vectors(kernel)
     inputs = _varied(_each(inputs, _with_imaginary) if is_complex else inputs, problem.call, case)
@@ -391,9 +403,13 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
         tile = plan.variables.get("batch_tile", 2)
         if problem.call in ("packed", "whole", "halves whole"):
             return Case(tile + (problem.call == "packed"), DENSE_STEPS)
+        if problem.call == "whole resets":
+            return Case(tile, STEPS_AROUND_RESETS, True)
         return Case(tile + 1, DENSE_STEPS, True) if has_resets else Case(1, DENSE_STEPS)
     if problem.call.startswith("tiles"):
         return Case(2, 4 * projected.TILE_STEPS)
+    if problem.call == "growing zeros":
+        return Case(1, plan.launch.tile_steps)  # of one block, which needs no powers of tiles: all of these are infinite
     if problem.call == "pieces":
         return Case(1, 2 * plan.launch.tile_steps + PIECE_STEPS)
     if problem.call == "pieces resets":
@@ -429,6 +445,10 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         if "shared" in forward:
             forward["shared"] = {name: _packed(values) for name, values in forward["shared"].items()}
         return replace(inputs, forward=forward, dy=_packed(inputs.dy))
+    if call in STRIDED:
+        return replace(inputs, forward={**inputs.forward, "x": STRIDED[call](inputs.forward["x"])})
+    if call == "growing zeros":
+        return replace(inputs, forward=_with_growing_zeros(inputs.forward))
     if call.startswith("nan"):
         state = {name: _with_nan(one) for name, one in inputs.forward["state"].items()}
         return replace(inputs, forward={**inputs.forward, "state": state})
@@ -437,8 +457,9 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if call == "odd rows":
         return replace(inputs, step={**inputs.step, "shared": _each(inputs.step["shared"], _in_longer_rows)})
     if call.startswith("cut"):
-        forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"])}
-        return replace(inputs, forward=forward | {"R": numpy.full_like(inputs.forward["R"], numpy.nan)})
+        forward = {**inputs.forward, "resets": numpy.ones_like(inputs.forward["resets"]), "R": inputs.forward["R"].copy()}
+        forward["R"][: -1 if "first" in call else None] = numpy.nan
+        return replace(inputs, forward=forward)
     if call.endswith("bare"):
         left_out = ("bias", "recurrent_bias", "state")
         forward, step = (
@@ -450,6 +471,12 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         resets = numpy.zeros_like(inputs.forward["resets"])
         resets[:, case.time // 3] = True
         return replace(inputs, forward={**inputs.forward, "resets": resets})
+    if call == "whole resets":
+        resets = numpy.zeros_like(inputs.forward["resets"])
+        for first, step in enumerate(RESET_STEPS):
+            resets[first :: len(RESET_STEPS), step] = True
+        lengths = case.time - numpy.arange(case.batch) % 2
+        return replace(inputs, forward={**inputs.forward, "resets": resets, "lengths": lengths})
     if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
@@ -528,6 +555,41 @@ def _in_longer_steps(given: Any) -> Any:
     return steps[:, : given.shape[1], ..., :-1]
 
 
+def _with_gaps(x: Any) -> Any:
+    """Return x [batch, time, gates, channels] with a gate more between its steps."""
+    steps = numpy.empty((*x.shape[:2], x.shape[2] + 1, x.shape[3]), x.dtype)
+    steps[:, :, :-1] = x
+    return steps[:, :, :-1]
+
+
+def _in_planes(x: Any) -> Any:
+    """Return x [batch, time, gates, channels] whose gates are in memory one after the other, its steps as before."""
+    batch, time, gates, channels = x.shape
+    planes = numpy.empty((gates, batch, time, gates, channels), x.dtype)
+    planes[:, :, :, 0] = numpy.moveaxis(x, 2, 0)
+    return numpy.moveaxis(planes[:, :, :, 0], 0, 2)
+
+
+def _by_direction(x: Any) -> Any:
+    """Return x [batch, time, directions, gates, channels] whose directions are in memory one after the other."""
+    return numpy.moveaxis(numpy.ascontiguousarray(numpy.moveaxis(x, 2, 0)), 0, 2)
+
+
+def _with_growing_zeros(forward: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of GROWING whose first channel has states of zero and a pole whose powers float32 has not, but float64."""
+    changed = {name: _each(forward[name], numpy.copy) for name in ("x", "bias", "state", "parameters")}
+    for zeros in (changed["x"], changed["bias"], *changed["state"].values()):
+        zeros[..., 0] = 0
+    poles, turns = changed["parameters"].values()
+    poles[0], turns[0] = 1, 0
+    poles[1:], turns[1:] = -0.1, turns[1:] / 2
+    return {**forward, **changed}
+
+
+# Calls whose x has other strides, by what makes it so.
+STRIDED: dict[str, Callable[[Any], Any]] = {"gaps": _with_gaps, "planes": _in_planes, "by direction": _by_direction}
+
+
 def _wider(name: str, given: Any) -> Any:
     if name == "parameters":
         return {key: one.astype(numpy.float32) for key, one in given.items()}
@@ -547,6 +609,8 @@ SERIAL = {"threads": 32}
 DIVIDED = {"threads": 64, "channels_per_lane": 1, "stages": 2, "segments": 4}
 # The first warp of the second warpgroup, from 1 on.
 LATE_WARP = 5
+# Steps before which some sequences of a whole tile are reset, one alone and two in a row, with others around them.
+RESET_STEPS, STEPS_AROUND_RESETS = (2, 5, 6), 10
 # A scan in one kernel with its projection, of more chunks than there are stages.
 PROJECTED = {"channel_warpgroups": 2, "stages": 2}
 INPUTS: dict[str, Any] = {"precision": "bf16", "hidden_size": 128, "input_size": 192}
@@ -737,6 +801,28 @@ TURNING: dict[str, Any] = {
     },
     "hidden_size": 8,
 }
+# Two states that turn, with an input of each channel.
+DRIVEN: dict[str, Any] = {
+    "model": {
+        "name": "driven",
+        "inputs": ["push"],
+        "equations": "f = 0.8 * sigmoid(W.f)\na[t] = f * a[t-1] - 0.5 * b[t-1] + X.push\nb[t] = 0.5 * a[t-1] + f * b[t-1]",
+        "output": "a[t] * X.push + b[t]",
+    },
+}
+# Two pairs of states whose maps are constant, the first of which may grow.
+GROWING: dict[str, Any] = {
+    "model": {
+        "name": "growing",
+        "parameters": ["p", "q"],
+        "equations": "a[t] = exp(6 * p) * a[t-1] - q * b[t-1] + W.a\n"
+        "b[t] = q * a[t-1] + exp(6 * p) * b[t-1]\n"
+        "c[t] = 0.5 * c[t-1] - 0.4 * d[t-1] + W.c\n"
+        "d[t] = 0.4 * c[t-1] + 0.5 * d[t-1]",
+        "output": "a[t] + c[t]",
+    },
+    "hidden_size": 8,
+}
 # Two parts of a head instead of four.
 HALF = {"norm_parts": 2}
 BOTH: tuple[KernelPass, ...] = ("forward", "backward")
@@ -795,7 +881,8 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("complex", COMPLEX | {"hidden_size": 20}, CHANNELS, "long resets", FORWARD),
     ),
     "dual channels": (
-        ("one warp", GRU | {"model": MOVED_GRU}, CHANNELS, "long resets bare", BOTH),
+        ("one warp", GRU | {"model": MOVED_GRU}, CHANNELS, "long resets bare apart", BOTH),
+        ("gradients apart", GRU | {"model": MOVED_GRU}, CHANNELS, "apart-asked", BACKWARD),
         ("two warps", GRU | {"model": MOVED_LRU}, CHANNELS | TWO_WARPS, "long resets all", BOTH),
         ("cluster", GRU | {"model": MOVED_SRU, "hidden_size": 20}, CHANNELS | CLUSTER, "long resets", BOTH),
         ("cluster of two warps", GRU | {"model": MOVED_GRU}, CHANNELS | CLUSTER | TWO_WARPS, "long", BOTH),
@@ -806,10 +893,10 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("reverse", GRU | REVERSE | {"model": MOVED_TWO, "layout": "TBD"}, CHANNELS, "resets", BOTH),
     ),
     "dual time": (
-        ("two columns", BDT | {"model": MOVED_GRU}, TIME, "long resets bare", BOTH),
+        ("two columns", BDT | {"model": MOVED_GRU}, TIME, "long resets bare apart", BOTH),
         ("two warps", BDT | {"model": MOVED_SRU}, TIME | TWO_WARPS | {"warps": 1}, "long resets part", BOTH),
         ("tickets", BDT | LONG | {"model": MOVED_GRU}, TIME | TICKETS, "long resets", BOTH),
-        ("vectors", BDT | BF16 | {"model": MOVED_LRU}, TIME | {"steps_per_lane": 8}, "pieces pieces-resets", BOTH),
+        ("vectors", BDT | BF16 | {"model": MOVED_LRU}, TIME | {"steps_per_lane": 8}, "pieces pieces-resets apart", BOTH),
         ("reverse fp64", BDT | REVERSE | FP64 | {"model": MOVED_TWO}, TIME, "resets all", BOTH),
     ),
     "time": (
@@ -852,10 +939,22 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("time", BDT | {"model": "holt"}, ALONG_TIME, "long whole resets pieces", FORWARD),
         ("stretches", BDT | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "long resets pieces", FORWARD),
         ("stretches bf16", BDT | BF16 | REVERSE | {"model": "holt"}, ALONG_TIME | {"stages": 16}, "long whole", FORWARD),
+        ("stretches of two gates", BDT | {"model": "complex_lru"}, ALONG_TIME | {"stages": 8}, "long", FORWARD),
+        ("stretches of an input", BDT | DRIVEN, ALONG_TIME | {"stages": 8}, "long", FORWARD),
         ("slow channels", TURNING, COUPLED, "long-slow resets-slow", FORWARD),
+        ("growing channel", GROWING, COUPLED, "growing-zeros", FORWARD),
+        # Each block has columns of several tiles of channels.
+        ("columns one after another", GRU | {"model": "complex_lru"}, COUPLED, "resets", FORWARD),
         # Blocks share the columns of shorter sequences.
         ("one channel", BDT | {"model": "holt", "hidden_size": 1}, ALONG_TIME, "resets whole", FORWARD),
-        ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all", FORWARD),
+        ("memory", BF16 | {"model": "conv_min_gru", "hidden_size": 20}, COUPLED, "long resets mixed all gaps planes", FORWARD),
+        (
+            "both directions",
+            BF16 | {"model": "conv_min_gru", "hidden_size": 20, "direction": "bidirectional"},
+            COUPLED,
+            "by-direction",
+            FORWARD,
+        ),
         (
             "reverse",
             BF16 | REVERSE | {"model": "conv_min_gru", "hidden_size": 33},
@@ -1119,8 +1218,17 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "resets",
             BOTH,
         ),
+        # Lanes share as many blocks, of which the last has fewer units.
+        (
+            "norms of ten blocks",
+            {"model": MIXED_LISTS, "hidden_size": 152, "gpu": "a100"},
+            DENSE | {"grid_blocks": 10, "row_warps": 1},
+            "resets",
+            FORWARD,
+        ),
         # Means over parts of a head beside means over all: parts within a warp, several in a block, and blocks of a part.
         ("norms of parts", {"model": OF_PARTS, "hidden_size": 24}, DENSE, "long resets", BOTH),
+        ("norms of odd parts", {"model": OF_PARTS, "hidden_size": 36}, DENSE, "resets", FORWARD),
         (
             "norms of parts of blocks",
             {"model": OF_PARTS, "hidden_size": 64},
@@ -1159,7 +1267,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
     ),
     "large": (
-        ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole bare mixed cut-resets", BOTH),
+        ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole whole-resets bare mixed cut-resets", BOTH),
         ("three products", FP16 | {"model": "gru", "hidden_size": 24}, LARGE | {"batch_tile": 16}, "long resets whole", BOTH),
         ("two products", BF16 | TWO_PRODUCTS | {"hidden_size": 40}, LARGE, "long resets whole", BOTH),
         ("one product", FP16 | REVERSE | {"model": "elman", "hidden_size": 40}, LARGE, "long resets", BOTH),
@@ -1210,7 +1318,7 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "clipped",
             BF16 | {"model": "gru", "hidden_size": 24, "recurrent_gradient_clip": 0.05},
             LARGE,
-            "long resets whole",
+            "long resets whole whole-resets",
             BACKWARD,
         ),
         ("halves of time", FP16 | {"model": "gru", "hidden_size": 24}, LARGE, "halves halves-bare halves-whole", BACKWARD),
@@ -1261,8 +1369,20 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
             "long resets",
             BACKWARD,
         ),
-        ("rounds of warpgroups", RESET_FIRST, LARGE | {"row_tiles": 2}, "long resets whole bare mixed halves", BOTH),
-        ("rounds of five products", FP16 | REVERSE | {"model": DEEP, "hidden_size": 40}, LARGE, "long resets", BOTH),
+        (
+            "rounds of warpgroups",
+            RESET_FIRST,
+            LARGE | {"row_tiles": 2},
+            "long resets whole whole-resets bare mixed halves cut-first-resets",
+            BOTH,
+        ),
+        (
+            "rounds of five products",
+            FP16 | REVERSE | {"model": DEEP, "hidden_size": 40},
+            LARGE,
+            "long resets whole-resets",
+            BOTH,
+        ),
         ("rounds, four of a tile", BF16 | {"model": PRODUCT_ALONE, "hidden_size": 24}, LARGE, "resets packed", BOTH),
         ("rounds of tf32", ONCE | {"model": RESET_BEFORE, "hidden_size": 20}, LARGE | {"column_groups": 2}, "resets", BOTH),
         ("rounds of three of tf32", {"model": DEEP, "hidden_size": 40}, LARGE | HALVES | {"batch_tile": 16}, "resets", BOTH),
