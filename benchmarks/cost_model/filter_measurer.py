@@ -96,7 +96,7 @@ class FilterMeasurer:
 
         def run() -> Any:
             recorder = CudaRecorder(arrays["x"], None, kernels)
-            return recorder.finish(filters_device.run("filter", arrays, recorder), None).result
+            return recorder.finish(filters_device.run("filter", arrays | {"zi": None}, recorder), None).result
 
         return arrays, run
 

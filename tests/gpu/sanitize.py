@@ -90,11 +90,11 @@ IN_PARTS = Strategy("in parts", {"time_parts": 4})
 PROJECTED = (("min_gru", "bf16", 192, 128, 2, 2), ("min_gru", "fp16", 128, 256, 1, 8), ("min_gru", "bf16", 128, 768, 16, 4))
 # Coupled states over time: (cell, precision, channels, layout, plan); lanes along time, along channels, tiles in a row.
 COUPLED = (
-    ("biquad", "fp32", 3, "BDT", {"channel_lanes": 1, "threads": 64, "stages": 8, "chunk_tiles": 1}),
-    ("holt", "bf16", 1, "BDT", {"channel_lanes": 1, "threads": 128, "stages": 16, "chunk_tiles": 1}),
-    ("complex_lru", "fp32", 20, "BTD", {"channel_lanes": 8, "threads": 64, "stages": 4, "chunk_tiles": 1}),
-    ("linoss", "fp16", 40, "TBD", {"channel_lanes": 16, "threads": 128, "stages": 8, "chunk_tiles": 1}),
-    ("conv_min_gru", "bf16", 33, "BTD", {"channel_lanes": 8, "threads": 64, "stages": 4, "chunk_tiles": 32}),
+    ("biquad", "fp32", 3, "BDT", {"channel_lanes": 1, "chunk_tiles": 1}),
+    ("holt", "bf16", 1, "BDT", {"channel_lanes": 1, "chunk_tiles": 1}),
+    ("complex_lru", "fp32", 20, "BTD", {"channel_lanes": 8, "chunk_tiles": 1}),
+    ("linoss", "fp16", 40, "TBD", {"channel_lanes": 16, "chunk_tiles": 1}),
+    ("conv_min_gru", "bf16", 33, "BTD", {"channel_lanes": 8, "chunk_tiles": 32}),
 )
 # Filters and their gradients: (order, dtype, signals, steps), of tiles that wait for others.
 FILTERS = ((1, "float32", 3, 70_001), (2, "float16", 40, 16_384), (4, "float64", 2, 140_003))
