@@ -19,6 +19,7 @@ import numpy
 from scipy import signal  # type: ignore[import-untyped]
 
 from benchmarks.reference.tiled_maps import Arithmetic, Form, tiled
+from minrnn_gen.plan.problem import Sizes
 
 LIMIT_STEPS = 1 << 15
 LENGTHS = (1 << 10, 1 << 12, LIMIT_STEPS, 1 << 17, 1 << 20)
@@ -26,7 +27,7 @@ LENGTHS = (1 << 10, 1 << 12, LIMIT_STEPS, 1 << 17, 1 << 20)
 ROUNDING = 2.0**-24
 # How a recurrence runs: its maps given once, or anew at each step.
 RUNS = ("filter", "scan", "scan, maps by step", "cell", "cell, maps by step")
-# Steps of a thread, as plans for an H200 have them after 32,768 steps.
+# Steps of a thread, as plans for an H200 have them after 32,768 steps; a cell's kernel says its own.
 STEPS_OF_CELL, STEPS_OF_SCAN = 16, 4
 FORMS: dict[Form, str] = {
     "scalar": "h[t] = {p} * h[t-1] + W.b0",
@@ -122,9 +123,8 @@ class Row(NamedTuple):
         feedback = [1, -(own + other), own * other - across * matrix[1 - place, place]]
         return _filtered([1, -other], feedback, self.b[:, place]) + _filtered([0, across], feedback, self.b[:, 1 - place])
 
-    @property
-    def arithmetic(self) -> tuple[Arithmetic, bool]:
-        """The arithmetic of the kernel, and whether it composes powers of one map.
+    def arithmetic(self, steps: int) -> tuple[Arithmetic, bool]:
+        """Return the arithmetic of a kernel with so many steps of a thread, and whether it composes powers of one map.
 
         Scans of one map, filters and full maps of `scan` are in float64. Cells compose full maps in float64; numbers and dual
         numbers are coefficients of a scan, which composes them.
@@ -138,10 +138,9 @@ class Row(NamedTuple):
             numpy.float32, maps, form, STEPS_OF_CELL if self.run.startswith("cell") else STEPS_OF_SCAN
         ), has_powers
 
-    @property
-    def in_numpy(self) -> Values:
-        """The compared state [T] by the same arithmetic in NumPy."""
-        arithmetic, has_powers = self.arithmetic
+    def in_numpy(self, steps: int) -> Values:
+        """Return the compared state [T] by the same arithmetic in NumPy."""
+        arithmetic, has_powers = self.arithmetic(steps)
         matrix = self.poles.matrix
         maps = matrix if has_powers else numpy.broadcast_to(matrix, (self.steps, *matrix.shape))
         return tiled(maps, self.b, arithmetic)[:, self.poles.place].astype(numpy.float32)
@@ -159,16 +158,17 @@ class OnGpu:
     def __init__(self) -> None:
         self._kernels: dict[tuple[str, bool], Any] = {}
 
-    def run(self, row: Row) -> Values:
-        """Return the compared state [T]."""
+    def run(self, row: Row) -> tuple[Values, int]:
+        """Return the compared state [T], and the steps of a thread."""
         poles, b = row.poles, self._torch.from_numpy(row.b).cuda()
         is_by_step = row.run.endswith("by step")
         if row.run == "filter":
             a = numpy.array([1, -poles.entries[0], -poles.entries[2]], numpy.float32)
             ones = self._torch.ones(1, device="cuda")
-            return self._library.lfilter(b[:, 0].contiguous(), self._torch.from_numpy(a).cuda(), ones).cpu().numpy()
+            y = self._library.lfilter(b[:, 0].contiguous(), self._torch.from_numpy(a).cuda(), ones)
+            return y.cpu().numpy(), STEPS_OF_SCAN
         if row.run.startswith("scan"):
-            return self._scanned(poles, b, is_by_step)
+            return self._scanned(poles, b, is_by_step), STEPS_OF_SCAN
         return self._by_cell(poles, b, is_by_step)
 
     def _scanned(self, poles: Poles, b: Values, is_by_step: bool) -> Values:
@@ -180,7 +180,7 @@ class OnGpu:
         y, _ = self._library.scan(a, b[None, :, None], form=poles.form)
         return y[0, :, 0, poles.place].cpu().numpy()
 
-    def _by_cell(self, poles: Poles, b: Values, is_by_step: bool) -> Values:
+    def _by_cell(self, poles: Poles, b: Values, is_by_step: bool) -> tuple[Values, int]:
         names = "pqrs"[: len(poles.entries)]
         if (key := (poles.form, is_by_step)) not in self._kernels:
             self._kernels[key] = self._compiled(poles.form, names, is_by_step)
@@ -190,7 +190,10 @@ class OnGpu:
         x = self._torch.stack([rows[gate].expand(len(b)) for gate in kernel.gates])[None, :, None]
         parameters = None if is_by_step else {name: value[None] for name, value in zip(names, given, strict=True)}
         y, _ = kernel(x, parameters=parameters)
-        return y[0, 0].cpu().numpy()
+        builder, sizes = kernel.executor.builder, Sizes(1, len(b))
+        plan = kernel.plans.get(builder.choose("forward", builder.specialization_at(sizes), sizes))
+        own = plan.variables if plan else {}
+        return y[0, 0].cpu().numpy(), own.get("steps_per_lane", own.get("stages", STEPS_OF_CELL))
 
     def _compiled(self, form: Form, names: str, is_by_step: bool) -> Any:
         equations = FORMS[form].format(**{name: f"W.{name}" if is_by_step else name for name in names})
@@ -241,13 +244,15 @@ def main(arguments: list[str]) -> int:
         for run in runs_of(poles):
             cells, used = [], []
             for row in (Row(poles, run, steps) for steps in LENGTHS):
-                exact = row.exact
-                if row.label not in errors:
-                    errors[row.label] = error_of(row.in_numpy, exact)
-                found = error_of(gpu.run(row), exact) if with_gpu else errors[row.label]
-                limit = row.limit(errors[row.label])
-                cells.append(f"{found:.1e} ({limit:.1e})")
-                used.append(found / limit if found == found else float("inf"))
+                exact, steps = row.exact, STEPS_OF_CELL if run.startswith("cell") else STEPS_OF_SCAN
+                if with_gpu:
+                    found, steps = gpu.run(row)
+                label = f"{row.label}; {steps}"
+                if label not in errors:
+                    errors[label] = error_of(row.in_numpy(steps), exact)
+                error, limit = error_of(found, exact) if with_gpu else errors[label], row.limit(errors[label])
+                cells.append(f"{error:.1e} ({limit:.1e})")
+                used.append(error / limit if error == error else float("inf"))
                 shares[row.label] = used[-1]
             verdict = "within" if max(used) <= 1 else f"{100 * max(used):.0f} %"
             print(f"| {poles.name} | {run} | {' | '.join(cells)} | {verdict} |", flush=True)
