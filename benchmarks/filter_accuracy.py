@@ -134,9 +134,7 @@ class Row(NamedTuple):
             return Arithmetic(float, float, form), not is_by_step
         maps = float if form == "full" else numpy.float32
         has_powers = not is_by_step and form in ("full", "rotation")
-        return Arithmetic(
-            numpy.float32, maps, form, STEPS_OF_CELL if self.run.startswith("cell") else STEPS_OF_SCAN
-        ), has_powers
+        return Arithmetic(numpy.float32, maps, form, steps), has_powers
 
     def in_numpy(self, steps: int) -> Values:
         """Return the compared state [T] by the same arithmetic in NumPy."""
