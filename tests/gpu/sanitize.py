@@ -14,6 +14,7 @@ import cupy
 import numpy as np
 from support.projected_cells import biases, matrices
 from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
+from support.small_problems import FOUR_STATES
 from support.vector_calls import VectorCall
 
 import minrnn_gen
@@ -88,13 +89,16 @@ VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("
 IN_PARTS = Strategy("in parts", {"time_parts": 4})
 # With their projection in the kernel: (cell, precision, inputs, hidden_size, batch, tiles); fewer tiles than blocks and more.
 PROJECTED = (("min_gru", "bf16", 192, 128, 2, 2), ("min_gru", "fp16", 128, 256, 1, 8), ("min_gru", "bf16", 128, 768, 16, 4))
-# Coupled states over time: (cell, precision, channels, layout, plan); lanes along time, along channels, tiles in a row.
-COUPLED = (
+# Coupled states over time: (cell, precision, channels, layout, plan); lanes along time, along channels, tiles in a row, lanes
+# that share a map.
+COUPLED: tuple[tuple[Any, str, int, str, dict[str, int]], ...] = (
     ("biquad", "fp32", 3, "BDT", {"channel_lanes": 1, "chunk_tiles": 1}),
     ("holt", "bf16", 1, "BDT", {"channel_lanes": 1, "chunk_tiles": 1}),
     ("complex_lru", "fp32", 20, "BTD", {"channel_lanes": 8, "chunk_tiles": 1}),
     ("linoss", "fp16", 40, "TBD", {"channel_lanes": 16, "chunk_tiles": 1}),
     ("conv_min_gru", "bf16", 33, "BTD", {"channel_lanes": 8, "chunk_tiles": 32}),
+    (FOUR_STATES["model"], "fp32", 9, "BTD", {"channel_lanes": 8, "map_lanes": 4}),
+    (FOUR_STATES["model"], "fp64", 1, "BDT", {"channel_lanes": 1, "map_lanes": 4}),
 )
 # Filters and their gradients: (order, dtype, signals, steps), of tiles that wait for others.
 FILTERS = ((1, "float32", 3, 70_001), (2, "float16", 40, 16_384), (4, "float64", 2, 140_003))
@@ -244,7 +248,12 @@ def cases() -> Iterator[Case]:
         yield Case(f"projected {cell} {precision} {inputs} to {hidden_size}", spec, False, False, batch=batch, tiles=tiles)
     for (cell, precision, channels, layout, plan), specialization in itertools.product(COUPLED, REGIMES):
         spec = {"model": cell, "hidden_size": channels, "precision": precision, "layout": layout, "training": False}
-        yield _case(f"coupled {layout} {cell} {precision}", spec, specialization, Strategy("coupled", plan))
+        yield _case(
+            f"coupled {layout} {cell if isinstance(cell, str) else cell['name']} {precision}",
+            spec,
+            specialization,
+            Strategy("coupled", plan),
+        )
     for filtered in FILTERS:
         yield Case(f"filter of order {filtered[0]}, {filtered[1]}", {}, False, False, filtered=filtered)
     for layout, (cell, precision, channels, n, groups), specialization in itertools.product(LAYOUTS, VECTORS, REGIMES):
