@@ -1,8 +1,9 @@
-"""Linear filters on the GPU, in microseconds by events with a cold L2: `python -m benchmarks.filters`, from the checkout.
+"""Linear filters and cells of coupled states on the GPU: `python -m benchmarks.filters [N]`, the first N filters, else all.
 
-A row has, for a number of signals, their steps and the filter's order, a copy of the signals, `minrnn_gen.torch.lfilter` and
-what is installed of philtorch, torchlpc and torchaudio, all in turn; then the gradients of signals and coefficients by ours and
-by the others' autograd. In brackets: the error of the first signal against scipy's filter in float64, over its norm.
+From the checkout, in microseconds by events with a cold L2. A row has, for a number of signals, their steps and the filter's
+order, a copy of the signals, `minrnn_gen.torch.lfilter` and what is installed of philtorch, torchlpc and torchaudio, all in
+turn; then the gradients of signals and coefficients by ours and by the others' autograd. In brackets: the error of the first
+signal against scipy's filter in float64, over its norm. A cell's row has a copy of its bytes and its forward.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def _torchaudio(x: Any, a: Any, b: Any) -> Any:
     return importlib.import_module("torchaudio.functional").lfilter(x, a, b, clamp=False)
 
 
+# Cells, their sequences, steps and channels, and what keeps their states bounded.
+CELLS: tuple[tuple[str, tuple[int, int, int], str, dict[str, float]], ...] = (
+    ("biquad", (64, 1 << 19, 1), "BDT", {"b0": 0.1, "b1": 0.1, "b2": 0.1, "a1": -1.89, "a2": 0.98}),
+    ("complex_lru", (8, 1 << 14, 1024), "BTD", {"nu": -2.0, "theta": 0.3, "gamma": 0.5, "c": 1.0, "d": 0.5}),
+)
 PEERS: Mapping[str, Filter] = {"philtorch": _philtorch, "torchlpc": _torchlpc, "torchaudio": _torchaudio}
 
 
@@ -78,6 +84,25 @@ def measure(rows: int, steps: int, order: int, peers: Mapping[str, Filter]) -> N
     print(flush=True)
 
 
+def measure_cell(model: str, sizes: tuple[int, int, int], layout: Any, values: Mapping[str, float]) -> None:
+    """Print the row of a cell."""
+    batch, steps, channels = sizes
+    spec = {"model": model, "hidden_size": channels, "layout": layout, "precision": "fp32", "batch": batch, "time": steps}
+    kernel = minrnn_gen.compile(spec | {"training": False})
+    gates = len(kernel.gates)
+    x = torch.randn((batch, gates, channels, steps) if layout == "BDT" else (batch, steps, gates, channels), device="cuda")
+    parameters = {name: torch.full((channels,), value, device="cuda") for name, value in values.items()}
+    # A copy reads half of the bytes and writes half: x is read, y written.
+    source, copied = (torch.empty(x.numel() * (gates + 1) // (2 * gates), device="cuda") for _ in range(2))
+    times = milliseconds({"copy": lambda: copied.copy_(source), "minrnn_gen": lambda: kernel(x, parameters=parameters)})
+    cells = ", ".join(f"{name} {1e3 * ms:.1f}" for name, ms in times.items())
+    print(
+        f"{model} {batch} x {steps:,} x {channels}: {cells} ({times['copy'] / times['minrnn_gen']:.2f} of a copy)", flush=True
+    )
+
+
 if __name__ == "__main__":
-    for problem in PROBLEMS:
+    for problem in PROBLEMS[: int(sys.argv[1]) if sys.argv[1:] else None]:
         measure(*problem, PEERS)
+    for cell in CELLS:
+        measure_cell(*cell)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.cost_model.regret import Quality, Ranked, quality_of
-from benchmarks.problems.tuner_problems import PASSES, TunerProblem
+from benchmarks.problems.tuner_problems import TunerProblem
 from minrnn_gen.build.builder import Builder, builder_of
 from minrnn_gen.config.spec import load_spec
 from minrnn_gen.errors import BadInput, shown
@@ -93,7 +93,9 @@ class SweptKernel:
 
     def pool(self, measurer: Measurer, file: ResultsFile) -> CandidatePool:
         """Return the pool of its candidates."""
-        return CandidatePool(self.builder, self.key, measurer, file)
+        from benchmarks.cost_model.filter_measurer import FilterMeasurer  # with CuPy, which judging results does without
+
+        return CandidatePool(self.builder, self.key, FilterMeasurer(measurer) if self.problem.is_filter else measurer, file)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Swept:
 
 def kernels_of(problems: Sequence[TunerProblem], gpu: str | None = None, seed: int | None = None) -> tuple[SweptKernel, ...]:
     """Return the kernels to be swept, in their order."""
-    return tuple(SweptKernel(problem, kernel_pass, gpu, seed) for problem in problems for kernel_pass in PASSES)
+    return tuple(SweptKernel(problem, kernel_pass, gpu, seed) for problem in problems for kernel_pass in problem.passes)
 
 
 def few_of(candidates: Sequence[CandidateKey], seed: str) -> frozenset[CandidateKey]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from benchmarks.problems.tuner_problems import TunerProblem
+from benchmarks.problems.tuner_problems import FILTER, TunerProblem
+from minrnn_gen.plan.scan.filter import ORDER_MOST
 
 # States of all steps of a problem: a kernel then takes 20 us to 20 ms on an H200, longer than a launch, and short
 # enough for a hundred problems.
@@ -47,6 +48,25 @@ def _diagonal(draw: random.Random) -> TunerProblem:
     )
 
 
+def _coupled(draw: random.Random) -> TunerProblem:
+    """Few channels, where maps are composed over time; the backward is a diagonal cell's."""
+    return TunerProblem(
+        draw.choice(("biquad", "complex_lru", "linoss", "holt", "conv_min_gru")),
+        between(draw, 1, 64),
+        between(draw, 1024, 1 << 20),
+        between(draw, 1, 1024),
+        draw.choice(("fp32", "fp32", "bf16", "fp16")),
+        layout=draw.choice(("BTD", "TBD", "BDT")),
+        passes=("forward",),
+    )
+
+
+def _filter(draw: random.Random) -> TunerProblem:
+    order = draw.randint(1, ORDER_MOST)
+    signals, steps = between(draw, 1, 1024), between(draw, 1024, 1 << 20)
+    return TunerProblem(f"{FILTER}{order}", signals, steps, 1, _precision(draw), layout="BDT", passes=("filter",))
+
+
 def _dense(draw: random.Random) -> TunerProblem:
     """At most 64 sequences, where R stays on the chip."""
     return _of_heads(draw, between(draw, 1, 64), between(draw, 32, 512, 16))
@@ -71,6 +91,8 @@ FAMILIES: Mapping[str, Callable[[random.Random], TunerProblem]] = {
     "scans": _scan,
     "n values per channel": _vectors,
     "diagonal cells": _diagonal,
+    "coupled states": _coupled,
+    "filters": _filter,
     "dense cells": _dense,
     "dense cells, many sequences": _large_batch,
 }

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from minrnn_gen.plan.problem import KernelPass
+from minrnn_gen.raw_scan.filter_kernels import filter_spec
 
 # The raw scan of `minrnn_gen.scan`, which is no built-in cell.
 RAW_SCAN = {"name": "scan", "equations": "h[t] = W.a * h[t-1] + W.b", "gates": ["a", "b"]}
+# As a filter is called, before its order.
+FILTER = "filter of order "
 PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 
 
@@ -16,7 +19,8 @@ PASSES: tuple[KernelPass, ...] = ("forward", "backward")
 class TunerProblem:
     """Spec of a swept problem; `is_fitted`: the constants of the cost model were fitted to times of its candidates.
 
-    `state_size` is n of a cell with n values per channel.
+    `state_size` is n of a cell with n values per channel. A filter of an order takes the place of a cell, its signals that of
+    sequences.
     """
 
     model: str
@@ -28,6 +32,7 @@ class TunerProblem:
     layout: str = "BTD"
     state_size: int = 0
     is_fitted: bool = False
+    passes: tuple[KernelPass, ...] = PASSES
 
     @property
     def label(self) -> str:
@@ -44,7 +49,7 @@ class TunerProblem:
     def spec(self) -> dict[str, Any]:
         """The spec of its kernels."""
         return {
-            "model": RAW_SCAN if self.model == "scan" else self.model,
+            "model": self._cell,
             "hidden_size": self.hidden_size,
             "heads": self.heads,
             "precision": self.precision,
@@ -53,6 +58,17 @@ class TunerProblem:
             "time": self.time,
             **({"state_size": self.state_size} if self.state_size else {}),
         }
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether its kernels are those of a filter."""
+        return self.model.startswith(FILTER)
+
+    @property
+    def _cell(self) -> Any:
+        if self.is_filter:
+            return filter_spec("fp32", int(self.model.removeprefix(FILTER))).model
+        return RAW_SCAN if self.model == "scan" else self.model
 
 
 # Sizes, cells, precisions and layouts that FITTED does not have, between its sizes and beyond them.

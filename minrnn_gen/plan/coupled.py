@@ -18,12 +18,16 @@ SHARED_ALIGNMENT = 16
 # that arrives. Read off compiled kernels.
 REGISTERS_FIXED = 50
 MAPS_AT_ONCE = 5
+# Where lanes share a map, besides the tile, which is read twice. Read off kernels of 3 and 4 states.
+REGISTERS_OF_SHARED_MAPS = 175
 # Where a thread takes many tiles, without states in double precision and with.
 REGISTERS_OF_CHUNK = (8, 32)
 # Of the values of one step and of one composition, those that are needed at once.
 TEMPORARIES_MAX = 16
 # Of a wider search most kernels would differ in nothing that matters.
 PHASES_MOST = 4
+# Neighbouring lanes that share a full map of so many states or more, where it changes with time, a column of A each.
+MAP_LANES, SHARED_SIZE_LEAST = 4, 3
 # Tiles that share the states before them: as many as a warp has lanes, or those that a lane composes one after the other.
 GROUP_TILES_OF_LANE = 4
 # A product or sum in double precision is issued at half the rate.
@@ -60,15 +64,21 @@ FACTOR_OF_CHUNKS = 1.6
 FILL_AND_DRAIN_US = 5.0
 
 
-def _values(problem: Problem, phase: PhaseShape) -> int:
-    """Numbers of a map that are exchanged."""
-    return (
-        (0 if phase.is_constant else _entries(phase)) + phase.size + (problem.specialization.resets or phase.form == "memory")
-    )
+def _is_shared(phase: PhaseShape, map_lanes: int) -> bool:
+    """Whether lanes share a phase's map."""
+    return map_lanes > 1 and phase.form == "full" and phase.size >= SHARED_SIZE_LEAST and not phase.is_constant
 
 
-def _entries(phase: PhaseShape) -> int:
-    """Numbers of A that are kept."""
+def _values(problem: Problem, phase: PhaseShape, map_lanes: int = 1) -> int:
+    """Numbers of a map that a lane exchanges."""
+    entries = 0 if phase.is_constant else _entries(phase, map_lanes)
+    return entries + phase.size + (problem.specialization.resets or phase.form == "memory")
+
+
+def _entries(phase: PhaseShape, map_lanes: int = 1) -> int:
+    """Numbers of A that a lane keeps."""
+    if _is_shared(phase, map_lanes):
+        return phase.size
     return {"memory": 0, "full": phase.size**2}.get(phase.form, phase.size)
 
 
@@ -84,15 +94,19 @@ def variables(problem: Problem) -> Mapping[str, tuple[int, ...]]:
         "channels_per_lane": (1,),
         "stages": (1, 2, 4, 8, 16, 32),
         "chunk_tiles": (1, 32),
+        "map_lanes": (1, MAP_LANES) if any(_is_shared(phase, MAP_LANES) for phase in problem.cell.phases) else (1,),
     }
 
 
-def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
+def _registers(problem: Problem, steps: int, chunk_tiles: int, map_lanes: int) -> int:
     """Return an estimate: the current tile, the maps under composition, a step's own values."""
     cell, precision, words = problem.cell, problem.precision, problem.registers_per_value
     at_hand = steps * max(1, precision.storage_bytes // 4)
+    if map_lanes > 1:
+        return REGISTERS_OF_SHARED_MAPS + cell.read_count * at_hand
     results = 1 + len(cell.states) * (problem.specialization.states_out == "storage")
-    values = max((_values(problem, phase) * (2 if _is_double(problem, phase) else words) for phase in cell.phases), default=0)
+    widths = ((phase, 2 if _is_double(problem, phase) else words) for phase in cell.phases)
+    values = max((_values(problem, phase, map_lanes) * width for phase, width in widths), default=0)
     carried = cell.step_values + len(cell.parameters) + 4 * len(cell.states) + min(cell.operation_count // 4, TEMPORARIES_MAX)
     resets = 2 * steps if problem.specialization.resets else 0
     packed = -(-steps * precision.storage_bytes // 4)
@@ -105,33 +119,38 @@ def _registers(problem: Problem, steps: int, chunk_tiles: int) -> int:
     return fixed + tiles + results * packed + resets + MAPS_AT_ONCE * values + words * carried
 
 
-def _group_tiles(channel_lanes: int) -> int:
-    turns = limits.WARP_LANES // channel_lanes
+def _group_tiles(step_lanes: int) -> int:
+    turns = max(1, limits.WARP_LANES // step_lanes)
     return turns * max(1, min(GROUP_TILES_OF_LANE, 32 // turns))
 
 
-def _shared_map(problem: Problem, threads: int, channel_lanes: int, steps: int, chunk_tiles: int) -> Mapping[str, int]:
-    phases = problem.cell.phases
-    values = max((_values(problem, phase) for phase in phases), default=0)
+def _shared_map(
+    problem: Problem, threads: int, channel_lanes: int, steps: int, chunk_tiles: int, map_lanes: int
+) -> Mapping[str, int]:
+    phases, step_lanes = problem.cell.phases, channel_lanes * map_lanes
+    values = max((_values(problem, phase, map_lanes) for phase in phases), default=0)
     warps = threads // limits.WARP_LANES
-    exchange = DOUBLE_BYTES * channel_lanes * (2 * warps * values + len(problem.cell.states))
-    table = channel_lanes * (limits.WARP_LANES // channel_lanes + 1 + _group_tiles(channel_lanes))
+    exchange = DOUBLE_BYTES * step_lanes * (2 * warps * values + len(problem.cell.states))
+    table = channel_lanes * (limits.WARP_LANES // step_lanes + 1 + _group_tiles(step_lanes))
     powers = 0
     for phase in phases:
         if phase.is_constant:
             number_bytes = DOUBLE_BYTES if _is_double(problem, phase) else problem.precision.arithmetic_bytes
             powers += -(-number_bytes * _entries(phase) * table // DOUBLE_BYTES) * DOUBLE_BYTES
     powers += DOUBLE_BYTES * (powers > 0)  # whether they are finite
-    stretch = _stretch_bytes(problem, threads, steps, chunk_tiles)
+    stretch = _stretch_bytes(problem, threads, steps, chunk_tiles * map_lanes)
     exchange += -(stretch + powers + exchange) % SHARED_ALIGNMENT
     return {"stretch": stretch, "exchange": exchange} | ({"powers": powers} if powers else {})
 
 
-def _stretch_bytes(problem: Problem, threads: int, steps: int, chunk_tiles: int) -> int:
-    """Return the bytes through which warps pass whole tiles, of which a vector of each warp is there in any case."""
+def _stretch_bytes(problem: Problem, threads: int, steps: int, alike: int) -> int:
+    """Return the bytes through which warps pass whole tiles, of which a vector of each warp is there in any case.
+
+    `alike`: tiles of a thread, or lanes of a map; warps with more than one pass none.
+    """
     vector_values = whole_vector_values(problem, steps)
     vector_bytes = vector_values * problem.precision.storage_bytes
-    if problem.layout == "BDT" and chunk_tiles == 1 and steps > vector_values:
+    if problem.layout == "BDT" and alike == 1 and steps > vector_values:
         return threads * (steps // vector_values + 1) * vector_bytes
     return -(-threads // limits.WARP_LANES * vector_bytes // DOUBLE_BYTES) * DOUBLE_BYTES
 
@@ -185,26 +204,35 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         Constraint(
             "whole_bursts",
             "neighbouring channels of a step, or steps of a channel, are read in whole sectors",
-            ("channel_lanes", "stages"),
-            lambda *_: 16 if problem.layout == "BDT" else 0,
-            lambda _, steps: steps * storage_bytes,
+            ("stages", "map_lanes"),
+            lambda _, map_lanes: 16 if problem.layout == "BDT" and map_lanes == 1 else 0,
+            lambda steps, _: steps * storage_bytes,
             "bytes",
             drops_dominated=True,
         ),
         *limits.hardware_constraints(
             problem.gpu,
             Quantity(("threads",), lambda threads: threads),
-            Quantity(("stages", "chunk_tiles"), lambda *of_thread: _registers(problem, *of_thread)),
+            Quantity(("stages", "chunk_tiles", "map_lanes"), lambda *of_thread: _registers(problem, *of_thread)),
             Quantity(
-                ("threads", "channel_lanes", "stages", "chunk_tiles"), lambda *of: sum(_shared_map(problem, *of).values())
+                ("threads", "channel_lanes", "stages", "chunk_tiles", "map_lanes"),
+                lambda *of: sum(_shared_map(problem, *of).values()),
             ),
+        ),
+        Constraint(
+            "lanes_of_maps",
+            "lanes that share a map are lanes of one warp, and each has the same tile",
+            ("channel_lanes", "chunk_tiles", "map_lanes"),
+            lambda channel_lanes, chunk_tiles, map_lanes: channel_lanes * map_lanes * (chunk_tiles if map_lanes > 1 else 1),
+            lambda *_: limits.WARP_LANES,
+            "lanes",
         ),
         Constraint(
             "unrolled_operations",
             "the loops over a thread's steps are unrolled, so that they stay in registers; more takes the compiler too long",
-            ("stages",),
-            lambda steps: round(steps * _operations_of_step(problem)),
-            lambda _: limits.UNROLLED_OPERATIONS_MAX,
+            ("stages", "map_lanes"),
+            lambda steps, map_lanes: round(steps * _operations_of_step(problem, map_lanes)),
+            lambda *_: limits.UNROLLED_OPERATIONS_MAX,
             "operations",
             "split the cell's equations into fewer operations",
         ),
@@ -213,30 +241,34 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
-    phases = problem.cell.phases
+    phases, chunk_tiles, map_lanes = problem.cell.phases, candidate["chunk_tiles"], candidate["map_lanes"]
+    step_lanes = channel_lanes * map_lanes
     return limits.resident(
         problem,
         threads=threads,
         channels_per_block=channel_lanes,
-        registers_estimated=_registers(problem, steps, candidate["chunk_tiles"]),
-        shared_map=_shared_map(problem, threads, channel_lanes, steps, candidate["chunk_tiles"]),
-        tile_steps=threads // channel_lanes * steps,
-        group_tiles=_group_tiles(channel_lanes),
+        registers_estimated=_registers(problem, steps, chunk_tiles, map_lanes),
+        shared_map=_shared_map(problem, threads, channel_lanes, steps, chunk_tiles, map_lanes),
+        tile_steps=threads // step_lanes * steps,
+        group_tiles=_group_tiles(step_lanes),
         partition={
-            "map_bytes": DOUBLE_BYTES * channel_lanes * sum(_values(problem, phase) for phase in phases),
-            "state_bytes": DOUBLE_BYTES * channel_lanes * len(problem.cell.states),
+            "map_bytes": DOUBLE_BYTES * step_lanes * sum(_values(problem, phase, map_lanes) for phase in phases),
+            "state_bytes": DOUBLE_BYTES * step_lanes * len(problem.cell.states),
         },
     )
 
 
-def _composition(problem: Problem, phase: PhaseShape) -> float:
-    """Instructions to compose two maps; powers of a constant A are made, and b alone is composed."""
+def _composition(problem: Problem, phase: PhaseShape, map_lanes: int) -> float:
+    """Instructions of a lane to compose two maps; powers of a constant A are made, and b alone is composed."""
+    if _is_shared(phase, map_lanes):
+        # A column and b, and all columns of the other lanes.
+        return phase.size**2 * (2 * INSTRUCTIONS_PER_DOUBLE + INSTRUCTIONS_PER_VALUE)
     columns = 0 if phase.is_constant else {"memory": 0, "full": phase.size}.get(phase.form, 1)
     rate = INSTRUCTIONS_PER_DOUBLE if _is_double(problem, phase) else 1.0
     return rate * phase.size**2 * (columns + 1)
 
 
-def _operations_of_step(problem: Problem) -> float:
+def _operations_of_step(problem: Problem, map_lanes: int) -> float:
     """Instructions of a step in every phase and in the last pass over it."""
     cell = problem.cell
     operations, special = cell.varying_counts
@@ -244,7 +276,9 @@ def _operations_of_step(problem: Problem) -> float:
     passes = (1 + len(cell.phases)) * (own + cell.read_count) + cell.written_count
 
     def of_map(phase: PhaseShape) -> float:
-        return phase.operation_count + phase.size**2 + (0.0 if phase.is_constant else _composition(problem, phase))
+        of_column = INSTRUCTIONS_PER_DOUBLE * phase.size**2
+        composition = of_column if _is_shared(phase, map_lanes) else _composition(problem, phase, map_lanes)
+        return phase.operation_count + phase.size**2 + (0.0 if phase.is_constant else composition)
 
     return passes + sum(map(of_map, cell.phases))
 
@@ -256,6 +290,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     """
     cell, gpu, block = problem.cell, problem.gpu, resources(problem, candidate)
     threads, channel_lanes, steps = (candidate[name] for name in ("threads", "channel_lanes", "stages"))
+    map_lanes = candidate["map_lanes"]
     cycle_us, warps, phases = 1e6 / gpu.sm_clock_hz, threads // limits.WARP_LANES, len(cell.phases)
     columns = problem.batch * -(-problem.hidden_size // channel_lanes)
     tiles, resident = ceil(problem.time / block.tile_steps), gpu.sm_count * block.blocks_per_sm
@@ -263,7 +298,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     chunk = minimum(ceil(tiles / sharing), candidate["chunk_tiles"])
     blocks = minimum(columns * sharing, resident)
     rounds = ceil(columns * sharing / blocks) * ceil(tiles / (sharing * chunk))
-    read_bytes = threads * steps * cell.read_count * problem.precision.storage_bytes
+    read_bytes = threads // map_lanes * steps * cell.read_count * problem.precision.storage_bytes
     starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes * TIME_OF_LOADS))
     memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
     if problem.layout == "BTD" and channel_lanes * problem.precision.storage_bytes < LINE_BYTES:
@@ -274,14 +309,14 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         in_l2 = blocks * read_bytes * chunk <= gpu.l2_bytes
         bandwidth = gpu.bandwidth_bytes_per_s * where(in_l2, gpu_rates.L2_BANDWIDTH_FACTOR, 1.0)
         memory_us = (memory_us + again_bytes / bandwidth * 1e6) * FACTOR_OF_CHUNKS
-    values = sum(_values(problem, phase) for phase in cell.phases)
-    composition = sum(_composition(problem, phase) for phase in cell.phases)
-    levels = (limits.WARP_LANES // channel_lanes).bit_length() - 1
+    values = sum(_values(problem, phase, map_lanes) for phase in cell.phases)
+    composition = sum(_composition(problem, phase, map_lanes) for phase in cell.phases)
+    levels = (limits.WARP_LANES // (channel_lanes * map_lanes)).bit_length() - 1
     passes = 1 + phases * is_read_again
     accesses = (cell.read_count * passes + cell.written_count) * steps / whole_vector_values(problem, steps)
     of_access = INSTRUCTIONS_PER_DENSE_ACCESS if problem.layout == "BTD" else INSTRUCTIONS_PER_ACCESS
     is_carried_wide = is_read_again and any(phase.form == "full" for phase in cell.phases)
-    of_tile = steps * _operations_of_step(problem) * (1.4 if is_carried_wide else 1.0) + accesses * of_access
+    of_tile = steps * _operations_of_step(problem, map_lanes) * (1.4 if is_carried_wide else 1.0) + accesses * of_access
     of_tile += INSTRUCTIONS_PER_TILE * (0.4 * passes if is_read_again else 1.0) + composition * is_read_again
     of_round = (levels + warps) * (INSTRUCTIONS_PER_VALUE * values + composition)
     of_busiest_sm = ceil(blocks / gpu.sm_count) * warps / gpu.partitions_per_sm * ISSUE_FACTOR

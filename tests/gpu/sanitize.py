@@ -14,6 +14,7 @@ import cupy
 import numpy as np
 from support.projected_cells import biases, matrices
 from support.scan_strategies import EVERY_WAY, Strategy, kernel_taking, round_steps
+from support.small_problems import FOUR_STATES
 from support.vector_calls import VectorCall
 
 import minrnn_gen
@@ -27,6 +28,7 @@ from minrnn_gen.gpu import memory
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.scan.projected import TILE_STEPS, refusal
 from minrnn_gen.precision import precision_of
+from minrnn_gen.raw_scan import filters
 from minrnn_gen.run.layers.dropout import Dropout
 from minrnn_gen.run.layers.stack import StackResult
 
@@ -87,6 +89,19 @@ VECTORS = (("selective", "bf16", 48, 16, 2), ("selective", "fp32", 33, 5, 1), ("
 IN_PARTS = Strategy("in parts", {"time_parts": 4})
 # With their projection in the kernel: (cell, precision, inputs, hidden_size, batch, tiles); fewer tiles than blocks and more.
 PROJECTED = (("min_gru", "bf16", 192, 128, 2, 2), ("min_gru", "fp16", 128, 256, 1, 8), ("min_gru", "bf16", 128, 768, 16, 4))
+# Coupled states over time: (cell, precision, channels, layout, plan); lanes along time, along channels, tiles in a row, lanes
+# that share a map.
+COUPLED: tuple[tuple[Any, str, int, str, dict[str, int]], ...] = (
+    ("biquad", "fp32", 3, "BDT", {"channel_lanes": 1, "chunk_tiles": 1}),
+    ("holt", "bf16", 1, "BDT", {"channel_lanes": 1, "chunk_tiles": 1}),
+    ("complex_lru", "fp32", 20, "BTD", {"channel_lanes": 8, "chunk_tiles": 1}),
+    ("linoss", "fp16", 40, "TBD", {"channel_lanes": 16, "chunk_tiles": 1}),
+    ("conv_min_gru", "bf16", 33, "BTD", {"channel_lanes": 8, "chunk_tiles": 32}),
+    (FOUR_STATES["model"], "fp32", 9, "BTD", {"channel_lanes": 8, "map_lanes": 4}),
+    (FOUR_STATES["model"], "fp64", 1, "BDT", {"channel_lanes": 1, "map_lanes": 4}),
+)
+# Filters and their gradients: (order, dtype, signals, steps), of tiles that wait for others.
+FILTERS = ((1, "float32", 3, 70_001), (2, "float16", 40, 16_384), (4, "float64", 2, 140_003))
 # (direction, whether there are resets and lengths, whether the states of every step are returned)
 REGIMES = (("forward", False, False), ("reverse", True, True))
 
@@ -119,6 +134,10 @@ def run(kernel: Kernel, has_sequences: bool, all_states: bool, batch: int) -> No
             "lengths": cupy.asarray(random.integers(0, time + 1, batch)),
         }
     x = normal(interface.shape(interface.x_axes, batch, time))
+    if not kernel.spec.training:
+        kernel(x, **vectors, **sequences, all_states=all_states)
+        cupy.cuda.Device().synchronize()
+        return
     y, _, saved = kernel.forward(x, **vectors, **sequences, all_states=all_states)
     kernel.backward(saved, y, states)
     kernel.step(normal((batch, len(kernel.gates), interface.hidden_size)), **vectors)
@@ -174,6 +193,17 @@ def run_with_vectors(kernel: Kernel, call: VectorCall, all_states: bool) -> None
     cupy.cuda.Device().synchronize()
 
 
+def run_filter(order: int, dtype: str, signals: int, steps: int) -> None:
+    """Filter signals of two channels, and compute the gradients."""
+    random, columns = np.random.default_rng(order), 2
+    x, dy = (cupy.asarray(random.normal(size=(signals, columns, steps)).astype(dtype)) for _ in range(2))
+    a = cupy.asarray(np.stack([np.poly(random.uniform(-0.9, 0.9, order)) for _ in range(columns)]))
+    zi = cupy.asarray(random.normal(size=(signals, columns, order)))
+    y, zf = filters.run_filter(x, a, a, zi)
+    filters.run_filter_backward(x, y, a, a, dy, zf)
+    cupy.cuda.Device().synchronize()
+
+
 @dataclass(frozen=True)
 class Case:
     """One kernel of each pass: of the strategy, where one is given, whatever the cost model prefers."""
@@ -186,6 +216,8 @@ class Case:
     batch: int = BATCH
     tiles: int = 0
     """Steps in tiles of a scan that has its projection in it; 0 for other cases."""
+    filtered: tuple[int, str, int, int] | None = None
+    """A filter of `FILTERS`, which has no spec."""
 
     def kernel(self, store: Store) -> Kernel:
         return kernel_taking(self.strategy, store, self.spec) if self.strategy else minrnn_gen.compile(self.spec)
@@ -214,6 +246,16 @@ def cases() -> Iterator[Case]:
     for cell, precision, inputs, hidden_size, batch, tiles in PROJECTED:
         spec = {"model": cell, "hidden_size": hidden_size, "input_size": inputs, "precision": precision}
         yield Case(f"projected {cell} {precision} {inputs} to {hidden_size}", spec, False, False, batch=batch, tiles=tiles)
+    for (cell, precision, channels, layout, plan), specialization in itertools.product(COUPLED, REGIMES):
+        spec = {"model": cell, "hidden_size": channels, "precision": precision, "layout": layout, "training": False}
+        yield _case(
+            f"coupled {layout} {cell if isinstance(cell, str) else cell['name']} {precision}",
+            spec,
+            specialization,
+            Strategy("coupled", plan),
+        )
+    for filtered in FILTERS:
+        yield Case(f"filter of order {filtered[0]}, {filtered[1]}", {}, False, False, filtered=filtered)
     for layout, (cell, precision, channels, n, groups), specialization in itertools.product(LAYOUTS, VECTORS, REGIMES):
         spec = {"model": cell, "hidden_size": channels, "state_size": n, "groups": groups, "precision": precision}
         name = f"vectors {layout} {cell} {precision} {channels} x {n}"
@@ -247,6 +289,9 @@ def main() -> None:
     for case in itertools.islice((case for case in cases() if given.only in case.name), part - 1, None, parts):
         print(case.name, flush=True)
         count += 1
+        if case.filtered:
+            run_filter(*case.filtered)
+            continue
         try:
             kernel = case.kernel(store)
         except Infeasible as nothing:

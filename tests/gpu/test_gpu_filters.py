@@ -6,9 +6,13 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from support.drawn_filters import SECTIONS, check_against_scipy, check_sections_against_scipy, filters
 from support.needed import needed
 
+import minrnn_gen
 from minrnn_gen.errors import BadInput
+from minrnn_gen.plan.scan.filter import ORDER_MOST
 
 torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
@@ -62,6 +66,35 @@ def test_it_is_the_same_in_every_run_and_in_a_graph() -> None:
         captured, _ = wing.lfilter(**leaves)
     graph.replay()
     assert torch.equal(captured, y)
+
+
+@settings(max_examples=500, deadline=None)
+@given(drawn=filters(tuple(range(ORDER_MOST + 1))))
+def test_five_hundred_filters_are_scipys(drawn: dict[str, Any]) -> None:
+    check_against_scipy(drawn, "cuda")
+
+
+@settings(max_examples=500, deadline=None)
+@given(drawn=SECTIONS)
+def test_five_hundred_filters_of_sections_are_scipys(drawn: tuple[int, str, bool, int]) -> None:
+    check_sections_against_scipy(*drawn, device="cuda")
+
+
+# Shapes in which blocks share columns, and in which each has its own.
+@pytest.mark.parametrize("sizes", [(1, 100_003, 1), (3, 4_097, 40), (64, 300, 256)])
+@pytest.mark.parametrize("model", ["biquad", "complex_lru", "linoss", "conv_min_gru"])
+@pytest.mark.parametrize("layout", ["BTD", "BDT"])
+def test_coupled_states_are_the_same_in_every_run(model: str, sizes: tuple[int, int, int], layout: str) -> None:
+    batch, time, channels = sizes
+    kernel = minrnn_gen.compile({"model": model, "hidden_size": channels, "layout": layout, "precision": "fp32"})
+    generator = torch.Generator().manual_seed(0)
+    shape = (time, len(kernel.gates), channels) if layout == "BTD" else (len(kernel.gates), channels, time)
+    x = torch.randn(batch, *shape, generator=generator).cuda()
+    parameters = {name: (0.4 * torch.rand(channels, generator=generator)).cuda() for name in kernel.parameters}
+    y, final = kernel(x, parameters=parameters)
+    for _ in range(5):
+        again, last = kernel(x, parameters=parameters)
+        assert torch.equal(y, again) and all(torch.equal(final[name], last[name]) for name in final)
 
 
 def test_high_orders_are_sections() -> None:

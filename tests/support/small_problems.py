@@ -744,9 +744,10 @@ TWO_STATES: dict[str, Any] = {
 
 # (name, spec, wanted, calls, passes)
 # Coupled states: lanes along channels, or all of them along time.
-COUPLED = {"channel_lanes": 8, "threads": 64, "stages": 4, "chunk_tiles": 1}
+COUPLED = {"channel_lanes": 8, "threads": 64, "stages": 4, "chunk_tiles": 1, "map_lanes": 1}
 ALONG_TIME = COUPLED | {"channel_lanes": 1}
 CHUNKS = {"chunk_tiles": 32}
+MAP_LANES = {"map_lanes": 4}
 # A block of three, which turns and shrinks, its delays, and a scan that reads them.
 THREE_STATES: dict[str, Any] = {
     "model": {
@@ -760,6 +761,20 @@ THREE_STATES: dict[str, Any] = {
         "later[t] = late[t-1] * W.c\n"
         "sum[t] = 0.9 * sum[t-1] + tanh(c[t]) * later[t-1]",
         "output": "sum[t] + c[t]",
+    },
+    "hidden_size": 9,
+}
+# Four states of one map that changes with time.
+FOUR_STATES: dict[str, Any] = {
+    "model": {
+        "name": "four_states",
+        "states": ["a", "b", "c", "d"],
+        "equations": "f = sigmoid(W.f)\n"
+        "a[t] = 0.5 * f * a[t-1] - 0.4 * b[t-1] + 0.2 * d[t-1] + W.a\n"
+        "b[t] = 0.4 * a[t-1] + 0.3 * c[t-1]\n"
+        "c[t] = 0.6 * b[t-1] + 0.2 * a[t-1] + W.c\n"
+        "d[t] = f * c[t-1] - 0.3 * a[t-1] + 0.2 * d[t-1]",
+        "output": "a[t] + d[t]",
     },
     "hidden_size": 9,
 }
@@ -964,6 +979,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ),
         ("reverse time", BDT | REVERSE | FP64 | {"model": "holt"}, ALONG_TIME | {"stages": 8}, "resets whole", FORWARD),
         ("three scans", THREE_STATES, COUPLED | {"stages": 2}, "long resets", FORWARD),
+        ("lanes of a map", THREE_STATES, COUPLED | MAP_LANES | {"stages": 2}, "long resets", FORWARD),
+        ("lanes of a map of four", FOUR_STATES, COUPLED | MAP_LANES | {"stages": 2}, "long whole", FORWARD),
+        (
+            "lanes of a map, one channel",
+            BDT | REVERSE | FP64 | FOUR_STATES | {"hidden_size": 1},
+            ALONG_TIME | MAP_LANES | {"stages": 1},
+            "resets whole",
+            FORWARD,
+        ),
         ("nan", GRU | {"model": "complex_lru"}, COUPLED | {"channel_lanes": 16}, "nan nan-resets", FORWARD),
         ("chunks", GRU | {"model": "complex_lru", "hidden_size": 20}, COUPLED | CHUNKS, "long resets", FORWARD),
         ("chunks of doubles", BDT | {"model": "holt"}, ALONG_TIME | CHUNKS, "long resets", FORWARD),

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.drawn_filters import filters, of_scipy
+from support.drawn_filters import SECTIONS, check_against_scipy, check_sections_against_scipy, filters, tensors
 from support.examples import examples
 from support.host_code import BY, RUNNERS, natively
 from support.needed import needed
@@ -19,20 +18,6 @@ from minrnn_gen.errors import BadInput
 torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
 signal = pytest.importorskip("scipy.signal")
-
-
-def tensors(arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if one is None else torch.from_numpy(one) for name, one in arrays.items()}
-
-
-def check_against_scipy(drawn: dict[str, Any]) -> None:
-    expected, last = of_scipy(drawn)
-    found = wing.lfilter(**tensors(drawn))
-    y, zf = (found, None) if drawn["zi"] is None else found
-    size = 1 + np.abs(expected).max(initial=0)
-    np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=1e-9 * size)
-    if zf is not None:
-        np.testing.assert_allclose(zf.numpy(), last, rtol=0, atol=1e-8 * (size + np.abs(last).max(initial=0)))
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -51,9 +36,6 @@ def test_five_hundred_filters_are_scipys(drawn: dict[str, Any]) -> None:
         check_against_scipy(drawn)
 
 
-SECTIONS = st.tuples(st.integers(1, 8), st.sampled_from(("low", "high", "band")), st.booleans(), st.integers(0, 2**32 - 1))
-
-
 @pytest.mark.parametrize("runner", RUNNERS)
 @settings(max_examples=examples(20), deadline=None)
 @given(drawn=SECTIONS)
@@ -68,23 +50,6 @@ def test_sections_are_scipys(runner: str, drawn: tuple[int, str, bool, int]) -> 
 def test_five_hundred_filters_of_sections_are_scipys(drawn: tuple[int, str, bool, int]) -> None:
     with natively():
         check_sections_against_scipy(*drawn)
-
-
-def check_sections_against_scipy(order: int, kind: str, has_state: bool, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    edges = np.sort(random.uniform(0.05, 0.9, 2)) + np.array([0, 0.05])
-    sos = signal.butter(order, edges if kind == "band" else edges[0], kind, output="sos")
-    x = random.normal(size=(2, 3, 300))
-    zi = random.normal(size=(len(sos), 2, 3, 2)) if has_state else np.zeros((len(sos), 2, 3, 2))
-    expected, last = signal.sosfilt(sos, x, zi=zi)
-    found = wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x), torch.from_numpy(zi) if has_state else None)
-    each = torch.from_numpy(np.repeat(sos[None], 3, axis=0))
-    assert torch.equal(wing.sosfilt(each, torch.from_numpy(x)), wing.sosfilt(torch.from_numpy(sos), torch.from_numpy(x)))
-    y, zf = found if has_state else (found, None)
-    allowed = 1e-11 * max(np.abs(expected).max(), np.abs(last).max(), np.abs(zi).max())
-    np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=allowed)
-    if zf is not None:
-        np.testing.assert_allclose(zf.numpy(), last, rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
