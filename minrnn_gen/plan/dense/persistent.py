@@ -272,21 +272,13 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda cluster_blocks, _: cluster_blocks,
             "blocks",
         ),
-        *(
-            (
-                Constraint(
-                    "whole_parts",
-                    "blocks have whole parts of the head that means are over, or parts have whole blocks",
-                    units,
-                    lambda cluster_blocks, grid_blocks, warps, products=1: means.units_apart(
-                        problem, warps * TILE_ROWS // products, cluster_blocks * grid_blocks
-                    ),
-                    lambda *_: 0,
-                    "units",
-                ),
-            )
-            if problem.cell.waits_within_parts
-            else ()
+        *means.whole_parts(
+            problem,
+            units,
+            lambda cluster_blocks, grid_blocks, warps, products=1: (
+                warps * TILE_ROWS // products,
+                cluster_blocks * grid_blocks,
+            ),
         ),
         *(in_shared if "smem_sixteenths" in every else ()),
         *limits.hardware_constraints(
