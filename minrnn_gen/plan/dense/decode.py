@@ -118,7 +118,7 @@ def _constraints_of_groups(problem: Problem) -> tuple[Constraint, ...]:
             "blocks",
             "split the hidden size into more heads",
         ),
-        *means.whole_parts(
+        means.whole_parts(
             problem, ("units", "warps"), lambda units, warps: (units * warps, _group_blocks(problem, units, warps))
         ),
         Constraint(

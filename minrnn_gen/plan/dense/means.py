@@ -58,21 +58,15 @@ def units_apart(problem: Problem, units: int, group_blocks: int) -> int:
     return (of_part % units or group_blocks % (of_part // units)) if of_part >= units else units % of_part
 
 
-def whole_parts(
-    problem: Problem, variables: tuple[str, ...], blocks_of: Callable[..., tuple[int, int]]
-) -> tuple[Constraint, ...]:
-    """Return the constraint on parts of a head, if means are over them; `blocks_of`: units of a block, blocks of a group."""
-    if not problem.cell.waits_within_parts:
-        return ()
-    return (
-        Constraint(
-            "whole_parts",
-            "blocks have whole parts of the head that means are over, or parts have whole blocks",
-            variables,
-            lambda *values: units_apart(problem, *blocks_of(*values)),
-            lambda *_: 0,
-            "units",
-        ),
+def whole_parts(problem: Problem, variables: tuple[str, ...], blocks_of: Callable[..., tuple[int, int]]) -> Constraint:
+    """Return the constraint on parts of a head that means are over; `blocks_of`: units of a block, blocks of a group."""
+    return Constraint(
+        "whole_parts",
+        "blocks have whole parts of the head that means are over, or parts have whole blocks",
+        variables,
+        lambda *values: units_apart(problem, *blocks_of(*values)),
+        lambda *_: 0,
+        "units",
     )
 
 

@@ -272,13 +272,19 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda cluster_blocks, _: cluster_blocks,
             "blocks",
         ),
-        *means.whole_parts(
-            problem,
-            units,
-            lambda cluster_blocks, grid_blocks, warps, products=1: (
-                warps * TILE_ROWS // products,
-                cluster_blocks * grid_blocks,
-            ),
+        *(
+            (
+                means.whole_parts(
+                    problem,
+                    units,
+                    lambda cluster_blocks, grid_blocks, warps, products=1: (
+                        warps * TILE_ROWS // products,
+                        cluster_blocks * grid_blocks,
+                    ),
+                ),
+            )
+            if problem.cell.waits_within_parts
+            else ()
         ),
         *(in_shared if "smem_sixteenths" in every else ()),
         *limits.hardware_constraints(
