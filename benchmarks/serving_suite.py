@@ -27,15 +27,19 @@ from minrnn_gen.run.cache import Cache, new_states
 LAUNCHES, COLD_BYTES, POOL_BYTES = 8, 200 << 20, 3 << 30
 ROUNDS, WARM_ROUNDS, DRAFT, GROUPS = 7, 2, 4, 1
 DEVICE = "cuda"
-CELL = {
-    "name": "selective_scan",
-    "gates": ["dt", "x", "z"],
-    "states": {"h": "n"},
-    "parameters": {"a": "n", "d": 1},
-    "shared": ["b", "c"],
-    "equations": "dt = softplus(W.dt)\nh[t] = exp(dt * a) * h[t-1] + dt * W.x * S.b",
-    "output": "(sum(S.c * h[t]) + d * W.x) * silu(W.z)",
-}
+
+
+def cell_of(ties_a: bool) -> dict[str, Any]:
+    """Return the cell of a step; where heads tie a, as in Mamba-2, it has one value of a channel."""
+    return {
+        "name": "selective_scan",
+        "gates": ["dt", "x", "z"],
+        "states": {"h": "n"},
+        "parameters": {"a": 1 if ties_a else "n", "d": 1},
+        "shared": ["b", "c"],
+        "equations": "dt = softplus(W.dt)\nh[t] = exp(dt * a) * h[t-1] + dt * W.x * S.b",
+        "output": "(sum(S.c * h[t]) + d * W.x) * silu(W.z)",
+    }
 
 
 def heading() -> str:
@@ -103,13 +107,15 @@ class Arrays:
         bias = torch.randn(*((heads, 1) if heads > 1 else (1, width)), device=DEVICE, generator=generator)
         self.bias = bias.expand(heads, width)
         self.kernel = minrnn_gen.compile({
-            "model": CELL, "hidden_size": channels, "state_size": n, "groups": GROUPS, "training": False,
+            "model": cell_of(heads > 1), "hidden_size": channels, "state_size": n, "groups": GROUPS, "training": False,
+            "batch": batch,
             "precision": "bf16" if dtype is torch.bfloat16 else "fp32",
         })  # fmt: skip
+        of_channels = self.a[..., 0].reshape(channels) if heads > 1 else self.a.reshape(channels, n)
         self.step: dict[str, Any] = {
             "x_t": torch.stack([array.reshape(batch, -1) for array in (self.dt, self.x, self.z)], 1),
             "bias": torch.stack([self.bias.reshape(-1), *torch.zeros(2, channels, device=DEVICE)]),
-            "parameters": {"a": self.a.reshape(channels, n).contiguous(), "d": self.d.reshape(-1).contiguous()},
+            "parameters": {"a": of_channels.contiguous(), "d": self.d.reshape(-1).contiguous()},
             "shared": {"b": self.b, "c": self.c},
         }
         self.states = {"h": self.pool.view(rows, channels, n)}
@@ -129,7 +135,9 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
     batch = slots.shape[1]
     half = torch.where(torch.arange(batch, device=DEVICE) % 2 == 0, slots, -1)
     carried = torch.float32
-    rows = {"h": states["h"][:batch].to(carried)}
+    count = max(2, min(arrays.launches, COLD_BYTES // (4 * states["h"][:batch].numel())))
+    rows = [{"h": torch.randn_like(states["h"][:batch], dtype=carried)} for _ in range(count)]
+    after_rows: list[Any] = []
     others = [torch.empty_like(arrays.pool[:batch]) for _ in range(2)]
     made = (min(2 * batch, len(arrays.pool)), DRAFT, arrays.pool.dtype)
     draft = kernel.cache(*made, like=arrays.pool)
@@ -161,8 +169,10 @@ def contenders(arrays: Arrays, peers: dict[str, Callable[..., Any]]) -> dict[str
 
         return drafts
 
-    def rows_alone(_: int) -> None:
-        kernel.step(**step, state=rows)
+    def rows_alone(number: int) -> None:
+        # Results stay, so that each launch writes to memory of its own.
+        after_rows.append(kernel.step(**step, state=rows[number % count]))
+        del after_rows[:-count]
 
     def half_padded(number: int) -> None:
         kernel.step(**step, state=states, slots=half[number])

@@ -13,8 +13,21 @@ from minrnn_gen.codegen.rounds_text import Places, result_names
 from minrnn_gen.codegen.signature_groups import own_gates
 
 
+class _OfPairs:
+    """Properties of both passes over dual numbers."""
+
+    @property
+    def pairs(self: Any) -> tuple[Pair, ...]:
+        return self.dual.pairs  # type: ignore[no-any-return]
+
+    @property
+    def own_gates(self: Any) -> int:
+        """The number of gates without their tangents."""
+        return own_gates(len(self.gates))
+
+
 @dataclass(frozen=True)
-class DualText(CellText):
+class DualText(_OfPairs, CellText):
     """A lowered forward over dual numbers as the templates read it."""
 
     dual: LoweredDual
@@ -25,15 +38,6 @@ class DualText(CellText):
         programs = (dual.coefficients, dual.carried, dual.output)
         scan = LoweredScan(*_names_of(steps), *programs, steps.equations, inputs=steps.inputs)
         return cls(scan, dual)
-
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        return self.dual.pairs
-
-    @property
-    def own_gates(self) -> int:
-        """The number of gates without their tangents."""
-        return own_gates(len(self.gates))
 
     def _member(self, state: str) -> str:
         return member_of(self.pairs, state, is_gradient=False)
@@ -54,7 +58,7 @@ class DualText(CellText):
 
 
 @dataclass(frozen=True)
-class DualBackwardText(CellBackwardText):
+class DualBackwardText(_OfPairs, CellBackwardText):
     """A lowered backward over dual numbers as the templates read it; values are the gradients of tangents."""
 
     dual: LoweredDualBackward
@@ -64,15 +68,6 @@ class DualBackwardText(CellBackwardText):
         """Return the text of a cell's `steps` as a scan."""
         programs = (dual.adjoint, dual.gradients, steps.states, steps.output_state)
         return cls(LoweredScanBackward(*_names_of(steps), *programs, steps.equations, inputs=steps.inputs), dual)
-
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        return self.dual.pairs
-
-    @property
-    def own_gates(self) -> int:
-        """The number of gates without their tangents."""
-        return own_gates(len(self.gates))
 
     def _member(self, state: str) -> str:
         return member_of(self.pairs, state, is_gradient=True)

@@ -20,13 +20,17 @@ _CALLER = "mamba_ssm"
 
 @dataclass(frozen=True)
 class _Form:
-    """Form of a selective scan: the optional arguments that are present, and which of B and C vary by step."""
+    """Form of a selective scan: the optional arguments that are present, which of B and C vary by step, and whether A is tied.
+
+    A tied A is one value of a channel, as in Mamba-2: one exponential, and nothing to read for each sequence.
+    """
 
     softplus: bool
     has_d: bool
     has_z: bool
     b_of_steps: bool
     c_of_steps: bool
+    ties_a: bool = False
 
     @property
     def cell(self) -> dict[str, Any]:
@@ -34,7 +38,7 @@ class _Form:
         delta = "softplus(W.dt)" if self.softplus else "W.dt"
         b, c = ("S.b" if self.b_of_steps else "b"), ("S.c" if self.c_of_steps else "c")
         output = f"sum({c} * h[t])" + (" + d * W.x" if self.has_d else "")
-        parameters: dict[str, Any] = {"a": "n"}
+        parameters: dict[str, Any] = {"a": 1 if self.ties_a else "n"}
         parameters |= {name: "n" for name, is_shared in (("b", self.b_of_steps), ("c", self.c_of_steps)) if not is_shared}
         parameters |= {"d": 1} if self.has_d else {}
         shared = [name for name, is_shared in (("b", self.b_of_steps), ("c", self.c_of_steps)) if is_shared]
@@ -120,14 +124,15 @@ def arrays_of_step(sizes: Sizes, tensors: Mapping[str, Any], softplus: bool) -> 
     is_double = any(tensor.dtype is torch.float64 for tensor in tensors.values() if tensor is not None)
     wide = torch.float64 if is_double else reduce(torch.promote_types, (tensor.dtype for tensor in stored))
     arithmetic = STATES[PRECISIONS[wide]]
-    form = _Form(softplus, D is not None, z is not None, bool(of_steps["B"]), bool(of_steps["C"]))
+    ties_a = not sizes.steps and _is_tied(A)
+    form = _Form(softplus, D is not None, z is not None, bool(of_steps["B"]), bool(of_steps["C"]), ties_a)
     try:
         kernel = _kernel(form, sizes.dim, sizes.n, groups if any(of_steps.values()) else 1, PRECISIONS[wide])
     except BadInput as refused:
         reason = str(refused).removeprefix(f"{_CALLER}: ")
         raise BadInput(f"A has shape {list(A.shape)}, for which there is no kernel: {reason}") from None
     gates = [tensor.to(wide) for tensor in (dt, x, z) if tensor is not None]
-    vectors = {"a": A, "b": B, "c": C, "d": D}
+    vectors = {"a": A[:, 0] if ties_a else A, "b": B, "c": C, "d": D}
     by_group = {name.lower(): tensors[name] for name, own in of_steps.items() if own}
     return kernel, {
         "x" if sizes.steps else "x_t": torch.stack(gates, dim=1),
@@ -155,7 +160,14 @@ def without_heads(tensors: dict[str, Any]) -> dict[str, Any]:
             raise BadInput(f"{name} has {groups} groups; a divisor of the {heads} heads is expected")
     channels = {"x": 1, "dt": 1, "z": 1, "A": 0, "D": 0, "dt_bias": 0}
     joined = {name: tensors[name].flatten(axis, axis + 1) for name, axis in channels.items() if tensors[name] is not None}
+    if _is_tied(A):
+        joined["A"] = A[..., :1].flatten(0, 1).expand(-1, n)
     return tensors | joined
+
+
+def _is_tied(A: Any) -> bool:
+    """Say whether all N values of a channel are one in memory."""
+    return bool(A.shape[-1] > 1 and A.stride(-1) == 0)
 
 
 def slots_of_rows(

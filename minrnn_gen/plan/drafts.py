@@ -53,7 +53,7 @@ def again_us(predicted_us: Mapping[str, float], steps: int) -> float:
 
 
 def draft_plan(problem: Problem, steps: int, predicted_us: tuple[float, float] | None = None) -> DraftPlan:
-    """Return how drafts of `steps` are reverted, for the problem of a single step.
+    """Return how drafts of `steps` are reverted, for the problem of a single step on a pool.
 
     `predicted_us`: the times of a single step on slots, and of a kernel that runs steps again, if there is one. With states in
     places every step is a launch that reads a state and writes one. A kernel that runs steps again reads and writes one state
@@ -62,7 +62,7 @@ def draft_plan(problem: Problem, steps: int, predicted_us: tuple[float, float] |
     cell, precision, channels = problem.cell, problem.precision, problem.hidden_size
     wide = len(cell.vector_states)
     values = channels * (wide * max(1, problem.state_size) + len(cell.states) - wide)
-    state, y = values * precision.arithmetic_bytes, channels * precision.storage_bytes
+    state, y = values * problem.state_value_bytes, channels * precision.storage_bytes
     shared = len(cell.shared) * problem.groups * problem.state_size
     inputs = (len(cell.gates) * channels + shared) * precision.storage_bytes
     moved = (steps * (2 * state + inputs + y), 2 * state + steps * (3 * inputs + y))

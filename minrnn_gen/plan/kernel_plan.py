@@ -315,11 +315,6 @@ class KernelPlan:
         return self.problem.hidden_size // self.problem.heads
 
     @property
-    def norm_heads(self) -> int:
-        """Heads that means over a head are taken in: those of R, or parts of them."""
-        return self.problem.heads * self.launch.partition.get("norm_parts", 1)
-
-    @property
     def sums_of_lane(self) -> range:
         """Sums that a lane has of a warpgroup's product of 64 rows: half as many as columns."""
         return range(self.variables.get("batch_tile", self.launch.tile_steps) // 2)

@@ -213,6 +213,12 @@ class Problem:
         return self.element_count * (self.cell.read_count + self.cell.written_count) * self.precision.storage_bytes
 
     @property
+    def state_value_bytes(self) -> int:
+        """Bytes of a value of a state in memory: in a pool it may be in 16 bits."""
+        is_narrow = self.specialization.pool == "storage"
+        return self.precision.storage_bytes if is_narrow else self.precision.arithmetic_bytes
+
+    @property
     def sizes(self) -> Sizes:
         """The typical sizes."""
         return Sizes(self.batch, self.time)

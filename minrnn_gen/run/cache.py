@@ -282,7 +282,10 @@ def inputs_of_drafts(executor: Executor, whole: Mapping[str, Any], draft: int) -
     """Return zeros for x and the inputs S.* of each slot's drafts; nothing where drafted steps are not run again."""
     interface, like = executor.interface, memory.inspect(next(iter(whole.values())), "state")
     is_forward = not interface.runs_reversed[0]
-    if not is_forward or not executor.backend.takes(call_on_slots(like, like, ())) or not executor.draft_plan(draft).replays:
+    if not is_forward or not executor.backend.takes(call_on_slots(like, like, ())):
+        return ()
+    is_narrow = like.dtype != interface.precision.arithmetic_dtype
+    if not executor.draft_plan(draft, "storage" if is_narrow else "arithmetic").replays:
         return ()
     shapes = [interface.shape(axes, 1, 1)[1:] for axes in ("bgh", *["bkn"] * len(interface.shared))]
     storage, lead = interface.precision.storage_dtype, (like.shape[0], 2 * draft)

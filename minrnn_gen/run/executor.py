@@ -277,13 +277,13 @@ class Executor:
         """Records whole runs, for callers that replay traces in their own memory, such as a program of XLA."""
         return GpuRun(self.interface, self.builder, self.backend.without_graphs())
 
-    def draft_plan(self, steps: int) -> DraftPlan:
-        """Return how drafts of so many steps are taken back on a GPU."""
-        builder, hinted = self.builder, self.builder.hinted_specialization
+    def draft_plan(self, steps: int, pool: StatesOut = "arithmetic") -> DraftPlan:
+        """Return how drafts of so many steps are taken back on a GPU; `pool`: the dtype of the cache's states."""
+        builder, hinted = self.builder, replace(self.builder.hinted_specialization, pool=pool)
         problem, predicted = builder.problem_of(builder.cell_shape, builder.key_of("step", hinted)), None
         if self.interface.has_vectors:
-            on_pool = (replace(hinted, pool="arithmetic", replays=replays) for replays in (False, True))
-            single, again = (builder.solve(builder.key_of("step", kind)).plan() for kind in on_pool)
+            either = (replace(hinted, replays=replays) for replays in (False, True))
+            single, again = (builder.solve(builder.key_of("step", kind)).plan() for kind in either)
             predicted = single.predicted_total_us, again_us(again.prediction.predicted_us, steps)
         return draft_plan(problem, steps, predicted)
 

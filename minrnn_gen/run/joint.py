@@ -14,8 +14,8 @@ from typing import Any
 from minrnn_gen.build.tangent_cells import TangentRecipe
 from minrnn_gen.call.slots import FIXED, RECURRENT_BIAS, R, X
 from minrnn_gen.gpu.memory import cast
-from minrnn_gen.run.saved_output import SavedOutput
-from minrnn_gen.run.tangent import Arrays, TangentCall, sum_of
+from minrnn_gen.run.saved_output import SavedOutput, in_words
+from minrnn_gen.run.tangent import Arrays, TangentCall
 from minrnn_gen.run.tangent_products import TangentProducts, zeros_of
 
 Layouts = Sequence[tuple[tuple[int, ...], str]]
@@ -26,9 +26,12 @@ Layouts = Sequence[tuple[tuple[int, ...], str]]
 class JointCall(TangentCall):
     """A call of the kernel of a cell with its tangent.
 
-    `moved_y`: the tangent of y. `dproducts`: the gradients of pre-activations that the first backward computed from `dy`.
+    `tangent`, `gates`: the recipe and the x of the tangent's call, which may be written. `moved_y`: the tangent of y.
+    `dproducts`: the gradients of pre-activations that the first backward computed from `dy`.
     """
 
+    tangent: TangentRecipe | None = None
+    gates: Any = None
     moved_y: Any = None
     dproducts: Any = None
     dy: Any = None
@@ -36,9 +39,8 @@ class JointCall(TangentCall):
     def arguments(self) -> list[Any]:
         """Return the arrays of the call by its slots."""
         slots, at = self.interface.slots, self._total_slot
-        x, dx = self._preactivations(self.arrays, self.tangents)
-        dx = sum_of(sum_of(dx, self._of_moved.of(tangent=False)[0]), self._of_call.of(tangent=True)[0])
-        joined = self._joined((x, dx), (self.arrays[slots.inputs], self.tangents[slots.inputs]))
+        inputs = self.arrays[slots.inputs], self.tangents[slots.inputs]
+        joined = self._joined((self._gates(), None), inputs, is_apart=True)
         total = None if joined[at - 1] is None else zeros_of(joined[at - 1])
         return [*joined[:at], total, *joined[at:], self._along]
 
@@ -52,17 +54,18 @@ class JointCall(TangentCall):
         of_states = [dstate[place] if dstate and is_moved else zeros for place, is_moved in self.recipe.states]
         return [*of_states, zeros + 1]
 
-    def saved(self, layouts: Layouts, of_call: Arrays, of_tangent: Arrays, tangent: TangentRecipe) -> list[Any] | None:
+    def saved(self, layouts: Layouts, of_call: Arrays, of_tangent: Arrays) -> list[Any] | None:
         """Return the arrays that only a backward needs, in these `layouts`; None where the two forwards saved others.
 
-        `of_call` and `of_tangent`: those of the call and of its `tangent`, each with the states after every step first.
+        `of_call` and `of_tangent`: those of the call and of its tangent, each with the states after every step first.
         """
+        assert self.tangent is not None
         states = len(self.recipe.states) + 1
         _, dtype = layouts[0]
         others = [*of_call[len(of_call) - len(layouts) + states :]]
         # Forwards whose backward reads no state but the output save y alone.
         own = [*of_call[: len(of_call) - len(others)]] or [cast(self.y, dtype)]
-        moved = dict(zip(tangent.states, of_tangent[: len(of_tangent) - len(others)], strict=False))
+        moved = dict(zip(self.tangent.states, of_tangent[: len(of_tangent) - len(others)], strict=False))
         moved = moved or {(self._place, True): cast(self.moved_y, dtype)}
         by_pick = moved | {(place, False): state for place, state in enumerate(own)}
         # No backward reads the values of the total.
@@ -81,6 +84,22 @@ class JointCall(TangentCall):
         if self._through_moved_R is not None and gradients[state] is not None:
             gradients[state] = gradients[state] + self._through_moved_R[1]
         return gradients
+
+    def _gates(self) -> Any:
+        """Return pre-activations, and their tangents with all known products added.
+
+        The tangent's call has added those with R's tangent.
+        """
+        assert self.tangent is not None
+        x = self.arrays[X] if self.preactivations is None else self.preactivations
+        moved = self._apart(self.tangent.gates, self.gates, self._gate_axis, True)
+        if self.tangent.gates == self.recipe.gates == self._all_gates and self._of_moved.adds_in_place:
+            own = self._apart(self.recipe.gates, self.gates, self._gate_axis, False)
+            words = in_words(self.xp, x)
+            (own if words is x else own.view(words.dtype)).copy_(words)
+            self._of_moved.add_to(moved)
+            return self.gates
+        return self._together(self.recipe.gates, x, moved + self._of_moved.of(tangent=False)[0], self._gate_axis)
 
     @property
     def _total_slot(self) -> int:

@@ -61,6 +61,20 @@ class SavedOutput:
         flat = bias.reshape((len(results), 1, 1, -1, self._interface.hidden_size))
         return products + cast(flat, self._interface.precision.storage_dtype)
 
+    @property
+    def adds_in_place(self) -> bool:
+        """Whether `add_products` serves: torch adds while it multiplies, to a step's gates where they are a row in memory."""
+        return self._interface.heads == 1 and self._interface.layout != "BDT" and is_eager(self.xp, self._y)
+
+    def add_products(self, sums: Any, matrix: Any) -> None:
+        """Add the products with a matrix in place to `sums`, pre-activations with at least as many gates, to the first ones."""
+        axes = self._interface.preactivation_axes
+        order = ["bt".index(axis) for axis in axes if axis in "bt"]
+        for run, (before, own) in enumerate(zip(self.before, self._by_run_of(matrix), strict=True)):
+            of_run = sums.select(axes.index("d"), run) if self._interface.directions else sums
+            rows = permuted(before, (*order, 2)).reshape((-1, own.shape[-1]))
+            of_run[:, :, : own.shape[0]].view((rows.shape[0], -1)).addmm_(rows, own.reshape((-1, own.shape[-1])).T)
+
     def of_matrix(self, gradient: Any) -> Any:
         """Return the gradient of the matrix from the gradient of products."""
         heads, dim = self._interface.heads, self._interface.head_dim
@@ -137,18 +151,8 @@ class SavedOutput:
 
     def _shifted(self, array: Any, forward: bool) -> Any:
         """Return an array [B, T, H] shifted by a step, with zeros at the step without a predecessor."""
-        if self._moves_words(array):
-            return self._moved(array.view(self.xp.complex128), forward).view(array.dtype)
-        return self._moved(array, forward)
-
-    def _moves_words(self, array: Any) -> bool:
-        """Say whether torch copies an array on a GPU as words of 16 bytes; 16-bit copies run at half the speed."""
-        if self.xp.__name__ != "torch" or not array.is_cuda or not array.is_contiguous():
-            return False
-        if array.requires_grad and self.xp.is_grad_enabled():
-            return False
-        is_plain = not self.xp._C._are_functorch_transforms_active() and not self.xp.compiler.is_compiling()
-        return is_plain and array.shape[-1] * array.itemsize % WORD_BYTES == 0 == array.data_ptr() % WORD_BYTES
+        words = in_words(self.xp, array)
+        return self._moved(array, forward) if words is array else self._moved(words, forward).view(array.dtype)
 
     def _moved(self, array: Any, forward: bool) -> Any:
         zeros = zeros_like(array, (array.shape[0], 1, array.shape[2]))
@@ -198,3 +202,19 @@ def multiplied(xp: Any, precision: Precision, left: Any, right: Any) -> Any:
         return xp.matmul(left, right)
     wide = (cast(side, precision.arithmetic_dtype) for side in (left, right))
     return cast(xp.matmul(*wide), precision.storage_dtype)
+
+
+def is_eager(xp: Any, array: Any) -> bool:
+    """Say whether an array is torch's, and neither autograd nor a transform nor a compiler has to see what is done to it."""
+    if xp.__name__ != "torch" or (array.requires_grad and xp.is_grad_enabled()):
+        return False
+    return not xp._C._are_functorch_transforms_active() and not xp.compiler.is_compiling()
+
+
+def in_words(xp: Any, array: Any) -> Any:
+    """View a tensor on a GPU as words of 16 bytes, if it can be, for a copy: torch copies 16-bit numbers at half the speed."""
+    if not is_eager(xp, array) or not array.is_cuda or array.stride(-1) != 1:
+        return array
+    sizes = (array.shape[-1], array.storage_offset(), *array.stride()[:-1])
+    is_aligned = array.data_ptr() % WORD_BYTES == 0 and all(size * array.itemsize % WORD_BYTES == 0 for size in sizes)
+    return array.view(xp.complex128) if is_aligned else array

@@ -17,7 +17,7 @@ from minrnn_gen.build.tangent_cells import Picks, TangentRecipe
 from minrnn_gen.call.altered import permuted
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.slots import BIAS, RECURRENT_BIAS, SEQUENCES, WEIGHT, R, X
-from minrnn_gen.run.saved_output import SavedOutput, multiplied
+from minrnn_gen.run.saved_output import SavedOutput, in_words, multiplied
 from minrnn_gen.run.tangent_products import TangentProducts, zeros_of
 
 Arrays = Sequence[Any]
@@ -45,6 +45,10 @@ class TangentCall:
         slots = self.interface.slots
         x, dx = self._preactivations(self.arrays, self.tangents)
         inputs, moved_inputs = ([*of[slots.inputs]] for of in (self.arrays, self.tangents))
+        if self._of_output is not None and self.recipe.gates == self._all_gates and self._of_output.adds_in_place:
+            joined = self._joined((x, dx), (inputs, moved_inputs))
+            self._of_output.add_to(joined[X])
+            return joined
         if self._of_output is not None:
             known, beside = self._of_output.of(tangent=False)
             moved, moved_beside = self._of_output.of(tangent=True)
@@ -58,8 +62,7 @@ class TangentCall:
         None where the tangent's kernel reads other gates, or products of y.
         """
         slots, (x, dx) = self.interface.slots, self._preactivations(self.arrays, self.tangents)
-        gates = tuple((place, moved) for moved in (False, True) for place in range(len(self.interface.gates)))
-        if self._of_output is not None or self.recipe.gates != gates:
+        if self._of_output is not None or self.recipe.gates != self._all_gates:
             return None
         arrays = self._joined((x, None), (self.arrays[slots.inputs], self.tangents[slots.inputs]), is_apart=True)
         return arrays, zeros_of(x) if dx is None else self._contiguous(dx)
@@ -164,6 +167,10 @@ class TangentCall:
         output = SavedOutput(interface, self.xp, self.arrays, self.y, recipe.output)
         matrix, moved = (self._shaped(of[R], interface.R_shape) for of in (self.arrays, self.tangents))
         return TangentProducts(interface, recipe.sums, output, matrix, moved, self.arrays[RECURRENT_BIAS])
+
+    @property
+    def _all_gates(self) -> Picks:
+        return tuple((place, moved) for moved in (False, True) for place in range(len(self.interface.gates)))
 
     @property
     def _gate_axis(self) -> int:
@@ -274,8 +281,11 @@ class TangentCall:
         return array.reshape(shape)
 
     def _contiguous(self, array: Any) -> Any:
-        if array is None or hasattr(array, "contiguous"):
-            return array if array is None else array.contiguous()
+        if array is None:
+            return None
+        if hasattr(array, "contiguous"):
+            words = in_words(self.xp, array)
+            return array.contiguous() if words is array else words.contiguous().view(array.dtype)
         return self.xp.ascontiguousarray(array) if hasattr(self.xp, "ascontiguousarray") else array
 
 

@@ -41,6 +41,18 @@ class TangentProducts:
             products = self._output.xp.concatenate(parts, axis=GATES)
         return self._output.in_layout(products, self._interface.preactivation_axes), inputs
 
+    @property
+    def adds_in_place(self) -> bool:
+        """Whether `add_to` serves."""
+        is_sum = all(self._sums) and self._interface.recurrent_gates == self._interface.gates
+        return is_sum and self._bias is None and self._output.adds_in_place
+
+    def add_to(self, sums: Any) -> None:
+        """Add all products in one multiplication to `sums`: pre-activations, followed by their tangents if R has one."""
+        matrices, axis = [self._matrix, self._moved], len(self._interface.directions)
+        matrix = self._matrix if self._moved is None else self._output.xp.concatenate(matrices, axis=axis)
+        self._output.add_products(sums, matrix)
+
     def back(self, known: Any, moved: Any) -> tuple[dict[int, Any], Any, Any]:
         """Return the gradients of R and its bias by slot, of y, and of its initial state, from the gradients of the products.
 

@@ -56,7 +56,6 @@ class Packaged:
     make: Callable[[], tuple[Any, tuple[Any, ...]]]
     layers: int
     subclasses: bool = False
-    note: str = ""
 
     def is_installed(self) -> bool:
         return importlib.util.find_spec(self.package) is not None
@@ -126,9 +125,7 @@ MODELS = {
     "RecurrentNetwork of GRU": Packaged(
         "pytorch_forecasting", _of_forecasting("RecurrentNetwork", hidden_size=8, cell_type="GRU"), 1, subclasses=True
     ),
-    "LSTM with a projection": Packaged(
-        "neuralforecast", _of_neuralforecast, 1, note="torch computes it as long as proj_size is 3"
-    ),
+    "LSTM with a projection": Packaged("neuralforecast", _of_neuralforecast, 1),
     "CRDNN": Packaged("speechbrain", _of_speechbrain, 1),
 }
 

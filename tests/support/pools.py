@@ -29,6 +29,8 @@ CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, int]] = {
 # Of a call over time: lengths of padded sequences, which some rows have no step of, and which rows have a state.
 TIME, LENGTHS, HAS_STATE = 3, (3, 2, 0, 3, 1), (True, True, True, False, True)
 FORMS = ("step", "time", "lengths", "packed")
+# Of the largest value, between two orders of a step's sums.
+ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,16 @@ class OnPool:
                 self.whole[name][...] = values
 
     def check(self, kernel: Kernel) -> None:
-        """Run in place: bit by bit what the call on rows gives, in the slots that are written, and nothing anywhere else."""
-        results = self.results(kernel)
+        """Run in place: bit by bit what the call on rows gives, in the slots that are written, and nothing anywhere else.
+
+        In cells whose step waits within itself a step on rows may be another kernel, which adds up products in another order.
+        """
+        results, slack = self.results(kernel), 0.0
+        if self.form == "step" and kernel.executor.builder.cell_shape.makes_again:
+            slack = ROUNDINGS * float(numpy.finfo(numpy_dtype(kernel.interface.precision.storage_dtype)).eps)
         for name, values in self.expected(kernel, self.plain).items():
-            numpy.testing.assert_array_equal(results[name], values)
+            largest = float(abs(values[numpy.isfinite(values)]).max(initial=0))
+            numpy.testing.assert_allclose(results[name], values, rtol=0, atol=slack * largest)
 
 
 def on_pool(

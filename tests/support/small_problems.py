@@ -1502,6 +1502,7 @@ POOLS: tuple[tuple[str, dict[str, Any], dict[str, int], tuple[str, ...]], ...] =
     ("diagonal", BF16 | {"model": "ind_rnn", "hidden_size": 5}, {}, NARROW_STEPS),
     ("n values", SELECTIVE | FP16 | {"hidden_size": 6, "state_size": 5}, {"lanes": 4}, NARROW_STEPS),
     ("chunks", SELECTIVE | BF16 | {"hidden_size": 6, "state_size": 8}, {"lanes": 2}, NARROW_STEPS),
+    ("chunks of 8", SELECTIVE | BF16 | {"hidden_size": 6, "state_size": 16}, {"lanes": 2}, NARROW_STEPS),
     ("n values of a warp", SELECTIVE | {"hidden_size": 16, "state_size": 4}, {"lanes": 2} | BY_THREADS, ("step",)),
     ("both kinds of states", BOTH_KINDS | {"hidden_size": 10, "state_size": 5}, {"lanes": 2}, STEPS_ON_POOL),
     ("dense", {"model": "lstm", "hidden_size": 12}, {"units": 2, "warps": 2, "batch_tile": 2}, STEPS_ON_POOL),

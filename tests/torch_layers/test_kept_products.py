@@ -10,6 +10,7 @@ from support.needed import needed
 import minrnn_gen
 from minrnn_gen.build.tangent_cells import joint_recipe
 from minrnn_gen.cell.files import library_names
+from minrnn_gen.run import saved_output
 
 torch = pytest.importorskip("torch")
 wing = needed("minrnn_gen.torch")
@@ -100,6 +101,17 @@ def test_one_backward_gives_what_two_give(
     expected = second.gradients()
     assert second.backwards == 2
     for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+@pytest.mark.parametrize("layout", ["BTD", "TBD"])
+@pytest.mark.parametrize("moves_R", [False, True])
+def test_products_added_in_place_are_sums(monkeypatch: pytest.MonkeyPatch, direction: str, layout: str, moves_R: bool) -> None:
+    second = Second(monkeypatch, kernel_of("lstm", direction=direction, layout=layout), moves_R)
+    found = second.gradients()
+    monkeypatch.setattr(saved_output, "is_eager", lambda *_: False)
+    for one, other in zip(found, second.gradients(), strict=True):
         torch.testing.assert_close(one, other, **TOLERANCE)
 
 

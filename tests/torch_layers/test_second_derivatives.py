@@ -144,29 +144,41 @@ KEYS = {
 }
 # Their derivatives are not those of their values.
 OF_OTHER_VALUES = ("lif", "recurrent_lif", "slstm")
+STEPS = 3
+# Each ends, begins or leaves out a sequence within the steps.
+SEQUENCES: tuple[dict[str, list[Any]], ...] = (
+    {},
+    {"resets": [[False, True, False], [True, False, True]]},
+    {"lengths": [3, 1]},
+    {"lengths": [2, 0], "resets": [[False, True, False], [True, False, True]]},
+    {"cu_seqlens": [0, 2, 3]},
+    {"cu_seqlens": [0, 0, 3], "resets": [[True, False, True]]},
+)
 
 
 @pytest.mark.matrix_full
 @pytest.mark.parametrize("name", [name for name in OF_LIBRARY if name not in OF_OTHER_VALUES])
-@pytest.mark.parametrize("has_resets", [False, True])
-def test_gradgradcheck(name: str, has_resets: bool) -> None:
-    """Of every cell in both directions, with states, with and without resets, by torch's own check."""
+@pytest.mark.parametrize("sequences", SEQUENCES, ids=lambda sequences: "and".join(sequences) or "whole")
+def test_gradgradcheck(name: str, sequences: dict[str, Any]) -> None:
+    """Of every cell in both directions, with states, and with resets, lengths and packed sequences, by torch's own check."""
     spec = {"model": name, "hidden_size": 2, "precision": "fp64", "direction": "bidirectional", **KEYS.get(name, {})}
     kernel, generator = minrnn_gen.compile(spec), torch.Generator().manual_seed(2)
     interface, leaves = kernel.interface, []
+    ends = sequences.get("cu_seqlens")
+    rows, count = (1, len(ends) - 1) if ends else (2, 2)
 
     def leaf(shape: tuple[int, ...]) -> Any:
         leaves.append((torch.randn(shape, dtype=torch.float64, generator=generator) / 2).requires_grad_())
         return leaves[-1]
 
-    shapes: dict[str, Any] = {"x": interface.shape(interface.x_axes, 1, 3)}
+    shapes: dict[str, Any] = {"x": interface.shape(interface.x_axes, rows, STEPS)}
     if interface.recurrent_gates:
         pairs = zip(interface.recurrent_gates, interface.product_shapes, strict=True)
         shapes["R"] = {gate: (2, *shape) for gate, shape in pairs} if interface.has_unequal_products else interface.R_shape
     shapes["parameters"] = {one: interface.shape_of_parameter(one) for one in interface.parameters}
-    shapes["state"] = {one: interface.shape_of_state(one, 1) for one in interface.states}
-    shapes["shared"] = {one: interface.shape(interface.shared_axes, 1, 3) for one in interface.shared}
-    shapes["inputs"] = {one: interface.shape(interface.channel_axes, 1, 3) for one in interface.inputs}
+    shapes["state"] = {one: interface.shape_of_state(one, count) for one in interface.states}
+    shapes["shared"] = {one: interface.shape(interface.shared_axes, rows, STEPS) for one in interface.shared}
+    shapes["inputs"] = {one: interface.shape(interface.channel_axes, rows, STEPS) for one in interface.inputs}
     for shape in torch.utils._pytree.tree_leaves(shapes, is_leaf=lambda one: isinstance(one, tuple)):
         leaf(shape)
 
@@ -175,12 +187,10 @@ def test_gradgradcheck(name: str, has_resets: bool) -> None:
         named = {
             key: {one: next(in_order) for one in of} if isinstance(of, dict) else next(in_order) for key, of in shapes.items()
         }
-        y, final = wing.recurrence(
-            kernel, **{key: of for key, of in named.items() if not isinstance(of, dict) or of}, resets=resets
-        )
+        y, final = wing.recurrence(kernel, **{key: of for key, of in named.items() if not isinstance(of, dict) or of}, **placed)
         return y, *final.values()
 
-    resets = torch.tensor([[False, True, False]]) if has_resets else None
+    placed = {key: torch.tensor(of, dtype=None if key == "resets" else torch.int32) for key, of in sequences.items()}
     assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
 
 

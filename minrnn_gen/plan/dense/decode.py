@@ -118,13 +118,8 @@ def _constraints_of_groups(problem: Problem) -> tuple[Constraint, ...]:
             "blocks",
             "split the hidden size into more heads",
         ),
-        Constraint(
-            "whole_parts",
-            "blocks have whole parts of the head that means are over, or parts have whole blocks",
-            ("units", "warps"),
-            lambda units, warps: means.units_apart(problem, units * warps, _group_blocks(problem, units, warps)),
-            lambda *_: 0,
-            "units",
+        means.whole_parts(
+            problem, ("units", "warps"), lambda units, warps: (units * warps, _group_blocks(problem, units, warps))
         ),
         Constraint(
             "pair_of_units",

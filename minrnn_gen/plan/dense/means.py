@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minrnn_gen.plan.gpu_rates import scales_of
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
+from minrnn_gen.plan.solver import Constraint
 
 # Addends of a lane in a sum over units or blocks, where a warp has enough lanes (templates/parts/means_of_group.cuh.j2).
 ADDENDS_OF_LANE = 8
@@ -53,6 +56,18 @@ def units_apart(problem: Problem, units: int, group_blocks: int) -> int:
     if problem.cell.norm_parts == 1 or group_blocks == 1:
         return 0
     return (of_part % units or group_blocks % (of_part // units)) if of_part >= units else units % of_part
+
+
+def whole_parts(problem: Problem, variables: tuple[str, ...], blocks_of: Callable[..., tuple[int, int]]) -> Constraint:
+    """Return the constraint on parts of a head that means are over; `blocks_of`: units of a block, blocks of a group."""
+    return Constraint(
+        "whole_parts",
+        "blocks have whole parts of the head that means are over, or parts have whole blocks",
+        variables,
+        lambda *values: units_apart(problem, *blocks_of(*values)),
+        lambda *_: 0,
+        "units",
+    )
 
 
 def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: int, group_blocks: int) -> dict[str, int]:

@@ -62,7 +62,7 @@ def _constraints(problem: Problem) -> tuple[Constraint, ...]:
 def _resources(problem: Problem, candidate: Candidate) -> Resources:
     threads, heads = candidate["threads"], heads_per_block(problem)
     shared = _shared_map(problem, threads)
-    partition = {"heads_per_block": heads, **({"norm_parts": problem.cell.norm_parts} if problem.cell.norm_parts > 1 else {})}
+    partition = {"heads_per_block": heads, "blocks_of_step": norm_heads(problem) // heads}
     return limits.resident(
         problem, threads, problem.hidden_size // norm_heads(problem) * heads, _registers(problem), shared, partition=partition
     )

@@ -277,15 +277,13 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
         ),
         *(
             (
-                Constraint(
-                    "whole_parts",
-                    "blocks have whole parts of the head that means are over, or parts have whole blocks",
+                means.whole_parts(
+                    problem,
                     units,
-                    lambda cluster_blocks, grid_blocks, warps, products=1: means.units_apart(
-                        problem, warps * TILE_ROWS // products, cluster_blocks * grid_blocks
+                    lambda cluster_blocks, grid_blocks, warps, products=1: (
+                        warps * TILE_ROWS // products,
+                        cluster_blocks * grid_blocks,
                     ),
-                    lambda *_: 0,
-                    "units",
                 ),
             )
             if problem.cell.waits_within_parts

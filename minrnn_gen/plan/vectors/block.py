@@ -87,7 +87,10 @@ class Block:
     @property
     def chunk(self) -> int:
         """Adjacent values that a lane reads at once: of an input S.* in shared memory and, in a single step, also in memory."""
-        widest = math.gcd(self.values, WIDEST_COPY_BYTES // self.problem.precision.arithmetic_bytes)
+        # A draft reads its shared memory far more often than its states.
+        replays, precision = self.problem.specialization.replays, self.problem.precision
+        value_bytes = precision.arithmetic_bytes if replays else self.problem.state_value_bytes
+        widest = math.gcd(self.values, WIDEST_COPY_BYTES // value_bytes)
         return math.gcd(widest, self.problem.state_size) if self.problem.kernel_pass == "step" else widest
 
     @property

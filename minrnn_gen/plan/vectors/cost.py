@@ -130,9 +130,9 @@ def _step_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
     steps, around = (STEPS_OF_DRAFT, INSTRUCTIONS_AROUND_DRAFT) if problem.specialization.replays else (1, 0.0)
     instructions += (steps - 1) * step.instructions + around
     special = warps * steps * step.functions * limits.WARP_LANES
-    state_bytes = block.values * len(cell.vector_states) * problem.precision.arithmetic_bytes
+    state_bytes = block.values * len(cell.vector_states) * problem.state_value_bytes
     # If the lanes of a step read less than a sector of memory at once, some of it is read again.
-    read_at_once = block.lanes * block.chunk * problem.precision.arithmetic_bytes
+    read_at_once = block.lanes * block.chunk * problem.state_value_bytes
     narrow = 1 + NARROW_SHARE * max(0.0, math.log2(SECTOR_BYTES / read_at_once))
     # Parameters are read for each sequence, from L2 but for the first.
     parameters = problem.batch * problem.hidden_size * problem.state_size * wide_parameters * problem.precision.arithmetic_bytes
@@ -165,7 +165,7 @@ def _sums_bytes(problem: Problem, block: Block) -> Amount:
 
 def _state_bytes(problem: Problem) -> Amount:
     states = problem.batch * problem.hidden_size * problem.state_size * len(problem.cell.vector_states)
-    return states * problem.precision.arithmetic_bytes
+    return states * problem.state_value_bytes
 
 
 def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Amount]:

@@ -17,7 +17,7 @@ from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.cublas import WORKSPACE_BYTES
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import KernelPlan
-from minrnn_gen.program.number import Loop, bounds, divided_up, least
+from minrnn_gen.program.number import Loop, Number, bounds, divided_up, least
 from minrnn_gen.run.launch import Launch, address_or_null, launch_in_grid, named, stride_values, vector_values
 from minrnn_gen.run.slots import step_states
 
@@ -120,6 +120,12 @@ def _groups(plan: KernelPlan, batch: int) -> int:
     return plan.problem.heads * divided_up(batch, plan.group_sequences)
 
 
+def blocks_of_rows(plan: KernelPlan, rows: Number) -> Number:
+    """Return the blocks of a kernel that takes units apart, or all of a head where means are over them, for steps of `rows`."""
+    of_row = plan.launch.partition.get("blocks_of_step")
+    return rows * of_row if of_row else divided_up(rows * plan.problem.hidden_size, plan.launch.threads)
+
+
 def arguments_launch(
     plan: KernelPlan,
     names: ArrayNames,
@@ -133,9 +139,7 @@ def arguments_launch(
 
     The number after the last round's writes the means over units instead.
     """
-    blocks = divided_up(call.batch * call.time * plan.problem.hidden_size, plan.launch.threads)
-    if heads := plan.launch.partition.get("heads_per_block"):
-        blocks = call.batch * call.time * (plan.norm_heads // heads)
+    blocks = blocks_of_rows(plan, call.batch * call.time)
     values = {
         **_inputs(names, call),
         **_left_by_forward(names, call, layout, arrays),

@@ -14,9 +14,8 @@ from minrnn_gen.codegen.parameter import pack
 from minrnn_gen.codegen.signature import BEGIN, STEP, STEP_SIGNATURE
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.problem import KernelKey
-from minrnn_gen.program.number import divided_up
 from minrnn_gen.run.backend import Backend, GraphOnStream, Queue, Recorder
-from minrnn_gen.run.dense.launch import NamedArguments, scratch_sizes
+from minrnn_gen.run.dense.launch import NamedArguments, blocks_of_rows, scratch_sizes
 from minrnn_gen.run.dense.products import GateRounds, step_products
 from minrnn_gen.run.launch import Launch
 
@@ -114,9 +113,7 @@ class StepwiseRun:
     ) -> tuple[Callable[[], None], Callable[[int], None]]:
         """Return a function that enqueues the product before a step, and one that takes a step by its index."""
         step, is_backward, gates = queue.load(kernel, STEP), _is_backward(kernel), self.gates
-        blocks = divided_up(batch * step.plan.problem.hidden_size, step.plan.launch.threads)
-        if heads := step.plan.launch.partition.get("heads_per_block"):
-            blocks = batch * (step.plan.norm_heads // heads)
+        blocks = blocks_of_rows(step.plan, batch)
         of_rounds = list(enumerate(gates.rounds, start=1))
 
         def multiply(runs: tuple[range, ...], number: int = 0) -> None:

@@ -207,7 +207,7 @@ def _second_gradients_of(
     arrays = as_called.arguments()
     y, *others = OPERATOR(recipe.recipe, True, False, *moving.interface.slots.by_schema(arrays))
     final, extra = others[: len(moving.states)], others[len(moving.states) :]
-    gradients = _joint_gradients(kernel, first, as_called, (y, final, extra))
+    gradients = _joint_gradients(kernel, first, as_called, arrays[X], (y, final, extra))
     if gradients is not None:
         return gradients, y, as_called.final(final)
     gradients = gradients_of(moving, arrays, y, extra, dy, as_called.incoming(dstate))
@@ -232,11 +232,11 @@ def _scanned(moving: Kernel, first: _First, as_called: TangentCall) -> tuple[lis
 
 
 def _joint_gradients(
-    kernel: Kernel, first: _First, of_tangent: TangentCall, moved: tuple[Any, Tensors, Tensors]
+    kernel: Kernel, first: _First, of_tangent: TangentCall, gates: Any, moved: tuple[Any, Tensors, Tensors]
 ) -> list[Any] | None:
     """Return the second gradients of a call's tensors by one backward; None where the first one's are not kept.
 
-    `of_tangent`: the tangent's call; `moved`: its y, final states and saved arrays.
+    `of_tangent`: the tangent's call; `gates`: its x, which may be written; `moved`: its y, final states and saved arrays.
     """
     tensors, (own_y, *own_extra), dy, dstate, dx = first
     recipe = None if dx is None else joint_recipe(kernel.recipe)
@@ -244,13 +244,12 @@ def _joint_gradients(
         return None
     y, final, extra = moved
     joint, x = kernel_by(recipe.recipe), tensors[X]
-    as_called = JointCall(
-        kernel.interface, recipe, torch, tensors, of_tangent.tangents, own_y, of_tangent.preactivations, y, dx, dy
-    )
+    of_call = (kernel.interface, recipe, torch, tensors, of_tangent.tangents, own_y, of_tangent.preactivations)
+    as_called = JointCall(*of_call, of_tangent.recipe, gates, y, dx, dy)
     batch, time = (x.shape[kernel.interface.x_axes.index(axis)] for axis in "bt")
     layouts = joint.executor.saved_layouts(batch, time, on_cpu=x.device.type == "cpu", all_states=False)
     own_saved = own_extra if tensors[WEIGHT] is None else own_extra[:-1]
-    saved = as_called.saved(layouts, own_saved, extra, of_tangent.recipe)
+    saved = as_called.saved(layouts, own_saved, extra)
     if saved is None:
         return None
     incoming = as_called.dstate(dstate, final)
