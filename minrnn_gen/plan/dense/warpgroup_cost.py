@@ -14,6 +14,7 @@ from minrnn_gen.plan.dense.warpgroup_partition import (
     WarpgroupPartition,
 )
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
+from minrnn_gen.plan.limits import SHARED_BYTES_PER_CYCLE
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import Problem
@@ -25,7 +26,6 @@ SHARE_OF_ONE_SM = 0.6
 # Where tensor cores make more products than these in a cycle, they do so by other instructions, and mma.sync reaches a share of
 # them: on sm_90 62.9 % (arXiv 2402.13499).
 MMA_SYNC_PRODUCTS, MMA_SYNC_SHARE = 1024, 0.629
-SHARED_BYTES_PER_CYCLE = 128  # that an SM reads of shared memory: a word of each of 32 banks
 # What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
 STREAM_LEAST_NS = 100.0
 
