@@ -55,21 +55,13 @@ def units_apart(problem: Problem, units: int, group_blocks: int) -> int:
     return (of_part % units or group_blocks % (of_part // units)) if of_part >= units else units % of_part
 
 
-def merges_in_warps(problem: Problem, cluster_blocks: int, columns: int) -> bool:
-    """Say whether each warp of a cluster merges the means of its own `columns` sequences, one for each lane or pair of lanes."""
-    is_exchanged = bool(problem.cell.waits) and cluster_blocks > 1 and problem.cell.norm_parts == 1
-    return is_exchanged and lanes_of_sum(cluster_blocks) * _at_once(problem, columns) <= WARP_LANES
-
-
-def shared_map(
-    problem: Problem, units: int, batch_tile: int, cluster_blocks: int, group_blocks: int, copies: int = 1
-) -> dict[str, int]:
-    """Return the part of shared memory for the values of a block's units, what blocks send, and `copies` of a step's means."""
+def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: int, group_blocks: int) -> dict[str, int]:
+    """Return the part of shared memory for the values of a block's units, what blocks send, and a step's means."""
     waits, arithmetic_bytes = problem.cell.waits, problem.precision.arithmetic_bytes
     if not waits:
         return {}
     values = max(rows for _, rows in waits) * batch_tile * (units + lanes_of_sum(units))
-    of_step = copies * MOMENTS * batch_tile * parts_of_block(problem, units, group_blocks) * sum(count for count, _ in waits)
+    of_step = MOMENTS * batch_tile * parts_of_block(problem, units, group_blocks) * sum(count for count, _ in waits)
     received = 2 * MOMENTS * cluster_blocks * _at_once(problem, batch_tile) if cluster_blocks > 1 else 0
     mbarriers = 2 * MBARRIER_BYTES
     if problem.cell.norm_parts > 1 and cluster_blocks > 1:

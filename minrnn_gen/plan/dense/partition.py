@@ -143,11 +143,6 @@ class Partition:
         """Cells of a lane: a tile has four results for it, and every sequence as many copies as there is room for."""
         return RESULTS * self.cell_columns // (COLUMNS * self.products_per_tile)
 
-    @property
-    def merges_in_warps(self) -> bool:
-        """Whether each warp merges the means that its own cells read."""
-        return means.merges_in_warps(self.problem, self.cluster_blocks, self.cell_columns)
-
     def stage_bytes(self, columns: int) -> int:
         """Bytes that a warp reads from memory for one step of `columns` sequences."""
         cell, precision = self.problem.cell, self.problem.precision
@@ -182,7 +177,6 @@ class Partition:
             "column_warps": self.column_warps,
             "cell_warps": self.cell_warps,
             **means.in_plan(self.problem, self.grid_blocks, self.batch_tile),
-            **({"merges_in_warps": 1} if self.merges_in_warps else {}),
             **self.diagonal.in_plan(),
         }
 

@@ -156,8 +156,7 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
         sums = partition.local_exchange_bytes if partition.uses_reduce_scatter else 0
         parts["local_rounds"] = local * (parts["operand"] // 2 + sums + 2 * MBARRIER_BYTES)
     units = partition.row_warps * partition.units_per_warp
-    copies = partition.row_warps if partition.merges_in_warps else 1
-    return parts | means.shared_map(problem, units, batch_tile, partition.cluster_blocks, partition.group_blocks, copies)
+    return parts | means.shared_map(problem, units, batch_tile, partition.cluster_blocks, partition.group_blocks)
 
 
 def constraints(problem: Problem) -> tuple[Constraint, ...]:
