@@ -68,6 +68,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     def partition_at(*values: int) -> WarpgroupPartition:
         return WarpgroupPartition(problem, *values)
 
+    def units_of(partition: WarpgroupPartition) -> int:
+        """Return the units of a head, rounded up to whole tiles."""
+        return partition.tiles * partition.tile_units
+
     def of(function: Callable[[WarpgroupPartition], int]) -> Callable[..., int]:
         """Return a function of what a candidate stands for as one of its variables."""
         return lambda *values: function(partition_at(*values))
@@ -121,7 +125,7 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
                     "units_of_tiles",
                     "tiles have units of the head alone, so that all moments are of as many units",
                     every[:5],
-                    lambda *values: partition_at(*values, TILE_COLUMNS).units - problem.head_dim,
+                    lambda *values: units_of(partition_at(*values, TILE_COLUMNS)) - problem.head_dim,
                     lambda *_: 0,
                     "units",
                     "choose heads of a multiple of 64 units",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates
+from minrnn_gen.plan.dense.means import MOMENTS
 from minrnn_gen.plan.dense.warpgroup_partition import (
-    MOMENTS_BYTES,
     SLICE_BYTES,
     SWIZZLED_ROW_BYTES,
     TILE_ROWS,
@@ -146,7 +146,8 @@ def _means_ns(partition: WarpgroupPartition) -> dict[str, float]:
     if not waits:
         return {}
     step_ns, columns = MODELS[partition.problem.kernel_pass].step, partition.finished_columns
-    of_mean_kb = partition.consumers / partition.row_tiles * partition.tiles * columns * MOMENTS_BYTES / 1000
+    moments_kb = MOMENTS * partition.problem.precision.arithmetic_bytes / 1000
+    of_mean_kb = partition.consumers / partition.row_tiles * partition.tiles * columns * moments_kb
     return {"means": scales.grid * (len(waits) * step_ns + sum(count for count, _ in waits) * of_mean_kb * KB_NS)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from minrnn_gen.plan.dense.means import lanes_of_sum
+from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
@@ -45,7 +45,6 @@ UNROLLED_CHUNKS_MOST = 32
 # off by 2.6 to 3.2 e-7 with chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused multiply-adds by
 # 4 to 12 e-7.
 CHAIN_CHUNKS = 2
-MOMENTS_BYTES = 8  # a mean and the squares of differences from it, in float32
 COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
 
 
@@ -131,11 +130,6 @@ class WarpgroupPartition:
         return -(-self.problem.head_dim // together) * together // self.chunk_units
 
     @property
-    def units(self) -> int:
-        """Units of a head, rounded up to whole chunks."""
-        return self.unit_chunks * self.chunk_units
-
-    @property
     def flag_chunks(self) -> int:
         """Chunks of units with a flag of their own: a power of two, so that units of tiles and of flags are multiples."""
         return 1 << max(0, -(-self.unit_chunks // FLAGS_MOST) - 1).bit_length()
@@ -158,7 +152,7 @@ class WarpgroupPartition:
     @property
     def tiles(self) -> int:
         """Tiles of the units of a head."""
-        return self.units // self.tile_units
+        return self.unit_chunks * self.chunk_units // self.tile_units
 
     @property
     def sums_over_grid(self) -> bool:
@@ -336,7 +330,7 @@ class WarpgroupPartition:
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
-            "means": self.means_bytes,
+            "means": means.warpgroups_bytes(self.problem, self.tile_units, columns * consumers, self.row_tiles),
         }
         return {name: size for name, size in parts.items() if size}
 
@@ -387,26 +381,6 @@ class WarpgroupPartition:
         return 2 * (self.shares - 1) * self.finished_columns // 2 * WARPGROUP_THREADS * 4
 
     @property
-    def means_bytes(self) -> int:
-        """Bytes of a block for values of its units that are averaged, their moments, and the means of a step."""
-        waits, columns = self.problem.cell.waits, self.finished_columns
-        if not waits:
-            return 0
-        at_once, rows = (max(counts) for counts in zip(*waits, strict=True))
-        values = rows * (self.tile_units + lanes_of_sum(self.tile_units)) * self.problem.precision.arithmetic_bytes
-        of_step = MOMENTS_BYTES * sum(count for count, _ in waits)
-        return columns * self.consumers * (at_once * MOMENTS_BYTES + values + of_step // self.row_tiles)
-
-    @property
-    def moments_bytes(self) -> int:
-        """Bytes of memory through which the tiles of a group of sequences exchange moments, with a line for each counter."""
-        if not self.problem.cell.waits:
-            return 0
-        at_once = max(count for count, _ in self.problem.cell.waits)
-        of_share = 2 * self.tiles * at_once * self.finished_columns * MOMENTS_BYTES + LINE_BYTES
-        return self.shares * of_share
-
-    @property
     def exchange_bytes(self) -> int:
         """Bytes of memory that a group of sequences exchanges outputs through: two operands, and flags, in lines of 128.
 
@@ -414,7 +388,8 @@ class WarpgroupPartition:
         """
         flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
-        return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes + self.moments_bytes
+        moments_bytes = self.shares * means.exchange_bytes(self.problem, self.tiles * self.finished_columns, LINE_BYTES)
+        return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes + moments_bytes
 
     @property
     def packed_bytes(self) -> int:
