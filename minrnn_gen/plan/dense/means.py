@@ -77,12 +77,12 @@ def warpgroups_bytes(problem: Problem, units: int, columns: int, row_tiles: int)
     These are values, their moments, and the means of a step, which the warpgroups of `row_tiles` tiles share.
     """
     waits = problem.cell.waits
-    value_bytes: int = problem.precision.arithmetic_bytes
     if not waits:
         return 0
     at_once, rows = (max(counts) for counts in zip(*waits, strict=True))
     values, of_step = rows * (units + lanes_of_sum(units)), MOMENTS * sum(count for count, _ in waits)
-    return value_bytes * (columns * (values + MOMENTS * at_once) + columns // row_tiles * of_step)
+    words: int = columns * (values + MOMENTS * at_once) + columns // row_tiles * of_step
+    return problem.precision.arithmetic_bytes * words
 
 
 def exchange_bytes(problem: Problem, items: int, counter_bytes: int) -> int:
