@@ -61,6 +61,11 @@ class PartsText:
         return max(wait.count for wait in self.waits)
 
     @property
+    def has_squares(self) -> bool:
+        """Whether any of the means has the mean of squared differences with it."""
+        return any(wait.has_squares for wait in self.waits)
+
+    @property
     def rows_at_once(self) -> int:
         """The most values per unit that one exchange averages."""
         return max(wait.count + wait.lists for wait in self.waits)

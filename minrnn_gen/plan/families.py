@@ -125,7 +125,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
                 return (at_last,) if persistent.means_refusal(problem) else (decode.ROUNDS, at_last)
             if _refusal(problem):
                 return (at_last,)
-            return persistent.BACKWARD if backward else persistent.FORWARD, at_last
+            many = () if large_batch.refusal(problem) else (large_batch.FORWARD,)
+            return *many, persistent.BACKWARD if backward else persistent.FORWARD, at_last
         case "dense":
             if problem.kernel_pass == "step":
                 # What does not fit is a forward of one step.

@@ -14,7 +14,7 @@ from minrnn_gen.plan.summary import html_table, limit_in_words
 from minrnn_gen.precision import FunctionAccuracy
 
 SEQUENTIAL_TERMS = frozenset({"fill_and_drain", "step", "products", "pointwise", "cells", "exchange", "shared_matrix",
-                              "reduce_split_k", "means", "prefetch", "launch"})  # fmt: skip
+                              "reduce_split_k", "rounds", "means", "prefetch", "launch"})  # fmt: skip
 # Terms that overlap perfectly would combine by their maximum, the infinite norm; 3 fits measured scans best.
 OVERLAP_NORM = 3
 # The tile counter at the head of a look-back's workspace, alone on its cache line.

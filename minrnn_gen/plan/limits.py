@@ -14,6 +14,8 @@ from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronousl
 
 WARP_LANES = 32
 MBARRIER_BYTES = 8
+# What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
+SHARED_BYTES_PER_CYCLE = 128
 # Beyond this many times the bytes that hide the latency, a deeper pipeline only takes memory from other blocks.
 USEFUL_IN_FLIGHT_FACTOR = 4
 # The loops over a tile are unrolled; above this many operations NVRTC needs more than about half a second.

@@ -20,6 +20,7 @@ _TERMS = {
     "exchange": "the exchange between blocks",
     "shared_matrix": "R in shared memory",
     "reduce_split_k": "sums over warps",
+    "rounds": "further rounds of products",
     "prefetch": "values that are not in flight for long enough",
     "pointwise": "pointwise kernels",
     "fill_and_drain": "the first copy and the last tile",

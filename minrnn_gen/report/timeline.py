@@ -10,7 +10,7 @@ from minrnn_gen.plan.summary import term_in_words
 from minrnn_gen.report.drawing import PARTS
 
 # Terms of a step of a stepwise kernel, in this order; the launch occurs once for all steps.
-ORDER_OF_STEP = ("step", "shared_matrix", "products", "pointwise", "reduce_split_k", "cells", "exchange", "prefetch")
+ORDER_OF_STEP = ("step", "shared_matrix", "products", "pointwise", "reduce_split_k", "rounds", "cells", "exchange", "prefetch")
 LONG_STEP_US = 10.0  # from here on the times of a step are in us
 LEAST_WIDTH = 0.7  # of the widths of all lanes, in hundredths: what is short is seen too
 

@@ -35,16 +35,17 @@ def problems() -> Iterator[tuple[Problem, Family]]:
         yield from problems_of(kind)
     yield from problems_of("diagonal", state_size=16)
     yield from problems_of("dense", means=(2, 2, 1))
+    yield from problems_of("dense", rounds=(("h",),))
 
 
 def problems_of(
-    kind: CellKind, state_size: int = 0, means: tuple[int, int, int] = (0, 0, 0)
+    kind: CellKind, state_size: int = 0, means: tuple[int, int, int] = (0, 0, 0), rounds: tuple[tuple[str, ...], ...] = ()
 ) -> Iterator[tuple[Problem, Family]]:
     cell = CellShape(
         "cell",
         kind,
         gates=("z", "h"),
-        recurrent_gates=("z",) if kind == "dense" else (),
+        recurrent_gates=("z", *itertools.chain.from_iterable(rounds)) if kind == "dense" else (),
         states=("h",),
         parameters=(),
         carried_count=0,
@@ -55,6 +56,7 @@ def problems_of(
         vector_states=("h",) if state_size else (),
         shared=("b",) if state_size else (),
         means=means,
+        rounds=rounds,
         waits=((1, 1),) if any(means) else (),
         phases=(PhaseShape("scalar", 1, 2, True),) if kind == "block-affine" else (),
     )

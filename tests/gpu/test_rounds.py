@@ -41,6 +41,10 @@ WAYS: list[tuple[dict[str, Any], int, int, int, int, dict[str, Any]]] = [
     (DEEP, 96, 2, 7, 30, {"precision": "fp64"}),
     (OF_TWO_STATES, 256, 1, 5, 33, {"precision": "bf16"}),
     (GATES_TOGETHER, 512, 1, 16, 40, {"precision": "bf16"}),
+    # Means of many sequences, by warpgroups: lists, rounds, and blocks that split the columns of R.
+    (GATES_TOGETHER, 512, 1, 600, 8, {"precision": "bf16"}),
+    (OF_ROUNDS, 512, 1, 600, 8, {"precision": "fp16", "layout": "TBD", "direction": "reverse"}),
+    (GATES_TOGETHER, 1024, 1, 300, 6, {"precision": "fp32", "fp32_product": "tf32"}),
     (GATES_TOGETHER, 1024, 8, 5, 70, {"precision": "fp32", "layout": "BDT", "direction": "bidirectional"}),
     (OF_BOTH, 96, 3, 7, 30, {"precision": "fp32", "recurrent_gradient_clip": 0.05}),
     (OF_ROUNDS, 700, 1, 4, 33, {"precision": "fp64", "input_size": 24}),

@@ -1416,6 +1416,23 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("rounds of an input", BF16 | {"model": GAP_OF_ROUNDS, "hidden_size": 40}, LARGE, "resets all", FORWARD),
         ("rounds of an input, backward", BF16 | {"model": GAP_OF_ROUNDS, "hidden_size": 40}, LARGE, "resets", BACKWARD),
         ("a100 rounds", RESET_FIRST | A100, LARGE, "resets", BOTH),
+        # Means over units: of many tiles and of two of a block, of shares of the sequences, and within rounds of products.
+        (
+            "norms of warpgroups",
+            BF16 | {"model": GATES_TOGETHER, "hidden_size": 64},
+            LARGE | {"row_tiles": 2},
+            "long resets",
+            FORWARD,
+        ),
+        ("norms of groups", FP16 | {"model": MIXED_LISTS, "hidden_size": 128}, LARGE | {"column_groups": 2}, "resets", FORWARD),
+        (
+            "norms of sums",
+            ONCE | REVERSE | {"model": "layer_norm_lstm", "hidden_size": 32},
+            LARGE | BLOCKS_THAT_SUM | {"batch_tile": 16},
+            "resets",
+            FORWARD,
+        ),
+        ("norms in rounds of warpgroups", BF16 | {"model": OF_ROUNDS, "hidden_size": 128}, LARGE, "long resets", FORWARD),
         (
             "rounds of warpgroups, clipped",
             FP16 | {"model": RESET_BEFORE, "hidden_size": 24, "recurrent_gradient_clip": 0.05},

@@ -37,6 +37,12 @@ def refusal(problem: Problem) -> str:
         return f"{problem.cell.name} has {most} recurrent products in a round, warpgroups take {PRODUCTS_MOST}"
     if not problem.cell.round_products[0]:
         return f"no product of {problem.cell.name} is of its previous output alone, which the warpgroups exchange"
+    if problem.cell.has_means and problem.kernel_pass == "backward":
+        return f"the gradients of {problem.cell.name} need means over units, which warpgroups exchange in forwards alone"
+    if problem.cell.means_over_all and problem.heads > 1:
+        return f"{problem.cell.name} needs means over all units, but the blocks of a head do not wait for those of others"
+    if problem.cell.norm_parts > 1:
+        return f"means of {problem.cell.name} are over parts of a head, and warpgroups exchange those of whole heads"
     if problem.specialization.alignment_bytes < WIDEST_COPY_BYTES:
         return f"rows start at multiples of {problem.specialization.alignment_bytes} bytes, not of {WIDEST_COPY_BYTES}"
     return ""
@@ -61,6 +67,10 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
     @functools.cache
     def partition_at(*values: int) -> WarpgroupPartition:
         return WarpgroupPartition(problem, *values)
+
+    def units_of(partition: WarpgroupPartition) -> int:
+        """Return the units of a head, rounded up to whole tiles."""
+        return partition.tiles * partition.tile_units
 
     def of(function: Callable[[WarpgroupPartition], int]) -> Callable[..., int]:
         """Return a function of what a candidate stands for as one of its variables."""
@@ -108,6 +118,21 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
             lambda *_: 0,
             "sequences",
             drops_dominated=True,
+        ),
+        *(
+            (
+                Constraint(
+                    "units_of_tiles",
+                    "tiles have units of the head alone, so that all moments are of as many units",
+                    every[:5],
+                    lambda *values: units_of(partition_at(*values, TILE_COLUMNS)) - problem.head_dim,
+                    lambda *_: 0,
+                    "units",
+                    "choose heads of a multiple of 64 units",
+                ),
+            )
+            if problem.cell.waits
+            else ()
         ),
         Constraint(
             "rounds",

@@ -86,6 +86,26 @@ def shared_map(problem: Problem, units: int, batch_tile: int, cluster_blocks: in
     return {"means": arithmetic_bytes * (values + of_step + received) + mbarriers + 4 * WIDEST_COPY_BYTES}
 
 
+def warpgroups_bytes(problem: Problem, units: int, columns: int, row_tiles: int) -> int:
+    """Return the bytes of shared memory for means of warpgroups of so many units each, with `columns` sequences in all.
+
+    These are values, their moments, and the means of a step, which the warpgroups of `row_tiles` tiles share.
+    """
+    waits = problem.cell.waits
+    if not waits:
+        return 0
+    at_once, rows = (max(counts) for counts in zip(*waits, strict=True))
+    values, of_step = rows * (units + lanes_of_sum(units)), MOMENTS * sum(count for count, _ in waits)
+    words: int = columns * (values + MOMENTS * at_once) + columns // row_tiles * of_step
+    return problem.precision.arithmetic_bytes * words
+
+
+def exchange_bytes(problem: Problem, items: int, counter_bytes: int) -> int:
+    """Return the bytes of memory for moments of so many tiles and sequences, of even and of odd exchanges, and a counter."""
+    most = _at_once(problem, 1)
+    return 2 * MOMENTS * problem.precision.arithmetic_bytes * items * most + counter_bytes if most else 0
+
+
 def in_plan(problem: Problem, grid_blocks: int, batch_tile: int) -> dict[str, int]:
     """Return the bytes of memory through which the blocks of a grid exchange means, by their name in a plan."""
     if not problem.cell.waits:

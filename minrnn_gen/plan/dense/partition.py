@@ -121,9 +121,12 @@ class Partition:
         """Tiles of the operand whose part of a warp's matrix is in shared memory."""
         if not self.smem_sixteenths:
             return 0
-        # As many come together as there are sums under way.
-        group = max(2, self.tiling.sum // RESULTS)
-        return int(self.tiles_per_warp) * self.smem_sixteenths // SIXTEENTHS // group * group
+        return int(self.tiles_per_warp) * self.smem_sixteenths // SIXTEENTHS // self.smem_group * self.smem_group
+
+    @property
+    def smem_group(self) -> int:
+        """Tiles of an iteration over those whose part of a warp's matrix is in shared memory: one for each sum under way."""
+        return max(2, self.tiling.sum // RESULTS)
 
     @property
     def cell_warps(self) -> int:

@@ -10,9 +10,9 @@ from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS
 from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
-from minrnn_gen.plan.dense.step_model import MODELS, exchange_ns, local_exchange_ns
+from minrnn_gen.plan.dense.step_model import MODELS, exchange_ns, local_exchange_ns, rounds_ns
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
-from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
+from minrnn_gen.plan.limits import MBARRIER_BYTES, SHARED_BYTES_PER_CYCLE, WARP_LANES, Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
@@ -25,8 +25,6 @@ REGISTERS_OF_SHARED, REGISTERS_OF_SHARED_ROW, REGISTERS_ESTIMATE_OFF = 8, 3, 16
 BACKWARD_REGISTERS_OF_SPLIT_K = 7
 # Of the sums of other blocks that are added up side by side; in float32 they are among the fixed ones.
 REGISTERS_OF_PEER_SUMS_IN_FP64 = 12
-# What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
-SHARED_BYTES_PER_CYCLE = 128
 # Addresses, strides, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 36, 66
 # The fixed ones of the backward address the gradients of four gates; of fewer gates there are fewer.
@@ -353,13 +351,15 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         "shared_matrix": matrix_cycles / cycles_per_ns,
         "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
     }
-    # Each round of products is one more exchange and sum; all that a step does for its cells it does once. A round multiplies
-    # its own rows alone, or its own columns where sums travel, and zeros of the other columns where operands do.
+    # Each round of products is one more exchange; all that a step does for its cells it does once. A round multiplies its own
+    # rows alone, or its own columns where sums travel, and zeros of the other columns where operands do.
     rounds = 1 + len(problem.cell.rounds)
     multiplies_zeros = partition.is_backward and not partition.uses_reduce_scatter
-    repeated = ("exchange", "reduce_split_k", *(("products", "shared_matrix") if multiplies_zeros else ()))
-    for term in repeated:
+    repeated = ("reduce_split_k", *(("products", "shared_matrix") if multiplies_zeros else ())) if partition.is_backward else ()
+    for term in ("exchange", *repeated):
         terms_ns[term] = rounds * terms_ns[term]
+    if rounds > 1 and not partition.is_backward:
+        terms_ns["rounds"] = rounds_ns(partition, blocks_of_busiest_sm)
     if local := len(partition.diagonal.local_rounds):
         terms_ns["exchange"] *= (rounds - local) / rounds
         terms_ns["exchange"] += local * local_exchange_ns(partition, model, blocks_of_busiest_sm)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minrnn_gen.plan.dense.partition import Partition
+from minrnn_gen.plan.dense.partition import COLUMNS, Partition
 from minrnn_gen.plan.gpu_rates import scales_of
-from minrnn_gen.plan.many_sizes import Amount
+from minrnn_gen.plan.limits import SHARED_BYTES_PER_CYCLE
+from minrnn_gen.plan.many_sizes import Amount, where
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class StepModel:
     load: float
 
 
+# Of each further round of products in a forward: from the arrival of its operand to the sending of the next one. And of each
+# iteration over tiles of R in shared memory, where a warp is alone: loads, and multiplications that wait for them. Fitted to
+# 53 forwards of gru_reset_before on an H200 (docs/lab-notes.md).
+ROUND_NS, ROUND_LOOP_NS = 125.0, 30.0
+
 MODELS = {
     "forward": StepModel(118.0, 3.63, 0.0, 2.9, 0.68, 112.0, 22.0, 29.0, 55.7, 286.0, 153.0, 76.0),
     "backward": StepModel(160.0, 0.0, 4.2, 8.8, 0.55, 0.0, 56.0, 82.0, 43.5, 539.0, 115.0, 53.0),
@@ -52,6 +58,22 @@ def exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: Am
     if partition.cluster_blocks > 1:
         return scales.cluster * (model.exchange + blocks_of_busiest_sm * exchange_bytes / 1000 * model.received)
     return 0.0
+
+
+def rounds_ns(partition: Partition, blocks_of_busiest_sm: Amount) -> Amount:
+    """Return the time of the further rounds of products of a forward, besides their exchanges and multiplications.
+
+    Each warp reads its columns of the operand again. Where a partition of an SM has one warp, nothing hides the latency of the
+    loop over the part of R in shared memory, which runs in every round of more than diagonal blocks.
+    """
+    problem, gpu, local = partition.problem, partition.problem.gpu, len(partition.diagonal.local_rounds)
+    rounds = len(problem.cell.rounds)
+    warps = partition.row_warps * partition.split_k_warps * blocks_of_busiest_sm
+    tile_bytes = partition.tiling.depth * COLUMNS * problem.precision.storage_bytes
+    operand_cycles = warps * partition.tiles_per_warp * tile_bytes / SHARED_BYTES_PER_CYCLE
+    loop_ns = where(warps <= gpu.partitions_per_sm, partition.smem_tiles / partition.smem_group * ROUND_LOOP_NS, 0.0)
+    of_whole_ns = loop_ns * scales_of(gpu).instruction + operand_cycles / gpu.sm_clock_hz * 1e9
+    return rounds * ROUND_NS * scales_of(gpu).instruction + (rounds - local) * of_whole_ns
 
 
 def local_exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: Amount) -> Amount:

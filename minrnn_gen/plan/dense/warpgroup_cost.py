@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates
+from minrnn_gen.plan.dense.means import MOMENTS
 from minrnn_gen.plan.dense.warpgroup_partition import (
     SLICE_BYTES,
     SWIZZLED_ROW_BYTES,
@@ -14,6 +15,7 @@ from minrnn_gen.plan.dense.warpgroup_partition import (
     WarpgroupPartition,
 )
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
+from minrnn_gen.plan.limits import SHARED_BYTES_PER_CYCLE
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import Problem
@@ -25,7 +27,8 @@ SHARE_OF_ONE_SM = 0.6
 # Where tensor cores make more products than these in a cycle, they do so by other instructions, and mma.sync reaches a share of
 # them: on sm_90 62.9 % (arXiv 2402.13499).
 MMA_SYNC_PRODUCTS, MMA_SYNC_SHARE = 1024, 0.629
-SHARED_BYTES_PER_CYCLE = 128  # that an SM reads of shared memory: a word of each of 32 banks
+# Of a KB that a block draws from L2: 64 to 75 KB come in a microsecond (docs/lab-notes.md).
+KB_NS = 14.3
 # What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
 STREAM_LEAST_NS = 100.0
 
@@ -103,6 +106,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     if partition.streams_matrix:
         streamed_ns = _streamed_ns(partition, column_groups, of_gpu)
         terms_ns["exchange"] += maximum(streamed_ns - sum(terms_ns.values()), STREAM_LEAST_NS)
+    terms_ns |= _means_ns(partition)
     rounds_us = problem.time * ceil(groups / at_once) / 1e3
     return {name: rounds_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
 
@@ -134,6 +138,17 @@ def _passes(problem: Problem) -> int:
 def _partials(partition: WarpgroupPartition) -> float:
     """Return the partial sums of a lane that travel, over the warpgroups of a group of columns."""
     return (partition.shares - 1) * partition.finished_columns * partition.row_tiles * partition.split_k_warpgroups / 4
+
+
+def _means_ns(partition: WarpgroupPartition) -> dict[str, float]:
+    """Return the term of means: an exchange of them is as long as one of operands, and a block reads those of all tiles."""
+    waits, scales = partition.problem.cell.waits, scales_of(partition.problem.gpu)
+    if not waits:
+        return {}
+    step_ns, columns = MODELS[partition.problem.kernel_pass].step, partition.finished_columns
+    moments_kb = MOMENTS * partition.problem.precision.arithmetic_bytes / 1000
+    of_mean_kb = partition.consumers / partition.row_tiles * partition.tiles * columns * moments_kb
+    return {"means": scales.grid * (len(waits) * step_ns + sum(count for count, _ in waits) * of_mean_kb * KB_NS)}
 
 
 def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: Amount) -> dict[str, Amount]:

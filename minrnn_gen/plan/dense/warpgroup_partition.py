@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 
@@ -178,10 +179,10 @@ class WarpgroupPartition:
         """Rounds in which a warpgroup computes its cells: several where R is streamed and the ring had no room otherwise.
 
         Two rounds take as much memory as one, since the values of the next one are copied meanwhile. With rounds of products
-        there is one: each of them reads the values of all sequences.
+        or means there is one: each of them reads the values of all sequences.
         """
         tiles = self.finished_columns // TILE_COLUMNS
-        if not self.streams_matrix or tiles < 1 or self.problem.cell.rounds:
+        if not self.streams_matrix or tiles < 1 or self.problem.cell.rounds or self.problem.cell.waits:
             return 1
         possible: list[int] = [rounds for rounds in (1, *range(3, tiles + 1)) if tiles % rounds == 0]
         fitting = (rounds for rounds in possible if self._slots_beside(self._parts_beside_matrix(rounds)) >= STREAM_SLOTS_LEAST)
@@ -237,6 +238,8 @@ class WarpgroupPartition:
         of_instruction = self.mma_sync * MMA_SYNC_REGISTERS[problem.kernel_pass]
         # Of each cell the products of earlier rounds, or the gradients of arguments.
         carried += cells * (len(cell.rounds) if is_backward else products - cell.round_products[-1])
+        if cell.waits:  # the other products too, and what parts of a step keep
+            carried += cells * (cell.round_products[-1] + cell.held_count)
         if is_backward:
             # Biases, parameters, and the sums over time of their gradients.
             of_units = 2 * lane_units * (gates + products + vectors)
@@ -254,7 +257,7 @@ class WarpgroupPartition:
         if self.streams_matrix and self.warpgroup_chunks > UNROLLED_CHUNKS_MOST:
             return 0
         free = self.consumer_registers - self.registers_beside_matrix
-        if self.problem.cell.rounds and not self.is_backward:
+        if (self.problem.cell.rounds or self.problem.cell.waits) and not self.is_backward:
             free -= PRODUCT_ROUNDS_FREE_REGISTERS
         room = free // REGISTERS_PER_CHUNK
         return max(0, min(self.warpgroup_chunks - self.streams_matrix, room))
@@ -327,6 +330,7 @@ class WarpgroupPartition:
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
+            "means": means.warpgroups_bytes(self.problem, self.tile_units, columns * consumers, self.row_tiles),
         }
         return {name: size for name, size in parts.items() if size}
 
@@ -384,7 +388,8 @@ class WarpgroupPartition:
         """
         flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
-        return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes
+        moments_bytes = self.shares * means.exchange_bytes(self.problem, self.tiles * self.finished_columns, LINE_BYTES)
+        return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes + moments_bytes
 
     @property
     def packed_bytes(self) -> int:
