@@ -183,6 +183,7 @@ def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
     )
     return {
         "grid_blocks": partition.grid_blocks,
+        "in_one_block": int(partition.in_one_block),
         "tile_units": partition.tile_units,
         "stage_bytes": partition.stage_bytes,
         "mma_sync": int(partition.mma_sync),

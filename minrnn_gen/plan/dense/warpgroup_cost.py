@@ -30,6 +30,10 @@ SHARED_BYTES_PER_CYCLE = 128  # that an SM reads of shared memory: a word of eac
 STREAM_LEAST_NS = 100.0
 
 
+# Of every step where the operand stays in shared memory: two barriers of the block. Assumed, not measured.
+BLOCK_STEP_NS = 200.0
+
+
 @dataclass(frozen=True)
 class StepModel:
     """Time of the parts of a step, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
@@ -143,16 +147,20 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     consumers, of_block = partition.row_tiles * partition.split_k_warpgroups * column_groups, partition.block_chunks
     exchanges = len(problem.cell.round_products)
     columns = partition.batch_tile * column_groups
-    fetch_ns = of_block / partition.producer_warps * model.fetch
-    fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
-    fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
+    step_ns, fetch_ns = (model.step + is_wide * model.wide) * scales.grid, 0.0
+    if partition.in_one_block:
+        step_ns = BLOCK_STEP_NS * scales.block
+    else:
+        fetch_ns = of_block / partition.producer_warps * model.fetch
+        fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
+        fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
     split_k_ns = (partition.split_k_warpgroups > 1) * model.split_k * scales.block
     if partition.sums_over_grid:
         sum_ns = (model.grid + _partials(partition) * column_groups * model.grid_partial) * scales.grid
     else:
         sum_ns = ((partition.cluster_blocks > 1) * model.cluster + _partials(partition) * model.partial) * scales.cluster
     return {
-        "step": exchanges * (model.step + is_wide * model.wide) * scales.grid,
+        "step": exchanges * step_ns,
         "products": (
             _by_warps_ns(partition, columns)
             if partition.mma_sync

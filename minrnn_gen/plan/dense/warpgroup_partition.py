@@ -82,14 +82,19 @@ class WarpgroupPartition:
         return products if self.is_backward else (1,) * len(products)
 
     @property
+    def in_one_block(self) -> bool:
+        """Whether a block has a head and all of R, so that operands stay in its shared memory and no warp fetches."""
+        return self.grid_blocks == 1 and not self.streams_matrix
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return self.row_tiles * self.split_k_warpgroups * self.column_groups
 
     @property
     def threads(self) -> int:
-        """Threads of a block: one warpgroup more fetches."""
-        return (self.consumers + 1) * WARPGROUP_THREADS
+        """Threads of a block: those that multiply, and a warpgroup that fetches."""
+        return (self.consumers + (not self.in_one_block)) * WARPGROUP_THREADS
 
     @cached_property
     def row_slots(self) -> int:
@@ -201,14 +206,13 @@ class WarpgroupPartition:
     def launch_registers(self) -> int:
         """Registers of a thread at the launch."""
         gpu = self.problem.gpu
-        if self.consumers == 1:
-            return gpu.registers_per_thread_max
-        return gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
+        share = gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
+        return min(gpu.registers_per_thread_max, share)
 
     @property
     def divides_registers(self) -> bool:
         """Whether warpgroups reallocate registers: some fetch, and those that multiply launch with less than the most."""
-        return self.consumers > 1 and self.problem.gpu.divides_registers
+        return self.consumers > 1 and not self.in_one_block and self.problem.gpu.divides_registers
 
     @property
     def producer_registers(self) -> int:
@@ -324,6 +328,7 @@ class WarpgroupPartition:
         parts = {
             "stages": min(rounds, 2) * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
+            "operand": self.in_one_block * self.column_groups * self.operand_chunks * self.slot_bytes,
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
@@ -348,13 +353,17 @@ class WarpgroupPartition:
 
     @cached_property
     def ring_slots(self) -> int:
-        """Slots of the ring that fit: as many as fill shared memory, at most the chunks of two steps."""
+        """Slots of the ring that fit: as many as fill shared memory, at most the chunks of two steps; 0 without a ring."""
+        if self.in_one_block:
+            return 0
         slots = max(0, min(self._slots_beside(self.fixed_map), 2 * self.block_chunks))
         return slots // self.split_k_warpgroups * self.split_k_warpgroups
 
     @property
     def slots_least(self) -> int:
         """Slots that a ring needs: one for each warp that fetches, and two chunks of a warpgroup, three if R is streamed."""
+        if self.in_one_block:
+            return 0
         of_warpgroups = (2 + self.streams_matrix) * self.split_k_warpgroups
         return max(self.producer_warps, min(of_warpgroups, 2 * self.block_chunks))
 
@@ -368,7 +377,7 @@ class WarpgroupPartition:
         """The parts of shared memory."""
         slots = self.column_groups * self.ring_slots
         ring = {"ring": slots * (self.slot_bytes + self.streamed_slot_bytes), "mbarrier": 2 * slots * MBARRIER_BYTES}
-        parts = self.fixed_map | ring
+        parts = self.fixed_map | (ring if slots > 0 else {})
         return parts | {"padding": -sum(parts.values()) % SWIZZLE_BYTES}
 
     @property
@@ -380,8 +389,11 @@ class WarpgroupPartition:
     def exchange_bytes(self) -> int:
         """Bytes of memory that a group of sequences exchanges outputs through: two operands, and flags, in lines of 128.
 
-        Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup.
+        Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup. 0 in one
+        block.
         """
+        if self.in_one_block:
+            return 0
         flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
         return 2 * self.operand_chunks * self.slot_bytes + flags_bytes + sums_bytes
