@@ -71,6 +71,11 @@ class WarpgroupPartition:
         return self.problem.gpu.compute_capability != WGMMA_CAPABILITY
 
     @property
+    def stages_in_bulk(self) -> bool:
+        """Whether what a step reads is copied row by row, each by one instruction: a backward reads many rows of 64 units."""
+        return self.is_backward and self.problem.gpu.has_bulk_copy
+
+    @property
     def operand_width(self) -> int:
         """Values of a unit in the operand: its output, or the gradients of its products."""
         return len(self.problem.cell.recurrent_gates) if self.is_backward else 1
@@ -331,6 +336,7 @@ class WarpgroupPartition:
             "operand": self.in_one_block * self.column_groups * self.operand_chunks * self.slot_bytes,
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
+            "staged": self.stages_in_bulk * min(rounds, 2) * consumers * MBARRIER_BYTES,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
         }
         return {name: size for name, size in parts.items() if size}
