@@ -196,6 +196,7 @@ def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
         "register_chunks": partition.register_chunks,
         "shared_chunks": partition.shared_chunks,
         "ring_slots": partition.ring_slots,
+        "stage_steps": partition.stage_steps,
         "stages_in_bulk": int(partition.stages_in_bulk),
         "bulk_copies": int(partition.problem.gpu.has_bulk_copy),
         "producer_warps": partition.producer_warps,

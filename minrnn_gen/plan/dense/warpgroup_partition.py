@@ -325,18 +325,26 @@ class WarpgroupPartition:
     @cached_property
     def parts_beside_matrix(self) -> dict[str, int]:
         """The parts of shared memory other than R and the ring."""
-        return self._parts_beside_matrix(self.rounds)
+        return self._parts_beside_matrix(self.rounds, self.stage_steps)
 
-    def _parts_beside_matrix(self, rounds: int) -> dict[str, int]:
+    @cached_property
+    def stage_steps(self) -> int:
+        """Steps whose values are copied ahead: two where shared memory has room for them next to all else."""
+        if not (self.in_one_block and self.stages_in_bulk):
+            return 1
+        return 2 if self._matrix_bytes + sum(self._parts_beside_matrix(1, 2).values()) <= self.most_shared_bytes else 1
+
+    def _parts_beside_matrix(self, rounds: int, steps: int = 1) -> dict[str, int]:
+        buffers = 2 if rounds > 1 else steps
         units_bytes = self.tile_units * self.problem.precision.storage_bytes
         consumers, columns = self.consumers, self.finished_columns // rounds
         parts = {
-            "stages": min(rounds, 2) * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
+            "stages": buffers * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
             "operand": self.in_one_block * self.column_groups * self.operand_chunks * self.slot_bytes,
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
-            "staged": self.stages_in_bulk * min(rounds, 2) * consumers * MBARRIER_BYTES,
+            "staged": self.stages_in_bulk * buffers * consumers * MBARRIER_BYTES,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
         }
         return {name: size for name, size in parts.items() if size}
@@ -344,8 +352,12 @@ class WarpgroupPartition:
     @cached_property
     def fixed_map(self) -> dict[str, int]:
         """The parts of shared memory other than the ring."""
-        matrix_bytes = self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
-        return ({"matrix": matrix_bytes} if matrix_bytes else {}) | self.parts_beside_matrix
+        return ({"matrix": self._matrix_bytes} if self._matrix_bytes else {}) | self.parts_beside_matrix
+
+    @property
+    def _matrix_bytes(self) -> int:
+        """Bytes of the part of R in shared memory."""
+        return self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
 
     def ring_bytes(self, slots: int) -> int:
         """Bytes of a ring of so many slots for each group of sequences, with their mbarriers."""
