@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import limits
+from minrnn_gen.plan.dense.warpgroup import CHAIN_CHUNKS, TILE_COLUMNS
 from minrnn_gen.plan.dense.warpgroup_cost import predicted_us
-from minrnn_gen.plan.dense.warpgroup_partition import CHAIN_CHUNKS, TILE_COLUMNS, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import WarpgroupPartition
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
