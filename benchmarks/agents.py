@@ -1,17 +1,23 @@
-"""Recurrent layers of agents, many short sequences with resets, in milliseconds: `python -m benchmarks.agents`.
+"""Recurrent layers of agents, many short sequences with resets, in milliseconds: `python -m benchmarks.agents [--compile]`.
 
 A row is a layer: sequences x steps, inputs -> units, without gradients and as a training step (forward, gradients of input and
 parameters), by events with a cold L2. Beside ours, with and without resets of one step in a hundred, are cuDNN without resets
 at torch's defaults with TF32 allowed, and TorchRL's Triton kernels with resets and TF32. In brackets: the share of that time
 that ours with resets takes. Errors are those of y against float64, for the first 64 sequences, relative in the 2-norm. Last
 the PPO update of CleanRL's `ppo_atari_lstm.py` at its sizes, with the loop over steps and with one call, by the host's clock.
+
+All kernels are compiled first, in as many processes as there are cores: TorchRL's have some dozen candidates each, which would
+take minutes one by one. `--compile` compiles them and stops.
 """
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,10 +30,7 @@ RESETS = 0.01
 
 
 class Layer(NamedTuple):
-    """A layer of torch.nn, the sequences and steps that it runs over, and whether TorchRL's kernels run too.
-
-    Those compile their candidates for a minute or more for each layer.
-    """
+    """A layer of torch.nn, the sequences and steps that it runs over, and whether TorchRL's kernels run too."""
 
     kind: str
     sequences: int
@@ -46,14 +49,16 @@ LAYERS = (
     Layer("GRU", 4096, 64, 128, 128, "float32", with_torchrl=True),
     Layer("LSTM", 256, 512, 128, 256, "float32"),
 )
+TORCHRL = "torchrl.modules.tensordict_module._rnn_triton"
 # Of ppo_atari_lstm.py: environments, steps of a rollout, minibatches, epochs.
 ENVIRONMENTS, ROLLOUT, MINIBATCHES, EPOCHS = 8, 128, 4, 4
+# Sequences of a call whose kernels TorchRL compiles for any number that 16 divides, and parts of its candidates.
+COMPILED_SEQUENCES, PARTS = 64, 4
 
 
 def _by_triton(kind: str, layer: Any, marks: Any) -> Callable[[Any], Any]:
     """Return TorchRL's kernel on the weights of torch's layer, with states of zeros at marks."""
-    kernels = importlib.import_module("torchrl.modules.tensordict_module._rnn_triton")
-    call = getattr(kernels, f"{kind.lower()}_triton")
+    call = getattr(importlib.import_module(TORCHRL), f"{kind.lower()}_triton")
     weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
     states = [torch.zeros(*marks.shape, layer.hidden_size, device="cuda", dtype=torch.float32)] * (2 if kind == "LSTM" else 1)
     compute = torch.bfloat16 if layer.weight_ih_l0.dtype is torch.bfloat16 else torch.float32
@@ -64,16 +69,61 @@ def _by_triton(kind: str, layer: Any, marks: Any) -> Callable[[Any], Any]:
     return run
 
 
+def _made(layer: Layer) -> tuple[Any, Any, Any, Any]:
+    """Return torch's layer, ours with the same weights, their input, and the marks of resets."""
+    dtype = getattr(torch, layer.dtype)
+    torch.manual_seed(0)
+    theirs = getattr(torch.nn, layer.kind)(layer.inputs, layer.units, batch_first=True, device="cuda", dtype=dtype)
+    ours = getattr(minrnn_gen.torch, layer.kind)(layer.inputs, layer.units, device="cuda", dtype=dtype)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(layer.sequences, layer.steps, layer.inputs, device="cuda").to(dtype).requires_grad_()
+    return theirs, ours, x, torch.rand(layer.sequences, layer.steps, device="cuda") < RESETS
+
+
+def _compile_ours(layer: Layer) -> None:
+    """Compile our kernels for a layer, with resets and without."""
+    _allow_tf32()
+    _, ours, x, marks = _made(layer)
+    for resets in (marks, None):
+        with torch.no_grad():
+            ours(x, resets=resets)
+        ours(x, resets=resets)[0].sum().backward()
+
+
+def _compile_theirs(layer: Layer, part: int) -> None:
+    """Compile every PARTS-th of the candidates among which TorchRL's kernels choose."""
+    _allow_tf32()
+    kernels = importlib.import_module(TORCHRL)
+    for kernel in vars(kernels).values():
+        if isinstance(kernel, kernels.triton.runtime.Autotuner):
+            kernel.configs = kernel.configs[part::PARTS]
+    theirs, _, x, marks = _made(layer._replace(sequences=COMPILED_SEQUENCES))
+    _by_triton(layer.kind, theirs, marks)(x).sum().backward()
+
+
+def compile_ahead() -> None:
+    """Compile the kernels of all rows, concurrently; a failure is reported where the row is measured."""
+    processes = min(len(os.sched_getaffinity(0)), len(LAYERS) * PARTS)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        futures: list[Future[None]] = [pool.submit(measure_update, False)]
+        for layer in LAYERS:
+            futures.append(pool.submit(_compile_ours, layer))
+            if layer.with_torchrl:
+                futures += (pool.submit(_compile_theirs, layer, part) for part in range(PARTS))
+        for future in futures:
+            if error := future.exception():
+                print(f"compiling ahead: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+
+
+def _allow_tf32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+
+
 def measure(layer: Layer) -> None:
     """Print the rows of a layer."""
     kind, batch, steps, inputs, units, dtype_name, with_torchrl = layer
-    dtype = getattr(torch, dtype_name)
-    torch.manual_seed(0)
-    theirs = getattr(torch.nn, kind)(inputs, units, batch_first=True, device="cuda", dtype=dtype)
-    ours = getattr(minrnn_gen.torch, kind)(inputs, units, device="cuda", dtype=dtype)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(batch, steps, inputs, device="cuda").to(dtype).requires_grad_()
-    marks = torch.rand(batch, steps, device="cuda") < RESETS
+    theirs, ours, x, marks = _made(layer)
     runs: dict[str, Callable[[Any], Any]] = {
         "minrnn_gen": lambda x: ours(x, resets=marks)[0],
         "without resets": lambda x: ours(x)[0],
@@ -87,10 +137,10 @@ def measure(layer: Layer) -> None:
         runs.pop("torchrl.triton", None)
         print(f"torchrl.triton: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
     some = slice(0, 64)
-    exact = getattr(torch.nn, kind)(inputs, units, batch_first=True, dtype=torch.float64)
-    exact.load_state_dict({name: value.double().cpu() for name, value in theirs.state_dict().items()})
-    expected = _by_loop(exact, x[some].detach().double().cpu(), marks[some].cpu())
-    dy = torch.randn(batch, steps, units, device="cuda").to(dtype)
+    exact = getattr(torch.nn, kind)(inputs, units, batch_first=True, dtype=torch.float64, device="cuda")
+    exact.load_state_dict({name: value.double() for name, value in theirs.state_dict().items()})
+    expected = _by_loop(exact, x[some].detach().double(), marks[some])
+    dy = torch.randn(batch, steps, units, device="cuda").to(x.dtype)
 
     def train(run: Callable[[Any], Any]) -> None:
         for leaf in (x, *theirs.parameters(), *ours.parameters()):
@@ -101,7 +151,7 @@ def measure(layer: Layer) -> None:
     title = f"{kind} {batch} x {steps}, {inputs} -> {units}, {dtype_name}"
     with torch.no_grad():
         errors = {
-            name: float((run(x)[some].double().cpu() - expected).norm() / expected.norm())
+            name: float((run(x)[some].double() - expected).norm() / expected.norm())
             for name, run in runs.items()
             if "without" not in name
         }
@@ -179,8 +229,8 @@ def _update(agent: _Agent, optimizer: Any, rollout: dict[str, Any]) -> None:
             optimizer.step()
 
 
-def measure_update() -> None:
-    """Print the row of the PPO update."""
+def measure_update(is_timed: bool = True) -> None:
+    """Print the row of the PPO update; where not `is_timed`, the update only runs."""
     shape = (ROLLOUT, ENVIRONMENTS)
     rollout = {
         "frames": torch.randint(0, 256, (*shape, 1, 84, 84), device="cuda").float(),
@@ -201,12 +251,14 @@ def measure_update() -> None:
     }
     for run in runs.values():
         run()
-    print(line_of("update of ppo_atari_lstm.py", milliseconds(runs, on_host=True)), flush=True)
+    if is_timed:
+        print(line_of("update of ppo_atari_lstm.py", milliseconds(runs, on_host=True)), flush=True)
 
 
 if __name__ == "__main__":
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    for layer in LAYERS:
-        measure(layer)
-    measure_update()
+    _allow_tf32()
+    compile_ahead()
+    if "--compile" not in sys.argv:
+        for layer in LAYERS:
+            measure(layer)
+        measure_update()

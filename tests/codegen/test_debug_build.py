@@ -151,7 +151,8 @@ def test_every_loop_without_a_count_is_bounded() -> None:
             "parts/diagonal_exchange.cuh.j2",
             "parts/state_packet.cuh.j2",
             "parts/grid_exchange.cuh.j2",
-            "parts/large_batch_tile.cuh.j2",
+            "parts/large_batch_grid.cuh.j2",
+            "parts/large_batch_fetch.cuh.j2",
         }
     )
 

@@ -36,6 +36,7 @@ def problems() -> Iterator[tuple[Problem, Family]]:
     yield from problems_of("diagonal", state_size=16)
     yield from problems_of("dense", means=(2, 2, 1))
     yield from problems_of("dense", rounds=(("h",),))
+    yield from ((replace(problem, heads=8), family) for problem, family in problems_of("dense"))  # of one block each
 
 
 def problems_of(

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 
 from minrnn_gen.plan import limits
+from minrnn_gen.plan.dense.warpgroup import CHAIN_CHUNKS, TILE_COLUMNS
 from minrnn_gen.plan.dense.warpgroup_cost import predicted_us
-from minrnn_gen.plan.dense.warpgroup_partition import CHAIN_CHUNKS, TILE_COLUMNS, WarpgroupPartition
+from minrnn_gen.plan.dense.warpgroup_partition import WarpgroupPartition
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
@@ -208,6 +209,7 @@ def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
     )
     return {
         "grid_blocks": partition.grid_blocks,
+        "in_one_block": int(partition.in_one_block),
         "tile_units": partition.tile_units,
         "stage_bytes": partition.stage_bytes,
         "mma_sync": int(partition.mma_sync),
@@ -220,6 +222,8 @@ def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
         "register_chunks": partition.register_chunks,
         "shared_chunks": partition.shared_chunks,
         "ring_slots": partition.ring_slots,
+        "stage_steps": partition.stage_steps,
+        "stages_in_bulk": int(partition.stages_in_bulk),
         "bulk_copies": int(partition.problem.gpu.has_bulk_copy),
         "producer_warps": partition.producer_warps,
         "consumer_registers": partition.consumer_registers if partition.divides_registers else 0,

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates
 from minrnn_gen.plan.dense.means import MOMENTS
-from minrnn_gen.plan.dense.warpgroup_partition import (
-    SLICE_BYTES,
-    SWIZZLED_ROW_BYTES,
-    TILE_ROWS,
-    WARPGROUP_WARPS,
-    WarpgroupPartition,
-)
+from minrnn_gen.plan.dense.warpgroup import SLICE_BYTES, SWIZZLED_ROW_BYTES, TILE_ROWS, WARPGROUP_WARPS
+from minrnn_gen.plan.dense.warpgroup_partition import WarpgroupPartition
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.limits import SHARED_BYTES_PER_CYCLE
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
@@ -31,6 +26,13 @@ MMA_SYNC_PRODUCTS, MMA_SYNC_SHARE = 1024, 0.629
 KB_NS = 14.3
 # What streaming adds to a step at least; assumed, so that of kernels that are alike the one with R on the chip is taken.
 STREAM_LEAST_NS = 100.0
+
+
+# Of every step where the operand stays in shared memory: two barriers of the block. Assumed, not measured.
+BLOCK_STEP_NS = 200.0
+# Where the copies of a step begin as the one before it ends, the share of their time that is waited for: three backwards of 128
+# units on an H200 gave 0.3, 0.5 and 0.9.
+SHARE_WAITED = 0.6
 
 
 @dataclass(frozen=True)
@@ -158,16 +160,20 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     consumers, of_block = partition.row_tiles * partition.split_k_warpgroups * column_groups, partition.block_chunks
     exchanges = len(problem.cell.round_products)
     columns = partition.batch_tile * column_groups
-    fetch_ns = of_block / partition.producer_warps * model.fetch
-    fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
-    fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
+    step_ns, fetch_ns = (model.step + is_wide * model.wide) * scales.grid, 0.0
+    if partition.in_one_block:
+        step_ns = BLOCK_STEP_NS * scales.block
+    else:
+        fetch_ns = of_block / partition.producer_warps * model.fetch
+        fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
+        fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
     split_k_ns = (partition.split_k_warpgroups > 1) * model.split_k * scales.block
     if partition.sums_over_grid:
         sum_ns = (model.grid + _partials(partition) * column_groups * model.grid_partial) * scales.grid
     else:
         sum_ns = ((partition.cluster_blocks > 1) * model.cluster + _partials(partition) * model.partial) * scales.cluster
-    return {
-        "step": exchanges * (model.step + is_wide * model.wide) * scales.grid,
+    terms_ns: dict[str, Amount] = {
+        "step": exchanges * step_ns,
         "products": (
             _by_warps_ns(partition, columns)
             if partition.mma_sync
@@ -184,6 +190,20 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
         "shared_matrix": partition.shared_chunks * consumers * model.shared_chunk * scales.instruction,
         "reduce_split_k": exchanges * (split_k_ns + sum_ns),
     }
+    if partition.in_one_block:
+        terms_ns["prefetch"] = _waited_ns(partition, columns, of_gpu, sum(terms_ns.values()))
+    return terms_ns
+
+
+def _waited_ns(partition: WarpgroupPartition, columns: Amount, of_gpu: Amount, computed_ns: Amount) -> Amount:
+    """Return what a step in one block waits for memory, which all blocks read and write at the bandwidth of a copy."""
+    problem, units = partition.problem, partition.row_tiles * partition.tile_units
+    written = (problem.cell.step_values + partition.operand_width) if partition.is_backward else 1
+    of_column = partition.row_tiles * partition.stage_bytes + units * written * problem.precision.storage_bytes
+    memory_ns = columns * of_column * of_gpu * problem.gpu.sm_count / problem.gpu.bandwidth_bytes_per_s * 1e9
+    if partition.stage_steps > 1:
+        return maximum(memory_ns - computed_ns, 0.0)
+    return SHARE_WAITED * memory_ns
 
 
 def _streamed_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: Amount) -> Amount:

@@ -1,4 +1,4 @@
-"""Partition of a persistent kernel at large batch: R's tiles over warpgroups, chunks of the operand, and shared memory."""
+"""Partition of a persistent kernel at large batch: registers, and shared memory."""
 
 from __future__ import annotations
 
@@ -8,171 +8,38 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from minrnn_gen.plan.dense import means
+from minrnn_gen.plan.dense.warpgroup import (
+    BACKWARD_REGISTERS_FIXED,
+    COLUMN_BYTES,
+    LINE_BYTES,
+    MMA_SYNC_REGISTERS,
+    PRODUCER_REGISTERS,
+    PRODUCER_REGISTERS_FEW,
+    PRODUCER_WARPS,
+    PRODUCT_ROUNDS_FREE_REGISTERS,
+    PRODUCT_ROUNDS_REGISTERS,
+    REGISTER_UNIT,
+    REGISTERS_FIXED,
+    REGISTERS_PER_CHUNK,
+    ROUNDS_REGISTERS,
+    STREAM_REGISTERS,
+    STREAM_RING_BYTES,
+    STREAM_SLOTS_LEAST,
+    SWIZZLE_BYTES,
+    SWIZZLED_ROW_BYTES,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    UNROLLED_CHUNKS_MOST,
+    WARPGROUP_THREADS,
+    WarpgroupTiling,
+)
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
-from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
-
-# No other architecture, older or newer, has products of warpgroups (PTX ISA, wgmma).
-WGMMA_CAPABILITY = "9.0"
-# wgmma and what it takes from (PTX ISA, wgmma.mma_async): 64 rows of 128 bytes, swizzled over 1024.
-TILE_ROWS, TILE_COLUMNS, SWIZZLED_ROW_BYTES, SWIZZLE_BYTES, SLICE_BYTES = 64, 8, 128, 1024, 32
-WARPGROUP_WARPS = 4
-WARPGROUP_THREADS = WARPGROUP_WARPS * WARP_LANES
-# Warps that fetch operands; one was measured to be slower by 15 to 42 % than four (docs/performance.md).
-PRODUCER_WARPS = 4
-LINE_BYTES = 128  # of L2
-REGISTER_UNIT = 8  # of setmaxnreg
-# Registers of a thread that fetches, where warpgroups divide the registers anew: fewer with more than two that multiply.
-PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24
-REGISTERS_PER_CHUNK = 16  # of R: 64 rows of 128 bytes, over 128 lanes
-# Flags that a warp reads at once, of chunks of outputs that are complete.
-FLAGS_MOST = WARP_LANES
-# Bytes of the ring where R is streamed through it: what an SM draws from L2 in a microsecond, and as much that is multiplied.
-STREAM_RING_BYTES = 128 << 10
-# Slots of such a ring: a chunk that is multiplied, and of what is under way no less.
-STREAM_SLOTS_LEAST = 4
-# Addresses, the loop and what is under way, read off compiled kernels.
-REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
-ROUNDS_REGISTERS = 16  # of a backward in rounds
-PRODUCT_ROUNDS_REGISTERS = 16  # of a backward with rounds of products
-# Of a forward with rounds of products, what R leaves free: cells of a round are computed at once.
-PRODUCT_ROUNDS_FREE_REGISTERS = 40
-STREAM_REGISTERS = 12  # of a forward that streams R
-# Of mma.sync: fragments of the operand that are loaded ahead, of R in shared memory, and their addresses.
-MMA_SYNC_REGISTERS = {"forward": 32, "backward": 64}
-# The most chunks of a warpgroup for which a streamed R is unrolled, for the sake of a few chunks in registers.
-UNROLLED_CHUNKS_MOST = 32
-# Chunks in tf32x3 that tensor cores add up by themselves. They truncate sums: emulated, with 512 to 4096 columns, products were
-# off by 2.6 to 3.2 e-7 with chains of two chunks, 5.4 to 5.5 e-7 of four, and 5 to 38 e-6 of all; by fused multiply-adds by
-# 4 to 12 e-7.
-CHAIN_CHUNKS = 2
-COLUMN_BYTES = {"forward": 32, "backward": 64}  # of a sequence's place in the arrays
+from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 
 
 @dataclass(frozen=True, eq=False)
-class WarpgroupPartition:
-    """Partition of the work that a candidate's variables describe."""
-
-    problem: Problem
-    cluster_blocks: int
-    split_k_blocks: int
-    row_tiles: int
-    split_k_warpgroups: int
-    column_groups: int
-    batch_tile: int
-    streams_matrix: int = 0
-
-    @property
-    def is_backward(self) -> bool:
-        """Whether the kernel takes the steps from the last to the first, with the gradients of the products as operand."""
-        return self.problem.kernel_pass == "backward"
-
-    @property
-    def mma_sync(self) -> bool:
-        """Whether each warp of a warpgroup multiplies by itself, by `mma.sync`, for lack of `wgmma`."""
-        return self.problem.gpu.compute_capability != WGMMA_CAPABILITY
-
-    @property
-    def operand_width(self) -> int:
-        """Values of a unit in the operand: its output, or the gradients of its products."""
-        return len(self.problem.cell.recurrent_gates) if self.is_backward else 1
-
-    @property
-    def round_widths(self) -> tuple[int, ...]:
-        """Values of a unit in the operand of each round: its output or argument, or the gradients of the round's products."""
-        products = self.problem.cell.round_products
-        return products if self.is_backward else (1,) * len(products)
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return self.row_tiles * self.split_k_warpgroups * self.column_groups
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: one warpgroup more fetches."""
-        return (self.consumers + 1) * WARPGROUP_THREADS
-
-    @cached_property
-    def row_slots(self) -> int:
-        """Rows of a unit in a tile, a power of two: its products of one round, or the gradient of what they multiply."""
-        return 1 if self.is_backward else 1 << (max(self.problem.cell.round_products) - 1).bit_length()
-
-    @property
-    def tile_units(self) -> int:
-        """Units of a tile."""
-        return TILE_ROWS // self.row_slots
-
-    @property
-    def chunk_units(self) -> int:
-        """Columns of R that are multiplied at once."""
-        return SWIZZLED_ROW_BYTES // (self.parts_of_value * self.problem.precision.storage_bytes)
-
-    @property
-    def parts_of_value(self) -> int:
-        """Parts of each value of R and of the operand in a product: a large and a small part, or the value itself."""
-        return 2 if self.problem.matrix_product == "tf32x3" else 1
-
-    @property
-    def multiplications(self) -> int:
-        """Multiplications of a chunk, of 32 bytes of its rows each: in tf32x3 three for two of its slices."""
-        return 6 if self.problem.matrix_product == "tf32x3" else SWIZZLED_ROW_BYTES // SLICE_BYTES
-
-    @property
-    def shares(self) -> int:
-        """Warpgroups that split the columns of the same rows."""
-        return self.split_k_blocks * self.split_k_warpgroups
-
-    @cached_property
-    def unit_chunks(self) -> int:
-        """Chunks of the units of a head, rounded up to what blocks and split K share evenly."""
-        of_shares = self.chunk_units * (self.shares // math.gcd(self.shares, *self.round_widths))
-        together = max(of_shares, self.tile_units * self.row_tiles)
-        return -(-self.problem.head_dim // together) * together // self.chunk_units
-
-    @property
-    def flag_chunks(self) -> int:
-        """Chunks of units with a flag of their own: a power of two, so that units of tiles and of flags are multiples."""
-        return 1 << max(0, -(-self.unit_chunks // FLAGS_MOST) - 1).bit_length()
-
-    @property
-    def operand_chunks(self) -> int:
-        """Chunks of an operand, of all rounds of products that have chunks of their own."""
-        return self.operand_width * self.unit_chunks
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of R in a tile, over all rounds; in a step each multiplies one chunk of an operand."""
-        return sum(self.round_widths) * self.unit_chunks
-
-    @property
-    def grid_blocks(self) -> int:
-        """Blocks that share the units of a head."""
-        return self.split_k_blocks * self.tiles // self.row_tiles
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of the units of a head."""
-        return self.unit_chunks * self.chunk_units // self.tile_units
-
-    @property
-    def sums_over_grid(self) -> bool:
-        """Whether blocks that split the columns of the same rows are anywhere on the GPU, rather than in a cluster."""
-        return self.split_k_blocks > self.cluster_blocks
-
-    @property
-    def block_chunks(self) -> int:
-        """Chunks that a block multiplies."""
-        return self.chunks // self.split_k_blocks
-
-    @property
-    def group_sequences(self) -> int:
-        """Sequences of a group of blocks."""
-        return self.batch_tile * self.column_groups
-
-    @property
-    def finished_columns(self) -> int:
-        """Sequences whose cells a warpgroup computes."""
-        return self.batch_tile // self.shares
+class WarpgroupPartition(WarpgroupTiling):
+    """Partition of the work that a candidate's variables describe: registers and shared memory of its tiles."""
 
     @cached_property
     def rounds(self) -> int:
@@ -202,14 +69,13 @@ class WarpgroupPartition:
     def launch_registers(self) -> int:
         """Registers of a thread at the launch."""
         gpu = self.problem.gpu
-        if self.consumers == 1:
-            return gpu.registers_per_thread_max
-        return gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
+        share = gpu.registers_per_block_max // self.threads // REGISTER_UNIT * REGISTER_UNIT
+        return min(gpu.registers_per_thread_max, share)
 
     @property
     def divides_registers(self) -> bool:
         """Whether warpgroups reallocate registers: some fetch, and those that multiply launch with less than the most."""
-        return self.consumers > 1 and self.problem.gpu.divides_registers
+        return self.consumers > 1 and not self.in_one_block and self.problem.gpu.divides_registers
 
     @property
     def producer_registers(self) -> int:
@@ -319,16 +185,26 @@ class WarpgroupPartition:
     @cached_property
     def parts_beside_matrix(self) -> dict[str, int]:
         """The parts of shared memory other than R and the ring."""
-        return self._parts_beside_matrix(self.rounds)
+        return self._parts_beside_matrix(self.rounds, self.stage_steps)
 
-    def _parts_beside_matrix(self, rounds: int) -> dict[str, int]:
+    @cached_property
+    def stage_steps(self) -> int:
+        """Steps whose values are copied ahead: two where shared memory has room for them next to all else."""
+        if not (self.in_one_block and self.stages_in_bulk):
+            return 1
+        return 2 if self._matrix_bytes + sum(self._parts_beside_matrix(1, 2).values()) <= self.most_shared_bytes else 1
+
+    def _parts_beside_matrix(self, rounds: int, steps: int = 1) -> dict[str, int]:
+        buffers = 2 if rounds > 1 else steps
         units_bytes = self.tile_units * self.problem.precision.storage_bytes
         consumers, columns = self.consumers, self.finished_columns // rounds
         parts = {
-            "stages": min(rounds, 2) * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
+            "stages": buffers * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
+            "operand": self.in_one_block * self.column_groups * self.operand_chunks * self.slot_bytes,
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
+            "staged": self.stages_in_bulk * buffers * consumers * MBARRIER_BYTES,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
             "means": means.warpgroups_bytes(self.problem, self.tile_units, columns * consumers, self.row_tiles),
         }
@@ -337,8 +213,12 @@ class WarpgroupPartition:
     @cached_property
     def fixed_map(self) -> dict[str, int]:
         """The parts of shared memory other than the ring."""
-        matrix_bytes = self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
-        return ({"matrix": matrix_bytes} if matrix_bytes else {}) | self.parts_beside_matrix
+        return ({"matrix": self._matrix_bytes} if self._matrix_bytes else {}) | self.parts_beside_matrix
+
+    @property
+    def _matrix_bytes(self) -> int:
+        """Bytes of the part of R in shared memory."""
+        return self.row_tiles * self.split_k_warpgroups * self.shared_chunks * TILE_ROWS * SWIZZLED_ROW_BYTES
 
     def ring_bytes(self, slots: int) -> int:
         """Bytes of a ring of so many slots for each group of sequences, with their mbarriers."""
@@ -352,13 +232,17 @@ class WarpgroupPartition:
 
     @cached_property
     def ring_slots(self) -> int:
-        """Slots of the ring that fit: as many as fill shared memory, at most the chunks of two steps."""
+        """Slots of the ring that fit: as many as fill shared memory, at most the chunks of two steps; 0 without a ring."""
+        if self.in_one_block:
+            return 0
         slots = max(0, min(self._slots_beside(self.fixed_map), 2 * self.block_chunks))
         return slots // self.split_k_warpgroups * self.split_k_warpgroups
 
     @property
     def slots_least(self) -> int:
         """Slots that a ring needs: one for each warp that fetches, and two chunks of a warpgroup, three if R is streamed."""
+        if self.in_one_block:
+            return 0
         of_warpgroups = (2 + self.streams_matrix) * self.split_k_warpgroups
         return max(self.producer_warps, min(of_warpgroups, 2 * self.block_chunks))
 
@@ -372,7 +256,7 @@ class WarpgroupPartition:
         """The parts of shared memory."""
         slots = self.column_groups * self.ring_slots
         ring = {"ring": slots * (self.slot_bytes + self.streamed_slot_bytes), "mbarrier": 2 * slots * MBARRIER_BYTES}
-        parts = self.fixed_map | ring
+        parts = self.fixed_map | (ring if slots > 0 else {})
         return parts | {"padding": -sum(parts.values()) % SWIZZLE_BYTES}
 
     @property
@@ -384,8 +268,11 @@ class WarpgroupPartition:
     def exchange_bytes(self) -> int:
         """Bytes of memory that a group of sequences exchanges outputs through: two operands, and flags, in lines of 128.
 
-        Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup.
+        Where blocks all over the GPU split the columns, partial sums too, with a line for the flag of each warpgroup. 0 in one
+        block.
         """
+        if self.in_one_block:
+            return 0
         flags_bytes = -(-4 * (self.unit_chunks // self.flag_chunks) // LINE_BYTES) * LINE_BYTES
         sums_bytes = self.tiles * self.shares * (self.partial_bytes + LINE_BYTES) if self.sums_over_grid else 0
         moments_bytes = self.shares * means.exchange_bytes(self.problem, self.tiles * self.finished_columns, LINE_BYTES)
