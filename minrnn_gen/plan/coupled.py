@@ -53,8 +53,9 @@ TIME_OF_LOADS = 0.5
 # profiler's stalls.
 CYCLES_PER_INSTRUCTION = 2.9
 CYCLES_OF_LOAD = 2000.0
-# Lines of memory read in parts, by several warps: half lines took 1.06 and 1.09 times as long as whole ones.
-LINE_BYTES = 128
+# Lines of memory read in parts, by several warps: half lines took 1.06 and 1.09 times as long as whole ones. Of rows that begin
+# within a sector each part ends in a sector of its own: linoss of 214 channels took 138 us in parts of 8, 105 of 16, 78 of 32.
+LINE_BYTES, SECTOR_BYTES = 128, 32
 FACTOR_OF_PARTS = 1.08
 # From one group of tiles that share the states before them to the next, in the same round.
 CYCLES_PER_GROUP = 800.0
@@ -283,6 +284,17 @@ def _operations_of_step(problem: Problem, map_lanes: int) -> float:
     return passes + sum(map(of_map, cell.phases))
 
 
+def _moved(problem: Problem, channel_lanes: int) -> float:
+    """Bytes of memory that are moved for each of the arrays: whole sectors, of which neighbouring warps want the rest."""
+    storage_bytes = problem.precision.storage_bytes
+    row_bytes = problem.hidden_size * storage_bytes
+    if problem.layout == "BDT":
+        return 1.0
+    if row_bytes % SECTOR_BYTES:
+        return 1.0 + -(-problem.hidden_size // channel_lanes) * (SECTOR_BYTES - storage_bytes) / row_bytes
+    return FACTOR_OF_PARTS if channel_lanes * storage_bytes < LINE_BYTES else 1.0
+
+
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """The longest of memory, instructions and the chain of a block's tiles.
 
@@ -301,8 +313,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     read_bytes = threads // map_lanes * steps * cell.read_count * problem.precision.storage_bytes
     starved = maximum(1.0, gpu.bytes_in_flight_per_sm / (blocks / gpu.sm_count * read_bytes * TIME_OF_LOADS))
     memory_us = problem.traffic_bytes / gpu.bandwidth_bytes_per_s * 1e6 * starved
-    if problem.layout == "BTD" and channel_lanes * problem.precision.storage_bytes < LINE_BYTES:
-        memory_us *= FACTOR_OF_PARTS
+    memory_us *= _moved(problem, channel_lanes)
     is_read_again = candidate["chunk_tiles"] > 1
     if is_read_again:
         again_bytes = problem.element_count * cell.read_count * problem.precision.storage_bytes * phases
