@@ -30,6 +30,7 @@ STREAM_RING_BYTES = 128 << 10
 STREAM_SLOTS_LEAST = 4
 # Addresses, the loop and what is under way, read off compiled kernels.
 REGISTERS_FIXED, BACKWARD_REGISTERS_FIXED = 46, 24
+REGISTERS_KEPT = 8  # in one block: a backward of gru, 128 units in fp32, was estimated at 254 of 255 and spilled
 ROUNDS_REGISTERS = 16  # of a backward in rounds
 PRODUCT_ROUNDS_REGISTERS = 16  # of a backward with rounds of products
 # Of a forward with rounds of products, what R leaves free: cells of a round are computed at once.

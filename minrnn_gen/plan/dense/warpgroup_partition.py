@@ -20,6 +20,7 @@ from minrnn_gen.plan.dense.warpgroup import (
     PRODUCT_ROUNDS_REGISTERS,
     REGISTER_UNIT,
     REGISTERS_FIXED,
+    REGISTERS_KEPT,
     REGISTERS_PER_CHUNK,
     ROUNDS_REGISTERS,
     STREAM_REGISTERS,
@@ -88,7 +89,7 @@ class WarpgroupPartition(WarpgroupTiling):
     def consumer_registers(self) -> int:
         """Registers of a thread that multiplies."""
         if not self.divides_registers:
-            return self.launch_registers
+            return self.launch_registers - self.in_one_block * REGISTERS_KEPT
         left = self.launch_registers * self.threads - self.producer_registers * WARPGROUP_THREADS
         return left // (self.consumers * WARPGROUP_THREADS) // REGISTER_UNIT * REGISTER_UNIT
 
