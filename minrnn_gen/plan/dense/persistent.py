@@ -355,10 +355,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     # rows alone, or its own columns where sums travel, and zeros of the other columns where operands do.
     rounds = 1 + len(problem.cell.rounds)
     multiplies_zeros = partition.is_backward and not partition.uses_reduce_scatter
-    repeated = ("reduce_split_k", *(("products", "shared_matrix") if multiplies_zeros else ())) if partition.is_backward else ()
-    for term in ("exchange", *repeated):
+    # What a round takes was measured in forwards of 16 bits without means; elsewhere the sum over warps counts once for each.
+    is_plain = problem.matrix_product == "mma_16bit" and not problem.cell.waits
+    has_model = rounds > 1 and is_plain and not partition.is_backward
+    sums = () if has_model else ("reduce_split_k",)
+    for term in ("exchange", *sums, *(("products", "shared_matrix") if multiplies_zeros else ())):
         terms_ns[term] = rounds * terms_ns[term]
-    if rounds > 1 and not partition.is_backward:
+    if has_model:
         terms_ns["rounds"] = rounds_ns(partition, blocks_of_busiest_sm)
     if local := len(partition.diagonal.local_rounds):
         terms_ns["exchange"] *= (rounds - local) / rounds

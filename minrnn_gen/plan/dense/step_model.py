@@ -37,10 +37,10 @@ class StepModel:
     load: float
 
 
-# Of each further round of products in a forward: from the arrival of its operand to the sending of the next one. And of each
-# iteration over tiles of R in shared memory, where a warp is alone: loads, and multiplications that wait for them. Fitted to
-# 53 forwards of gru_reset_before on an H200 (docs/lab-notes.md).
-ROUND_NS, ROUND_LOOP_NS = 125.0, 30.0
+# Of each further round of products in a forward: from the arrival of its operand to the sending of the next one, and in one
+# block, where nothing is sent. And of each iteration over tiles of R in shared memory, where a warp is alone: loads, and
+# multiplications that wait for them. Fitted to 58 forwards of gru_reset_before on an H200 (docs/lab-notes.md).
+ROUND_NS, ROUND_OF_BLOCK_NS, ROUND_LOOP_NS = 140.0, 80.0, 30.0
 
 MODELS = {
     "forward": StepModel(118.0, 3.63, 0.0, 2.9, 0.68, 112.0, 22.0, 29.0, 55.7, 286.0, 153.0, 76.0),
@@ -73,7 +73,8 @@ def rounds_ns(partition: Partition, blocks_of_busiest_sm: Amount) -> Amount:
     operand_cycles = warps * partition.tiles_per_warp * tile_bytes / SHARED_BYTES_PER_CYCLE
     loop_ns = where(warps <= gpu.partitions_per_sm, partition.smem_tiles / partition.smem_group * ROUND_LOOP_NS, 0.0)
     of_whole_ns = loop_ns * scales_of(gpu).instruction + operand_cycles / gpu.sm_clock_hz * 1e9
-    return rounds * ROUND_NS * scales_of(gpu).instruction + (rounds - local) * of_whole_ns
+    round_ns = ROUND_NS if partition.group_blocks > 1 else ROUND_OF_BLOCK_NS
+    return rounds * round_ns * scales_of(gpu).instruction + (rounds - local) * of_whole_ns
 
 
 def local_exchange_ns(partition: Partition, model: StepModel, blocks_of_busiest_sm: Amount) -> Amount:
