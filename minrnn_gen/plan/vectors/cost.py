@@ -42,8 +42,8 @@ CYCLES_PER_STEPS_AT_ONCE = 180.0
 L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
 # What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
 SECTOR_BYTES, NARROW_SHARE = 32, 0.25
-# A load or store of a warp takes L1 a cycle for each line that it touches: one for each channel whose lanes have less than a line
-# of its state. Steps of 64 x 64 x 128 in fp32, 64 sequences, took 83 us with 2 lanes on an H200, and 75 with 8, although
+# A load or store of a warp takes L1 a cycle for each line that it touches: one for each channel whose lanes have less than a
+# line of its state. Steps of 64 x 64 x 128 in fp32, 64 sequences, took 83 us with 2 lanes on an H200, and 75 with 8, although
 # these read parameters of n values, too.
 LINE_BYTES = 128
 # A load of a step waits for its address, and a state for what is read with it: latencies of memory one after the other. The
