@@ -108,7 +108,6 @@ class Arrays:
         self.bias = bias.expand(heads, width)
         self.kernel = minrnn_gen.compile({
             "model": cell_of(heads > 1), "hidden_size": channels, "state_size": n, "groups": GROUPS, "training": False,
-            "batch": batch,
             "precision": "bf16" if dtype is torch.bfloat16 else "fp32",
         })  # fmt: skip
         of_channels = self.a[..., 0].reshape(channels) if heads > 1 else self.a.reshape(channels, n)
