@@ -154,9 +154,9 @@ def constants_text() -> str:
             "measured: what calls in a row over two H100 took longer than half of one GPU's time",
         ),
         (
-            f"{1e6 * cost.CORRECTION_SECONDS_IN_GRAPHS:g} us",
-            "the same in a graph",
-            "measured over two H200: what calls took longer than a piece, and their exchanges",
+            f"{1e6 * cost.CORRECTION_SECONDS_IN_GRAPHS:g}, {1e6 * cost.FOLD_SECONDS_IN_GRAPHS:g} us",
+            "the same in a graph, and besides with more than two ranks",
+            "measured over two and four H200: what calls took longer than a piece and exchanges",
         ),
         (
             f"{cost.JOIN_PASSES_OF_SCAN:.2f}",

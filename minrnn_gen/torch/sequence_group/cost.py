@@ -25,6 +25,8 @@ PRODUCT_PASSES_OF_CELL, PRODUCT_PASSES_OF_SCAN = 1.0, 1 / 3
 CORRECTION_SECONDS = 100e-6
 # The same in a graph, whose kernels follow each other more closely, over two H200.
 CORRECTION_SECONDS_IN_GRAPHS = 60e-6
+# With more than two ranks, besides: launches for the maps of pieces, which end at once, and their fold, over four H200.
+FOLD_SECONDS_IN_GRAPHS = 30e-6
 # Of a pipeline with several groups, where kernels do not write into y of all of them: it is put together, a copy of one of the
 # three words that a pass moves.
 JOIN_PASSES_OF_SCAN = 2 / 3
@@ -201,6 +203,13 @@ def _bytes_per_second(ranks: int) -> float:
     return NVLINK_BYTES_PER_SECOND if ranks <= GPUS_OF_A_NODE else NETWORK_BYTES_PER_SECOND
 
 
+def _correction_seconds(ranks: int, carried: Carried) -> float:
+    """Return the time of a correction where gates forget."""
+    if not carried.in_graphs:
+        return CORRECTION_SECONDS
+    return CORRECTION_SECONDS_IN_GRAPHS + (FOLD_SECONDS_IN_GRAPHS if ranks > 2 else 0.0)
+
+
 def choices(
     ranks: int,
     seconds: Mapping[int, float],
@@ -239,11 +248,7 @@ def choices(
         if way not in (None, name):
             continue
         if name != "pipeline":
-            correction = (
-                (CORRECTION_SECONDS_IN_GRAPHS if carried.in_graphs else CORRECTION_SECONDS) / of_pass
-                if name == "correct"
-                else 0.0
-            )
+            correction = _correction_seconds(ranks, carried) / of_pass if name == "correct" else 0.0
             of_host = host_seconds(name, ranks, records, carried) / (of_pass * (PASSES_OF_STEP if records else 1.0))
             costed.append(Choice(name, 1, max(passes + gathers + correction, of_host)))
             continue
