@@ -72,8 +72,11 @@ class WarpgroupTiling:
 
     @property
     def stages_in_bulk(self) -> bool:
-        """Whether what a step reads is copied row by row, each by one instruction: a backward reads many rows of 64 units."""
-        return self.is_backward and self.problem.gpu.has_bulk_copy
+        """Whether what a step reads is copied row by row, each by one instruction: a backward reads many rows of 64 units.
+
+        Only in one block: elsewhere it was not measured.
+        """
+        return self.is_backward and self.in_one_block and self.problem.gpu.has_bulk_copy
 
     @property
     def operand_width(self) -> int:

@@ -191,7 +191,7 @@ class WarpgroupPartition(WarpgroupTiling):
     @cached_property
     def stage_steps(self) -> int:
         """Steps whose values are copied ahead: two where shared memory has room for them next to all else."""
-        if not (self.in_one_block and self.stages_in_bulk):
+        if not self.stages_in_bulk:
             return 1
         return 2 if self._matrix_bytes + sum(self._parts_beside_matrix(1, 2).values()) <= self.most_shared_bytes else 1
 
