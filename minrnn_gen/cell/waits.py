@@ -30,7 +30,7 @@ class Wait:
 
     @property
     def over(self) -> str:
-        """What its means are over, "head" or "all"; empty for a round."""
+        """Scope of its means, "head" or "all"; empty for a round."""
         return self.statistics[0].over if self.statistics else ""
 
 

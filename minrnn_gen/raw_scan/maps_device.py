@@ -37,7 +37,7 @@ ORDERS: Mapping[RawLayout, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 class MapKernel(NamedTuple):
-    """What the kernels of a scan of maps are made for."""
+    """Key of the kernels of a scan of maps."""
 
     size: int
     channels: int

@@ -47,7 +47,7 @@ class DerivedKernel(Protocol):
 
 @dataclass(frozen=True)
 class SavedCall:
-    """What a forward of `owner` saved: arrays by slot of `kernel`, which is `owner` or its kernel without the axis p."""
+    """Arrays that a forward of `owner` saved, by slot of `kernel`, which is `owner` or its kernel without the axis p."""
 
     owner: DerivedKernel
     kernel: DerivedKernel
