@@ -21,11 +21,12 @@ def test_tiles_give_the_states_of_the_steps(poles: Poles, is_constant: bool, ste
         state = states[t] = matrix @ state + b[t]
     maps = matrix if is_constant else np.broadcast_to(matrix, (time, *matrix.shape))
     found = tiled(maps, b, Arithmetic(float, float, poles.form, steps))
-    # Each step rounds a state, and the powers of the map carry that to all later steps, in both orders of the arithmetic.
-    carried, power = 0.0, np.eye(len(matrix))
+    # Each step rounds a state, which powers of the map carry to all later steps; composed powers round their factors too.
+    norms, power = [], np.eye(len(matrix))
     for _ in range(time):
-        carried, power = carried + float(np.linalg.norm(power, 2)), matrix @ power
-    atol = 4 * np.finfo(float).eps * carried * float(np.abs(states).max())
+        norms.append(float(np.linalg.norm(power, 2)))
+        power = matrix @ power
+    atol = 4 * np.finfo(float).eps * sum(norms) * max(norms) * float(np.abs(states).max())
     np.testing.assert_allclose(found, states, rtol=0, atol=atol)
 
 
