@@ -21,7 +21,7 @@ class BuiltKernel:
     """One kernel as it came from the compiler or the cache.
 
     `cubin` and `resources` are None where no NVRTC is installed. `dropped` lists the candidates that broke their promise.
-    `chosen` is the reason for the choice if it was measured rather than predicted.
+    `chosen` is the reason for the choice where the prediction alone is none: it was measured, or the kernel spills.
     """
 
     plan: KernelPlan

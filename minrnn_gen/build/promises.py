@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minrnn_gen.build.nvrtc import KernelResources, broken_promises
+from minrnn_gen.build.nvrtc import broken_promises
 from minrnn_gen.errors import CompileFailed, PromiseBroken
 
 if TYPE_CHECKING:
@@ -22,61 +22,57 @@ SHARE_OF_A_SPILLED_VALUE = 0.01
 _BYTES_OF_A_VALUE, _BYTES_MOST = 8, 128
 
 
-class Spills(PromiseBroken):
-    """A compiled kernel breaks its promise by spills alone: it computes right, and somewhat slower than predicted."""
-
-    def __init__(self, message: str, built: BuiltKernel) -> None:
-        super().__init__(message)
-        self.built = built
-
-    @property
-    def spill_bytes(self) -> int:
-        """Spilled bytes, stored and loaded, of all kernels of the text."""
-        return sum(kernel.spill_bytes for kernel in self.built.resources or ())
-
-    @property
-    def predicted_us(self) -> float:
-        """Predicted time with what the spills add, in microseconds."""
-        spilled_values = self.spill_bytes / _BYTES_OF_A_VALUE
-        return self.built.plan.predicted_total_us * (1 + SHARE_OF_A_SPILLED_VALUE * spilled_values)
+def spill_bytes(built: BuiltKernel) -> int:
+    """Return the spilled bytes, stored and loaded, of all kernels of a text."""
+    return sum(kernel.spill_bytes for kernel in built.resources or ())
 
 
-def demand_promises(built: BuiltKernel, kernels: tuple[KernelResources, ...]) -> None:
-    """Raise PromiseBroken where the compiled `kernels` take more than the plan promised, `Spills` where they only spill."""
-    broken = broken_promises(built.plan, kernels)
-    if not broken:
-        return
-    message = f"{dict(built.plan.variables)}: {', '.join(broken)}"
-    if broken_promises(built.plan, tuple(replace(kernel, spill_bytes=0) for kernel in kernels)):
-        raise PromiseBroken(message)
-    raise Spills(message, built)
+def demand_promises(built: BuiltKernel, may_spill: bool) -> None:
+    """Raise PromiseBroken where a compiled kernel takes more than its plan promised, beyond a few spills if it `may_spill`."""
+    kernels = built.resources
+    if kernels is not None and may_spill and spill_bytes(built) <= _BYTES_MOST:
+        kernels = tuple(replace(kernel, spill_bytes=0) for kernel in kernels)
+    if kernels is not None and (broken := broken_promises(built.plan, kernels)):
+        raise PromiseBroken(_said(built, broken))
 
 
 def choose_compiled(
     solutions: Iterable[Solution], build: Callable[[Solution, tuple[int, ...]], Iterable[BuiltKernel | PromiseBroken]], of: str
 ) -> BuiltKernel:
-    """Return the first of `solutions` that keeps its promise, or a better predicted one that breaks it by a few spills.
+    """Return the first of `solutions` that keeps its promise, or one that spills a few values and still is predicted faster.
 
     `build` compiles the candidates at some ranks; `of` names the pass in errors. Raises CompileFailed where none can be taken.
     """
     dropped: list[str] = []
-    reserve: Spills | None = None
+    best: BuiltKernel | None = None
     for solution in solutions:
         for ranks in solution.attempts(ATTEMPTS):
-            if reserve and reserve.predicted_us <= solution.predicted_us(ranks[0]):
-                return _taken(reserve, dropped)
+            if best is not None and _us_with_spills(best) <= solution.predicted_us(ranks[0]):
+                return _taken(best, dropped)
             for built in build(solution, ranks):
-                if not isinstance(built, PromiseBroken):
-                    return replace(built, dropped=tuple(dropped))
-                dropped.append(str(built))
-                if isinstance(built, Spills) and built.spill_bytes <= _BYTES_MOST:
-                    reserve = min(reserve or built, built, key=lambda spilling: spilling.predicted_us)
-    if reserve:
-        return _taken(reserve, dropped)
+                if isinstance(built, PromiseBroken):
+                    dropped.append(str(built))
+                    continue
+                best, other = (built, best) if best is None or _us_with_spills(built) < _us_with_spills(best) else (best, built)
+                if other is not None and spill_bytes(other):
+                    dropped.append(_said(other, broken_promises(other.plan, other.resources or ())))
+                if not spill_bytes(built):
+                    return _taken(best, dropped)
+    if best is not None:
+        return _taken(best, dropped)
     raise CompileFailed(f"none of the {len(dropped)} best candidates for {of} kept its promise; of the first, {dropped[0]}")
 
 
-def _taken(reserve: Spills, dropped: list[str]) -> BuiltKernel:
-    """Return the kernel that spills, with the reason for it and the candidates that were dropped for others."""
-    why = f"it spills {reserve.spill_bytes} bytes, and candidates that spill nothing are predicted to be slower"
-    return replace(reserve.built, dropped=tuple(reason for reason in dropped if reason != str(reserve)), chosen=why)
+def _said(built: BuiltKernel, broken: tuple[str, ...]) -> str:
+    return f"{dict(built.plan.variables)}: {', '.join(broken)}"
+
+
+def _us_with_spills(built: BuiltKernel) -> float:
+    """Return a kernel's predicted time with what its spills add, in microseconds."""
+    return built.plan.predicted_total_us * (1 + SHARE_OF_A_SPILLED_VALUE * spill_bytes(built) / _BYTES_OF_A_VALUE)
+
+
+def _taken(best: BuiltKernel, dropped: list[str]) -> BuiltKernel:
+    """Return the choice, with the candidates that were dropped for it and, if it spills, the reason for it."""
+    why = f"it spills {spill_bytes(best)} bytes, and candidates that spill nothing are predicted to be slower"
+    return replace(best, dropped=tuple(dropped), chosen=why if spill_bytes(best) else "")

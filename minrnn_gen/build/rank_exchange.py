@@ -5,12 +5,11 @@ from __future__ import annotations
 from minrnn_gen.build.nvrtc import compile_source, toolchain_version
 from minrnn_gen.build.store import Store, digest, package_digest
 from minrnn_gen.codegen.render import RankExchange, Types, render_rank_exchange
+from minrnn_gen.plan.limits import LINE_BYTES
 
 _MODEL = "rank_exchange"
 _NAME = f"{_MODEL}.cubin"
 _WORD_BYTES = 4
-# The counters of a channel, a line of memory.
-_LINE_BYTES = 128
 
 
 def rank_exchange_on(arch: str) -> RankExchange:
@@ -24,8 +23,8 @@ def message_bytes(plan: RankExchange) -> int:
 
 
 def buffer_bytes(plan: RankExchange, ranks: int) -> int:
-    """Return the size of the buffer of one of `ranks` ranks."""
-    return ranks * (_LINE_BYTES + plan.slots * message_bytes(plan))
+    """Return the size of the buffer of one of `ranks` ranks: for each a line with its counters, and its messages."""
+    return ranks * (LINE_BYTES + plan.slots * message_bytes(plan))
 
 
 def rank_exchange_cubin(plan: RankExchange, store: Store) -> bytes:

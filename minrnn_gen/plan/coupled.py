@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.diagonal import whole_vector_values
-from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.limits import LINE_BYTES, SECTOR_BYTES, Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.problem import PhaseShape, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
@@ -55,7 +55,6 @@ CYCLES_PER_INSTRUCTION = 2.9
 CYCLES_OF_LOAD = 2000.0
 # Lines of memory read in parts, by several warps: half lines took 1.06 and 1.09 times as long as whole ones. Of rows that begin
 # within a sector each part ends in a sector of its own: linoss of 214 channels took 138 us in parts of 8, 105 of 16, 78 of 32.
-LINE_BYTES, SECTOR_BYTES = 128, 32
 FACTOR_OF_PARTS = 1.08
 # From one group of tiles that share the states before them to the next, in the same round.
 CYCLES_PER_GROUP = 800.0

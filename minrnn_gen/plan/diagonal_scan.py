@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minrnn_gen.plan import diagonal, gpu_rates, limits
-from minrnn_gen.plan.limits import Quantity
+from minrnn_gen.plan.limits import LINE_BYTES, Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.scan import cost
@@ -20,7 +20,6 @@ REGISTERS_OF_PLACE = 24
 # With time contiguous a thread reads a row of its own, piece by piece: of the bursts that hold a piece so much is fetched
 # again for the next one. Fitted to 14 candidates on an H200 with pieces of 8 to 32 bytes.
 NARROW_SHARE_BY_TIME = 0.55
-LINE_BYTES = 128
 # Rows of sums over time that the launch after this one adds up at once, of each parameter, and the cycles that they take.
 ROWS_SUMMED_AT_ONCE, CYCLES_PER_ROW_SUMMED = 16, 340.0
 # Of a round of composition in shared memory: two barriers, a load and a store, and the latency of a product of maps.

@@ -14,6 +14,8 @@ from minrnn_gen.plan.solver import Constraint, Resources, can_copy_asynchronousl
 
 WARP_LANES = 32
 MBARRIER_BYTES = 8
+# A line of L1 and L2, and its parts, each of which comes from memory whole.
+LINE_BYTES, SECTOR_BYTES = 128, 32
 # What an SM reads from shared memory in a cycle (CUDA C++ programming guide: 32 banks of 4 bytes).
 SHARED_BYTES_PER_CYCLE = 128
 # Beyond this many times the bytes that hide the latency, a deeper pipeline only takes memory from other blocks.

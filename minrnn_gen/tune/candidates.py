@@ -125,7 +125,7 @@ class CandidatePool:
     def compiled(self, key: CandidateKey) -> BuiltKernel:
         """Return a candidate, compiled now if it was not before."""
         if key not in self._built:
-            self._built[key] = self.builder.build_candidate(*self.ranked[key])
+            self._built[key] = self.builder.build_candidate(*self.ranked[key], may_spill=True)
         return self._built[key]
 
     def measure(self, key: CandidateKey, repeats: int) -> Sequence[float] | None:

@@ -20,14 +20,13 @@ from minrnn_gen.gpu import device, memory
 from minrnn_gen.gpu.device import LiveDevice
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.gpu.timer import ColdClock
-from minrnn_gen.plan.limits import WARP_LANES
+from minrnn_gen.plan.limits import LINE_BYTES, WARP_LANES
 
 RUNS = 5
 # Turns of a short and of a long run: their difference has neither the launch nor the first misses in it.
 TURNS = 2000, 6000
 # As in the templates in templates/rulers.
 EXCHANGE_THREADS, BUSY_THREADS, CHAINS, CLUSTER_BLOCKS = 128, 512, 4, 8
-LINE_BYTES = 128
 # Blocks that exchange over the grid, as kernels of large cells have.
 GRID_BLOCKS = 64
 # Multiply-adds of one tile, m16n8k16.

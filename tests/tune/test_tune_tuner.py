@@ -131,6 +131,14 @@ def test_who_breaks_a_promise_makes_room_and_who_fails_is_not_asked_again(compil
     assert failing not in again.checked and compiler.calls > calls
 
 
+def test_who_spills_a_few_values_is_raced_and_found_again(compiler: Compiler, builder_of: BuilderOf) -> None:
+    """A kernel that `compile` would take is one that tuning measures, and a winner of tuning one that `compile` takes."""
+    builder = builder_of()
+    compiler.spill_bytes, compiler.breaks = 16, lambda variables: dict(variables) == dict(candidates_of(builder)[0][1])
+    tuned = raced(builder, FakeMeasurer())
+    assert tuned.outcomes == {"measured": FEW} and winner_of(tuned) == candidates_of(builder)[0]
+
+
 @pytest.mark.usefixtures("compiler")
 def test_a_budget_ends_after_the_first_pick_at_the_least(builder_of: BuilderOf) -> None:
     builder = builder_of()
@@ -225,7 +233,7 @@ def test_a_choice_that_does_not_fit_or_keep_its_promise_is_the_models(
     builder_of().store.clear()
     with caplog.at_level(logging.WARNING):
         assert taken(builder_of()) == first
-    assert "spills 4 bytes" in caplog.text
+    assert "spills 400 bytes" in caplog.text
 
 
 @pytest.mark.usefixtures("compiler")

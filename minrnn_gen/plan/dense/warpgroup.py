@@ -17,7 +17,6 @@ WARPGROUP_WARPS = 4
 WARPGROUP_THREADS = WARPGROUP_WARPS * WARP_LANES
 # Warps that fetch operands; one was measured to be slower by 15 to 42 % than four (docs/performance.md).
 PRODUCER_WARPS = 4
-LINE_BYTES = 128  # of L2
 REGISTER_UNIT = 8  # of setmaxnreg
 # Registers of a thread that fetches, where warpgroups divide the registers anew: fewer with more than two that multiply.
 PRODUCER_REGISTERS, PRODUCER_REGISTERS_FEW = 40, 24

@@ -11,7 +11,6 @@ from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.warpgroup import (
     BACKWARD_REGISTERS_FIXED,
     COLUMN_BYTES,
-    LINE_BYTES,
     MMA_SYNC_REGISTERS,
     PRODUCER_REGISTERS,
     PRODUCER_REGISTERS_FEW,
@@ -34,7 +33,7 @@ from minrnn_gen.plan.dense.warpgroup import (
     WARPGROUP_THREADS,
     WarpgroupTiling,
 )
-from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES
+from minrnn_gen.plan.limits import LINE_BYTES, MBARRIER_BYTES, WARP_LANES
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES
 
 

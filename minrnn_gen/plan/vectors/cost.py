@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.limits import LINE_BYTES, SECTOR_BYTES
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.occupancy import shared_bytes_allocated
 from minrnn_gen.plan.problem import Problem
@@ -40,12 +41,11 @@ CYCLES_PER_STEPS_AT_ONCE = 180.0
 # memory can take, which takes them in steps of some 32 KiB (CUDA C++ Programming Guide, compute capabilities 8.0 to 9.0). Where
 # there is too little room, the rest of a tile waits for its first part to come.
 L1_BYTES_LEAST, CARVEOUT_BYTES, CYCLES_PER_LOAD = 28 * 1024, 32 * 1024, 800.0
-# What is read at once, and what of it is read again for each halving of what neighbouring lanes read together: assumed.
-SECTOR_BYTES, NARROW_SHARE = 32, 0.25
+# What of a sector is read again for each halving of what neighbouring lanes read together: assumed.
+NARROW_SHARE = 0.25
 # A load or store of a warp takes L1 a cycle for each line that it touches: one for each channel whose lanes have less than a
 # line of its state. Steps of 64 x 64 x 128 in fp32, 64 sequences, took 83 us with 2 lanes on an H200, and 75 with 8, although
 # these read parameters of n values, too.
-LINE_BYTES = 128
 # A load of a step waits for its address, and a state for what is read with it: latencies of memory one after the other. The
 # blocks of an SM start one after the other. Both fitted to decode steps of selective on an H200.
 STEP_LATENCIES, CYCLES_PER_BLOCK = 2.5, 100.0
