@@ -320,7 +320,9 @@ def _group(by: str) -> Any:
     """Return the group of both ranks, or one that exchanges through its backend."""
     group = torch.distributed.group.WORLD
     if by == "backend":
-        group = torch.distributed.new_group([*range(RANKS)])
+        # Without a timeout of its own a group has the backend's, ten minutes.
+        timeout = group._get_backend(torch.device("cuda")).options._timeout
+        group = torch.distributed.new_group([*range(RANKS)], timeout=timeout)
         peer_buffers.keep(group, None)
     return group
 
