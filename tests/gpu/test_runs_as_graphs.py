@@ -21,7 +21,7 @@ KINDS = [("LSTM", "float32", False), ("LSTM", "bfloat16", False), ("GRU", "float
 class Case:
     """A layer and its input, and the gradient of its output.
 
-    A test has units of its own, and so programs of its own: a graph that another test left with a program is not captured again.
+    A test has units of its own, and so programs of its own: a graph that another test left is not captured again.
     """
 
     def __init__(self, kind: str, dtype: str, bidirectional: bool, units: int) -> None:

@@ -340,7 +340,7 @@ def again(rank: int, model: str, keep: float | None, way: Any, by: str) -> tuple
     Each is compared with the same call without graphs.
     """
     kernel, arrays, dy = _call(model, "bf16", keep)
-    group = wing.SequenceGroup(_group(by), way, graphs=True)
+    group = wing.SequenceGroup(_group(by), way)
     arrays, dy = _pieces(arrays, rank), _piece(dy, rank)
     given = {name: array.clone().requires_grad_() for name, array in arrays.items()}
     kept: list[tuple[Arrays, Arrays]] = []
@@ -374,7 +374,7 @@ def captured_by_caller(rank: int) -> bool:
     """Return whether a graph that the caller captures, exchanges included, computes what the call does."""
     kernel, arrays, _ = _call("min_gru", "bf16")
     x = _pieces(arrays, rank)["x"].contiguous()
-    group = wing.SequenceGroup(torch.distributed.group.WORLD, graphs=True)
+    group = wing.SequenceGroup(torch.distributed.group.WORLD)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side), torch.no_grad():
         for _ in range(3):
@@ -394,7 +394,7 @@ def endless(rank: int, by: str) -> None:
     """Call again and again, launched as graphs, until a rank is gone."""
     kernel, arrays, _ = _call("min_gru", "bf16")
     x = _pieces(arrays, rank)["x"].contiguous()
-    group = wing.SequenceGroup(_group(by), "correct", graphs=True)
+    group = wing.SequenceGroup(_group(by), "correct")
     with torch.no_grad():
         while True:
             wing.recurrence(kernel, x, sequence_group=group)

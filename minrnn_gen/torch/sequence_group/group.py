@@ -26,7 +26,7 @@ class SequenceGroup:
     group: Any
     way: Way | None = None
     micro_batches: int | None = None
-    graphs: bool = False
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.way is not None and self.way not in WAYS:
