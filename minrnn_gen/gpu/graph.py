@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from minrnn_gen.call.array import Array, as_numpy, contiguous_strides
+from minrnn_gen.gpu import retired
 from minrnn_gen.gpu.device import cupy_module, on_device
 from minrnn_gen.gpu.stream import external_stream
 
@@ -84,6 +85,7 @@ class CapturedGraph:
 
     def __init__(self, device: int, sizes_bytes: Mapping[str, int], enqueue: Callable[[Scratch, int], None]) -> None:
         cupy = cupy_module()
+        retired.destroy_retired()
         self._device = device
         self._lock = threading.Lock()
         self._last_stream: int | None = None
@@ -102,6 +104,7 @@ class CapturedGraph:
                     enqueue(self.scratch, stream.ptr)
                 finally:
                     self._graph = stream.end_capture()
+        retired.outlive(self, self._graph)
 
     @contextmanager
     def on(self, stream: int) -> Iterator[Callable[[], None]]:

@@ -176,6 +176,7 @@ class GraphsOnHost:
         return 900 if self.refuses else 0
 
     def _destroy(self, executable: int) -> int:
+        assert self.recording is None and not self.is_captured, "that would end the capture"
         del self.made[executable]
         return 0
 
@@ -274,7 +275,12 @@ class DriverOnHost:
             patch.setattr(driver, "functions", lambda: self.driver)
             patch.setattr(driver, "graph_functions", lambda: self.graphs.functions)
             patch.setattr(cublas, "functions", lambda: self.cublas)
-            yield
+            try:
+                yield
+            finally:
+                self.graphs.is_captured = False
+                if trip.LIBRARY is not None:
+                    trip.LIBRARY.graphs((0,) * len(self.graphs.functions))  # graphs go while the driver that made them is here
 
 
 class KernelOnHost(LoadedKernel):

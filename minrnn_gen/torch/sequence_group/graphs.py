@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from minrnn_gen.config.environment import makes_graphs
+from minrnn_gen.gpu import retired
 from minrnn_gen.torch.sequence_group.exchange import is_watched, recorded_by
 from minrnn_gen.torch.sequence_group.peer_buffers import PeerBuffers
 
@@ -56,6 +57,7 @@ class Room:
 
     def recorded(self, body: Body, tensors: Sequence[Any], into: Sequence[Any]) -> Recorded:
         """Return what `body` enqueues, captured; `tensors` and `into` are the caller's. Raises what torch and CUDA raise."""
+        retired.destroy_retired()
         with torch.cuda.stream(self._side), _without_collections():
             return Recorded(body, tensors, into, self.begin)
 
@@ -95,6 +97,7 @@ class Recorded:
         self._buffers: list[PeerBuffers] = []
         # Kept with the rest: a graph must not be destroyed while another one is captured, be it an empty one.
         self._begin, self._segments = begin, [begin()]
+        retired.outlive(self, self._segments)
         try:
             with recorded_by(self):
                 results = body()
