@@ -20,6 +20,7 @@ if not torch.distributed.is_available():
 from support import ranks  # noqa: E402
 
 from minrnn_gen.errors import BadInput  # noqa: E402
+from minrnn_gen.gpu import retired  # noqa: E402
 from minrnn_gen.torch.sequence_group import exchange, graphs  # noqa: E402
 from minrnn_gen.torch.sequence_group.graphs import GRAPHS_MOST, LAUNCHES_WORTH, MET_MOST, Graphs  # noqa: E402
 from minrnn_gen.torch.sequence_group.group import SequenceGroup  # noqa: E402
@@ -140,6 +141,8 @@ def test_no_graph_is_destroyed_while_another_one_is_captured() -> None:
     recorded = graphs.Recorded(body, [], [], Segment)
     assert len(recorded.steps) == 3 and not destroyed
     del recorded
+    assert not destroyed, "a caller may be capturing"
+    retired.destroy_retired()
     assert destroyed == [0, 0, 0, 0]
 
 
