@@ -12,6 +12,7 @@ from benchmarks.harness.gpu import Gpu
 from benchmarks.harness.rounds import Arrays, Contender, Run
 from benchmarks.problems.scan_problems import Problem
 from benchmarks.reference.dense_inputs import Inputs
+from benchmarks.report.plan_facts import facts_of
 from benchmarks.report.tables import FIRST_CALL, PATH
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.build.hinted import HintedBuilder
@@ -99,8 +100,7 @@ def _ours(name: str, builder: type[Builder], problem: Problem, inputs: Inputs, g
             FIRST_CALL: round(first_seconds[-1], 3),
         }
         for kernel_pass, plan in plans.items():
-            values |= {f"{kernel_pass} {variable}": value for variable, value in plan.variables.items()}
-            values[f"{kernel_pass} predicted_ms"] = plan.predicted_total_us / 1e3
+            values |= facts_of(plan, kernel_pass)
         return values
 
     return Contender(name, prepare, inputs.judged, facts=facts)

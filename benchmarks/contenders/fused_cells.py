@@ -12,6 +12,7 @@ from benchmarks.harness.gpu import Gpu
 from benchmarks.harness.rounds import Arrays, Contender, Run
 from benchmarks.problems.scan_problems import Problem
 from benchmarks.reference import scan_reference
+from benchmarks.report.plan_facts import facts_of
 from minrnn_gen.precision import precision_of
 
 # Values that are compared at once: a gigabyte of each array in float64.
@@ -94,6 +95,6 @@ def _cell(problem: Problem, inputs: Inputs, layout: str) -> Contender:
 
     def facts() -> dict[str, int | float | str]:
         plans = [plan for key, plan in kernels[-1].plans.items() if key.kernel_pass == problem.task]
-        return {**plans[-1].variables, "predicted_ms": plans[-1].predicted_total_us / 1e3}
+        return facts_of(plans[-1])
 
     return Contender(layout, prepare, inputs.judge(layout), facts=facts)
