@@ -37,6 +37,9 @@ REGISTERS_OF_PIECE = 3
 # From a load to its value under load: what is not under way for so long is waited for.
 # Now and then one takes longer; of a thousand steps that is as much in each, with one step ahead.
 MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
+# Of a step with two products in a tile, whose sums change lanes: forwards of seven heads of lstm and gru, from 16 to 512 units, took 16
+# to 45 ns longer on an H200 than half the tiles leave (docs/lab-notes.md).
+TWO_PRODUCTS_NS = 40.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
@@ -339,12 +342,13 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     tile_ns = partition.full_rows * row_tile_ns + tiling.products * model.operand * scales.product
     product_ns = tile_ns * partition.tiles_per_warp + rows * tiling.row_cycles / cycles_per_ns
     product_ns += partition.diagonal.tiles * row_tile_ns
+    two_products_ns = (partition.products_per_tile > 1) * TWO_PRODUCTS_NS * scales.instruction
     operations_ns = gpu_rates.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
     matrix_cycles = resources.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
     split_k_ns = (model.split_k_sum + partition.split_k_warps * model.split_k_warp) * scales.block
     terms_ns = {
-        "step": model.step * scales.instruction,
+        "step": model.step * scales.instruction + two_products_ns,
         "products": warps_of_partition(partition.row_warps * partition.split_k_warps) * product_ns,
         "cells": cells * (transcendentals_ns + operations_ns),
         "exchange": exchange_ns(partition, model, blocks_of_busiest_sm),

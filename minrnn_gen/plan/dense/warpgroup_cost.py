@@ -187,7 +187,8 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
         * model.operation
         * scales.instruction,
         "exchange": fetch_ns * scales.grid,
-        "shared_matrix": partition.shared_chunks * consumers * model.shared_chunk * scales.instruction,
+        # A chunk that is streamed is multiplied in shared memory, too.
+        "shared_matrix": (partition.shared_chunks + partition.streamed_chunks) * consumers * model.shared_chunk * scales.instruction,
         "reduce_split_k": exchanges * (split_k_ns + sum_ns),
     }
     if partition.in_one_block:
