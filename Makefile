@@ -211,9 +211,10 @@ $(DROP_INS): constraints.txt | $(TEST)
 	@$(PIP) onnxruntime onnxscript || echo "ONNX Runtime cannot be installed here: the tests that need it are skipped"
 	touch $@
 
+# WITH=docs installs what the site needs too: each call of pip builds the package and resolves all of its needs anew.
 $(DEV): $(INSTALLED_FROM) | $(BIN)/python
-	$(INSTALL) ".[dev]"
-	touch $@
+	$(INSTALL) ".[dev$(if $(WITH),$(comma)$(WITH))]"
+	touch $@ $(if $(WITH),$(VENV)/installed-$(WITH))
 
 $(DOCS): $(INSTALLED_FROM) | $(BIN)/python
 	@echo "installing into $(VENV): Material for MkDocs and others (installed 0.2 GB)"

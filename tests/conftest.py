@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from support.worker_folder import folder_of_all_workers
 if "PYTEST_XDIST_WORKER" in os.environ:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
+
+# A solution is a thousand small dictionaries, half a megabyte; a grid has as many rows of times.
+SOLUTIONS_KEPT, GRIDS_KEPT = 256, 128
 
 # Modules and tests are no garbage: to look for some while they are collected takes a sixth of the time.
 gc.disable()
@@ -138,6 +142,7 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.
         patch.setenv("MINRNN_CPU", os.environ.get("MINRNN_CPU", "numpy"))
         patch.setattr("minrnn_gen.build.store._tree_digest", _digest_of_a_tree())
+        _plan_once(patch)
         # It guards against a loss of power, which no test has, and a disk takes milliseconds for every file.
         patch.setattr("os.fsync", lambda _: None)
         # It takes five seconds to compile, and is the same whatever the store of the kernels that are linked with it.
@@ -154,6 +159,40 @@ def _digest_of_a_tree() -> Callable[..., str]:
 
     own, once = package_folder("templates"), functools.cache(_tree_digest)
     return lambda folder, *which, **without: (once if folder == own else _tree_digest)(folder, *which, **without)
+
+
+def _plan_once(patch: pytest.MonkeyPatch) -> None:
+    """Let a worker plan each problem once for all tests: most have the cells and sizes that others have too.
+
+    Solutions are immutable, and functions of a problem and a family alone, as are the times of all candidates over a grid.
+    `tests/plan` plans anew.
+    """
+    from minrnn_gen.plan import families, size_classes, solver
+
+    solve = _kept(solver.solve, SOLUTIONS_KEPT)
+    for module in (families, size_classes):
+        patch.setattr(module, "solve", solve)
+    patch.setattr(size_classes, "grid_of", _kept(size_classes.grid_of, GRIDS_KEPT))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A problem by its values: a profile has mappings, so that it has no hash."""
+
+    problem: Any = field(compare=False)
+    values: tuple[Any, ...]
+
+
+def _kept(function: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """Return a function of a problem, and of what has a hash, that keeps its last results."""
+    last = functools.lru_cache(most)(lambda asked, *others: function(asked.problem, *others))
+
+    @functools.wraps(function)
+    def result(problem: Any, *others: Any) -> Any:
+        values = tuple(value for name, value in vars(problem).items() if name != "gpu")
+        return last(_Asked(problem, (*values, problem.gpu.model_dump_json())), *others)
+
+    return result
 
 
 def _machine_of_all_stores(folder: Path) -> Callable[[object], bytes]:

@@ -208,6 +208,8 @@ def test_docstrings_open_with_their_subject() -> None:
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for folder in ("minrnn_gen", "tests", "benchmarks", "examples", "docs", "release")
         for path in sorted((ROOT / folder).rglob("*.py"))
+        # Few files have such a string at all, and to parse the others takes seconds.
+        if re.search(rf"[\"']\\?\s*{OPENING}", text_of(path))
         for text, line in docstrings(ast.parse(text_of(path)))
         if re.match(OPENING, text)
     ]
@@ -291,8 +293,9 @@ def test_a_body_says_what_it_does() -> None:
 
 
 def test_names_of_kernels_are_not_parsed() -> None:
-    trees = {name: ast.parse(text_of(path)) for name, path in PYTHON_FILES.items()}
-    assert [f"{name}:{line}" for name, tree in trees.items() for line in parsed_plan_names(tree)] == []
+    texts = {name: text_of(path) for name, path in PYTHON_FILES.items()}
+    named = {name: text for name, text in texts.items() if any(word in text for word in PARSED_NAMES)}
+    assert [f"{name}:{line}" for name, text in named.items() for line in parsed_plan_names(ast.parse(text))] == []
 
 
 def test_no_file_is_long() -> None:

@@ -124,7 +124,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Solution:
-    """All feasible candidates of a problem, best predicted first, and how many each constraint rejected.
+    """All feasible candidates of a problem, best predicted first; `census` counts how many each constraint rejected.
 
     `passed_over` is why a family that is preferred to this one does not serve, one sentence; empty where there is none.
     """
@@ -133,8 +133,13 @@ class Solution:
     family: Family
     constraints: tuple[Constraint, ...]
     candidates: tuple[Candidate, ...]
-    rejected: Mapping[str, int]
+    census: Callable[[], Mapping[str, int]] = field(repr=False, compare=False)
     passed_over: str = ""
+
+    @functools.cached_property
+    def rejected(self) -> Mapping[str, int]:
+        """How many candidates each constraint was the first to reject, counted when it is first asked: a fifth of solving."""
+        return MappingProxyType(dict(self.census()))
 
     def attempts(self, most: int) -> Iterator[tuple[int, ...]]:
         """Yield ranks to compile, `most` at most, until one keeps its promise: the first alone, then several at once."""
@@ -222,14 +227,14 @@ def solve(problem: Problem, family: Family) -> Solution:
         if feasible := _feasible(variables, needed, holds):
             constraints = needed
     names = tuple(variables)
-    rejected = _census(variables, constraints, holds)
+    census = functools.partial(_census, variables, constraints, holds)
     if not feasible:
-        raise Infeasible(_nearest_miss(problem, variables, constraints, rejected))
+        raise Infeasible(_nearest_miss(problem, variables, constraints, census()))
 
     def rank(candidate: Candidate) -> tuple[float, tuple[int, ...]]:
         return total_us(family.predicted_us(problem, candidate)), tuple(candidate[name] for name in names)
 
-    return Solution(problem, family, constraints, tuple(sorted(feasible, key=rank)), MappingProxyType(rejected))
+    return Solution(problem, family, constraints, tuple(sorted(feasible, key=rank)), census)
 
 
 def search_library() -> Any:

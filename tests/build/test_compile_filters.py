@@ -22,18 +22,19 @@ pytestmark = pytest.mark.skipif(toolchain_version() is None, reason="NVRTC is no
 PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
 PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "fp64")
 SIZES = (Sizes(64, 1 << 19), Sizes(2, 4096))
-# Every day each order once, with each pass and precision; the rest is part of the whole matrix.
-CASES = one_in(51, itertools.product(PASSES, PRECISIONS, range(1, ORDER_MOST + 1), profile_names()))
+# Every day each order once, with each pass and precision, and of both sizes the best candidate and the last; the rest is part
+# of the whole matrix.
+CASES = one_in(101, itertools.product(PASSES, PRECISIONS, range(1, ORDER_MOST + 1), profile_names(), SIZES, (True, False)))
 
 
-@pytest.mark.parametrize(("kernel_pass", "precision", "order", "gpu"), CASES)
-def test_what_is_chosen_keeps_its_promise(kernel_pass: KernelPass, precision: PrecisionName, order: int, gpu: str) -> None:
+@pytest.mark.parametrize(("kernel_pass", "precision", "order", "gpu", "sizes", "is_best"), CASES)
+def test_what_is_chosen_keeps_its_promise(
+    kernel_pass: KernelPass, precision: PrecisionName, order: int, gpu: str, sizes: Sizes, is_best: bool
+) -> None:
     builder = filter_builder(precision, order, Target(load_profile(gpu), profile_bytes(gpu), "spec"))
     alignment = precision_of(precision).storage_bytes
-    for sizes in SIZES:
-        solution = builder.solve(builder.key_of(kernel_pass, Specialization(alignment), sizes))
-        for rank in (0, len(solution.candidates) - 1):
-            plan = solution.plan(rank)
-            (kernel,) = compile_source(render(plan, builder.lowered_for(kernel_pass), ()), plan).kernels
-            assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.budget.registers_per_thread
-            assert kernel.shared_bytes == plan.budget.shared_bytes
+    solution = builder.solve(builder.key_of(kernel_pass, Specialization(alignment), sizes))
+    plan = solution.plan(0 if is_best else len(solution.candidates) - 1)
+    (kernel,) = compile_source(render(plan, builder.lowered_for(kernel_pass), ()), plan).kernels
+    assert kernel.spill_bytes == 0 and 0 < kernel.registers <= plan.budget.registers_per_thread
+    assert kernel.shared_bytes == plan.budget.shared_bytes
