@@ -93,7 +93,7 @@ def _family(name: str) -> Family:
         entry=name,
         strategy="chained",
         copies=True,
-        variables=lambda _: {"threads": (64, 128, 256, 512), "steps_per_thread": (8, 16, 32, 64), "stages": (1, 2)},
+        variables=lambda _: {"threads": (64, 128, 256), "steps_per_thread": (8, 16, 32, 64), "stages": (1, 2)},
         constraints=constraints,
         resources=resources,
         predicted_us=predicted_us,
