@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 from support.needed import needed
 
+import minrnn_gen
 from minrnn_gen.native import trip
 from minrnn_gen.run.recording.operations import Program
 
@@ -119,3 +121,25 @@ def test_a_graph_of_the_callers_has_the_launches(captured: list[Program]) -> Non
     graph.replay()
     assert_same([y.cpu(), *(state.cpu() for state in states)], expected)
     assert not torch.equal(expected[0], inferred[0])
+
+
+def test_a_capture_goes_on_while_a_kernel_with_graphs_is_collected(captured: list[Program]) -> None:
+    """Destroying a graph would end the capture of the thread that collects."""
+    case = Case("LSTM", "float32", False, units=56)
+    expected = case.inference()
+    kernel = minrnn_gen.compile({"model": "lstm", "hidden_size": 72, "input_size": 24, "precision": "fp32"})
+    x, weight, R = (torch.randn(*shape, device="cuda") / 9 for shape in ((3, 17, 24), (4 * 72, 24), (4, 1, 72, 72)))
+    for _ in range(4):
+        y, state = kernel(x, R, weight=weight)
+        del y, state
+    assert captured
+    cycle = [kernel]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del kernel, cycle
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        gc.collect()
+        y, states = case.layer(case.x)
+    graph.replay()
+    assert_same([y.cpu(), *(state.cpu() for state in states)], expected)
