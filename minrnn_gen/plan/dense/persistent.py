@@ -37,8 +37,8 @@ REGISTERS_OF_PIECE = 3
 # From a load to its value under load: what is not under way for so long is waited for.
 # Now and then one takes longer; of a thousand steps that is as much in each, with one step ahead.
 MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
-# Of a step with two products in a tile, whose sums change lanes: forwards of seven heads of lstm and gru, from 16 to 512 units, took 16
-# to 45 ns longer on an H200 than half the tiles leave (docs/lab-notes.md).
+# Of a step with two products in a tile, whose sums change lanes: forwards of seven heads of lstm and gru, from 16 to 512
+# units, took 16 to 45 ns longer on an H200 than half the tiles leave (docs/lab-notes.md).
 TWO_PRODUCTS_NS = 40.0
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.

@@ -158,6 +158,8 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     problem, scales = partition.problem, scales_of(partition.problem.gpu)
     model, is_wide = MODELS[problem.kernel_pass], problem.precision.storage_bytes == WIDE_BYTES
     consumers, of_block = partition.row_tiles * partition.split_k_warpgroups * column_groups, partition.block_chunks
+    # A chunk that is streamed is multiplied in shared memory, too.
+    shared_chunks = partition.shared_chunks + partition.streamed_chunks
     exchanges = len(problem.cell.round_products)
     columns = partition.batch_tile * column_groups
     step_ns, fetch_ns = (model.step + is_wide * model.wide) * scales.grid, 0.0
@@ -187,8 +189,7 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
         * model.operation
         * scales.instruction,
         "exchange": fetch_ns * scales.grid,
-        # A chunk that is streamed is multiplied in shared memory, too.
-        "shared_matrix": (partition.shared_chunks + partition.streamed_chunks) * consumers * model.shared_chunk * scales.instruction,
+        "shared_matrix": shared_chunks * consumers * model.shared_chunk * scales.instruction,
         "reduce_split_k": exchanges * (split_k_ns + sum_ns),
     }
     if partition.in_one_block:
