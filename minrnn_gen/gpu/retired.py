@@ -1,7 +1,6 @@
 """Graphs whose owners are gone, destroyed between captures: to destroy one within a capture ends it.
 
-Python may collect garbage at any time, also while a caller captures a stream, and with it whatever owns a graph. The graphs of
-`native/graphs.h` are kept in the same way.
+Python may collect garbage at any time, also while a caller captures a stream, and with it whatever owns a graph.
 """
 
 from __future__ import annotations

@@ -66,32 +66,9 @@ static uint64_t hash_of(const int64_t *addresses, ptrdiff_t count) {
   return hash | 1; /* 0 is no hash */
 }
 
-/* Graphs to be destroyed before the next is captured. Destroying one ends a capture that is under way on this thread, and Python
-   may collect a program while its caller captures a stream. */
-static void **retired;
-static size_t retired_count, retired_room;
-
-static void retire(void *executable) {
-  if (retired_count == retired_room) {
-    size_t room = retired_room ? 2 * retired_room : GRAPHS_MOST;
-    void **larger = realloc(retired, room * sizeof *larger);
-    if (larger == NULL) {
-      graph_functions.destroy(executable);
-      return;
-    }
-    retired = larger;
-    retired_room = room;
-  }
-  retired[retired_count++] = executable;
-}
-
-static void destroy_retired(void) {
-  while (retired_count) graph_functions.destroy(retired[--retired_count]);
-}
-
 static void free_captured(Captured *captured) {
   if (captured->executable == NULL) return;
-  retire(captured->executable);
+  graph_functions.destroy(captured->executable);
   free(captured->addresses);
   *captured = (Captured){0};
   graphs_of_all--;
@@ -129,7 +106,6 @@ static int is_being_captured(void *stream) {
 static void *capture_run(const Program *program, const int64_t *addresses, void *stream, void *handle, void *workspace, char *room) {
   void *side, *graph = NULL, *executable = NULL;
   ptrdiff_t index = 0;
-  destroy_retired();
   if (graph_functions.create_stream(&side, NON_BLOCKING_STREAM)) return NULL;
   if (!graph_functions.begin(side, THREAD_LOCAL_CAPTURE)) {
     int is_refused = run_program(program, addresses, side, handle, workspace, room, &index);

@@ -167,7 +167,6 @@ static PyObject *graphs(PyObject *Py_UNUSED(module), PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "(KKKKKKKKK)", &at[0], &at[1], &at[2], &at[3], &at[4], &at[5], &at[6], &at[7], &at[8])) return NULL;
   uintptr_t functions[9];
   for (int index = 0; index < 9; index++) functions[index] = (uintptr_t)at[index];
-  destroy_retired(); /* by the driver that made them */
   memcpy(&graph_functions, functions, sizeof graph_functions);
   Py_RETURN_NONE;
 }

@@ -20,7 +20,7 @@ import pytest
 from support.fake_device import CublasOnHost, set_bytes_on_host
 
 from minrnn_gen.call import key
-from minrnn_gen.gpu import cublas, driver
+from minrnn_gen.gpu import cublas, driver, retired
 from minrnn_gen.gpu.module import LoadedKernel
 from minrnn_gen.native import trip
 
@@ -279,8 +279,7 @@ class DriverOnHost:
                 yield
             finally:
                 self.graphs.is_captured = False
-                if trip.LIBRARY is not None:
-                    trip.LIBRARY.graphs((0,) * len(self.graphs.functions))  # graphs go while the driver that made them is here
+                retired.destroy_retired()  # graphs go while the driver that made them is here
 
 
 class KernelOnHost(LoadedKernel):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from minrnn_gen.call.address import Address, PointerDifference, address_of, has_slots
 from minrnn_gen.call.array import Array, torch_empty
 from minrnn_gen.config.environment import makes_graphs
-from minrnn_gen.gpu import cublas, driver, graph, memory
+from minrnn_gen.gpu import cublas, driver, graph, memory, retired
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu import stream as gpu_stream
 from minrnn_gen.gpu.cublas import Product
@@ -213,12 +213,14 @@ def _addresses_of(functions: Sequence[Any]) -> tuple[int, ...]:
 class Program:
     """Operations in order on arrays of one place: by C in one trip where all of them can be, else one by one."""
 
-    __slots__ = ("_in_c", "_multiplies", "_operations", "_place")
+    __slots__ = ("__weakref__", "_in_c", "_multiplies", "_operations", "_place")
 
     def __init__(self, place: Place, operations: tuple[Operation, ...]) -> None:
         self._place, self._operations = place, operations
         self._multiplies = any(isinstance(operation, ProductOperation) for operation in operations)
         self._in_c = self._compiled()
+        if self._in_c is not None:
+            retired.outlive(self, self._in_c)  # which has graphs
 
     def _compiled(self) -> object | None:
         device = self._place.device
@@ -274,6 +276,7 @@ class Program:
     def _capture(self, addresses: list[int], stream: int) -> None:
         device = self._place.device
         assert device is not None
+        retired.destroy_retired()
         handle, workspace = (cublas.handle(), cublas.workspace_on(device, stream)) if self._multiplies else (0, 0)
         if workspace or not self._multiplies:
             trip.LIBRARY.capture(self._in_c, addresses, stream, handle, workspace)  # type: ignore[union-attr]
