@@ -53,8 +53,7 @@ BIN := $(VENV)/bin
 comma := ,
 # An install is repeated when what it was made from changes, or when other CUDA libraries are asked for.
 STAMP = $(VENV)/installed-$(1)$(if $(CUDA),-$(CUDA))
-INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py minrnn_gen/native/trip.c minrnn_gen/native/key.h \
-	minrnn_gen/native/program.h
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard minrnn_gen/native/*.[ch])
 DEMO := $(call STAMP,demo)
 TEST := $(call STAMP,test)$(if $(TORCH),-$(TORCH))
 DEV := $(VENV)/installed-dev
