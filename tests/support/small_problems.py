@@ -1297,6 +1297,15 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("one product", FP16 | REVERSE | {"model": "elman", "hidden_size": 40}, LARGE, "long resets", BOTH),
         ("tf32", ONCE | {"model": "gru", "hidden_size": 20}, LARGE, "long resets", BOTH),
         ("groups of columns", LSTM, LARGE | {"column_groups": 2, "row_tiles": 2}, "resets", BOTH),
+        # A tile has all units of the head, or two tiles: rows of products and gates lie one after the other.
+        ("joined rows", LSTM | {"hidden_size": 64}, LARGE, "long resets mixed", BACKWARD),
+        (
+            "joined rows of tiles",
+            BF16 | TWO_PRODUCTS | {"hidden_size": 128},
+            LARGE | {"row_tiles": 2, "batch_tile": 16},
+            "long resets",
+            BACKWARD,
+        ),
         ("halves", ONCE | {"model": "elman", "hidden_size": 40}, LARGE | HALVES | {"batch_tile": 16}, "long resets", BOTH),
         (
             "cluster",

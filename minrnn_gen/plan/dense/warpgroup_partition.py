@@ -198,13 +198,15 @@ class WarpgroupPartition(WarpgroupTiling):
         buffers = 2 if rounds > 1 else steps
         units_bytes = self.tile_units * self.problem.precision.storage_bytes
         consumers, columns = self.consumers, self.finished_columns // rounds
+        # In bulk the warpgroups of all row tiles share a stage.
+        stages = consumers // self.row_tiles if self.stages_in_bulk else consumers
         parts = {
-            "stages": buffers * consumers * columns * (self.stage_bytes + WIDEST_COPY_BYTES),
+            "stages": buffers * stages * columns * (consumers // stages * self.stage_bytes + WIDEST_COPY_BYTES),
             "outputs": consumers * columns * (self.operand_width * units_bytes + WIDEST_COPY_BYTES),
             "operand": self.in_one_block * self.column_groups * self.operand_chunks * self.slot_bytes,
             "columns": self.column_groups * self.batch_tile * COLUMN_BYTES[self.problem.kernel_pass],
             "partial": 0 if self.sums_over_grid else consumers * self.partial_bytes,
-            "staged": self.stages_in_bulk * buffers * consumers * MBARRIER_BYTES,
+            "staged": self.stages_in_bulk * buffers * stages * MBARRIER_BYTES,
             "summed": 2 * consumers * MBARRIER_BYTES if self.cluster_blocks > 1 else 0,
             "means": means.warpgroups_bytes(self.problem, self.tile_units, columns * consumers, self.row_tiles),
         }
