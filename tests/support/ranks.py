@@ -580,7 +580,13 @@ def benchmark(group: Any, _rank: int) -> str:
     return str(record.model_dump_json(exclude_defaults=True))
 
 
+def elsewhere(group: Any, rank: int, *, module: str, named: str, **arguments: Any) -> Any:
+    """Return what a rank returns for a case of another module."""
+    return getattr(importlib.import_module(module), named)(group, rank, **arguments)
+
+
 CASES = {
+    "elsewhere": elsewhere,
     "benchmark": benchmark,
     "dying": dying,
     "selective": selective,
