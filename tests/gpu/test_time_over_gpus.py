@@ -134,7 +134,7 @@ def test_calls_on_the_same_memory_are_launched_as_graphs_and_change_no_bit(
 
 @pytest.mark.parametrize("records", [False, True])
 def test_the_tuned_way_is_not_slower_than_the_chosen_one_where_gates_remember(pair: Pair, records: bool) -> None:
-    """What the formula chooses runs a piece twice there; the measured way is one for both ranks, and repeats bit for bit."""
+    """The formula's choice runs a piece twice there; the measured way is one for both ranks, and repeats bit for bit."""
     first, second = pair.run("tuned", records=records)
     assert first == second
     way, times_ms, tuned_ms, chosen_ms = first

@@ -1,4 +1,4 @@
-"""What a rank computes in tests of `tune_sequence_group`: cases for `support.ranks`, with a clock that steps wind."""
+"""Cases of a rank in tests of `tune_sequence_group`: run by `support.ranks`, most by a clock that steps wind."""
 
 from __future__ import annotations
 
@@ -133,9 +133,10 @@ class Stack(torch.nn.Module):
         return x
 
 
-def ways_of(group: Any, rank: int, *, models: Sequence[str], x: Any, pieces: Sequence[int]) -> list[Any]:
+def ways_of(group: Any, rank: int, *, models: Sequence[str], x: Any, pieces: Sequence[int], compiled: bool) -> list[Any]:
     """Return the ways that are timed for a step of layers, one after the other."""
-    layers = [wing.RNN(model, x.shape[-1], x.shape[-1], dtype=x.dtype) for model in models]
+    layers: list[Any] = [wing.RNN(model, x.shape[-1], x.shape[-1], dtype=x.dtype) for model in models]
+    layers = [torch.compile(layer, backend="eager") for layer in layers] if compiled else layers
 
     def step(asked: Any) -> None:
         y = ranks.sliced(x, 1, pieces, rank)

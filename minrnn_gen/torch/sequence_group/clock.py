@@ -24,8 +24,9 @@ class Clock:
 
     @classmethod
     def of(cls, process_group: Any) -> Clock:
-        """Return the clock of the device on which a group exchanges: the current GPU if its backend has GPUs, else the CPU."""
-        on_gpu = torch.cuda.is_available() and "cuda:" in dist.get_backend_config(process_group)
+        """Return the clock of the device on which a group exchanges: with gloo the CPU, else the current GPU if any."""
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(process_group).split(","))
+        on_gpu = torch.cuda.is_available() and backends.get("cuda", "gloo") != "gloo"
         return cls(process_group, torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
 
     @property
