@@ -13,18 +13,20 @@ import torch.distributed as dist
 
 from benchmarks.contenders.cpu_layers import cpu_name
 from benchmarks.contenders.host_over_ranks import HostRow, host_rows_of
-from benchmarks.contenders.over_ranks import CALLS_IN_A_ROW, WATCHED_RUNS, Host, rows_of
+from benchmarks.contenders.over_ranks import WATCHED_RUNS, Host, rows_of
 from benchmarks.harness.rounds import Limits
 from benchmarks.problems.distributed_problems import PASSES, DistributedProblem, problems
 from benchmarks.report.distributed_record import DistributedRecord
 from minrnn_gen.api import compile
 from minrnn_gen.errors import BadInput
 from minrnn_gen.gpu.driver import driver_release
+from minrnn_gen.torch.sequence_group.clock import CALLS_IN_A_ROW
 
 LIMITS = Limits(rounds_least=7, rounds_most=31, seconds=2.0)
 QUICK_LIMITS = Limits(rounds_least=3, rounds_most=3, seconds=0.1)
 METHOD = {
     "round": f"on GPUs {CALLS_IN_A_ROW} calls, hosts ahead, ranks waiting for each other in their exchanges alone; on CPUs one",
+    "tuned": "the way that tune_sequence_group found the fastest with these arrays, before all that is timed here",
     "one rank": "the first rank computes all of it, the others idle in the same group",
     "in exchange": f"exchanges and waits for others over all time, the mean of the ranks, median of {WATCHED_RUNS} more runs",
     "bytes of a rank": "what a rank contributes to exchanges in a run, the most of the ranks",

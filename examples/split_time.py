@@ -1,7 +1,7 @@
 """Selective copying with time split over processes: `torchrun --nproc-per-node 2 examples/split_time.py`.
 
 Each process has a piece of every sequence, and the same weights. The losses are those of one process, `python
-examples/split_time.py`, but for the last digits.
+examples/split_time.py`, but for the last digits. `--tune` first measures in which way states pass fastest from piece to piece.
 """
 
 from __future__ import annotations
@@ -45,18 +45,38 @@ def piece_of(sequences: torch.Tensor, group: Any) -> torch.Tensor:
     return sequences[:, time * rank // size : time * (rank + 1) // size]
 
 
-def losses(group: Any, steps: int, device: torch.device) -> list[float]:
+def loss_of(model: Copier, batch: tuple[torch.Tensor, torch.Tensor], group: Any, way: Any) -> torch.Tensor:
+    """Return this rank's share of the loss; `way` is the group as the layers take it."""
+    tokens, targets = batch
+    logits = model(piece_of(tokens, group), way)
+    # The mean over the whole: each rank has the share of its own targets.
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), piece_of(targets, group).flatten(), ignore_index=IGNORED, reduction="sum"
+    ) / int((targets != IGNORED).sum())
+
+
+def tuned(model: Copier, batch: tuple[torch.Tensor, torch.Tensor], group: Any) -> minrnn_gen.torch.SequenceGroup:
+    """Return the group with the way in which a step is fastest; the weights stay as they are."""
+
+    def step(way: minrnn_gen.torch.SequenceGroup) -> None:
+        torch.autograd.grad(loss_of(model, batch, group, way), [*model.parameters()])
+
+    found = minrnn_gen.torch.tune_sequence_group(group, step)
+    if dist.get_rank(group) == 0:
+        for way, ms in found.times_ms.items():
+            print(f"{way or 'as the formula chooses':22}  {ms:8.3f} ms{'  taken' * (way == found.way)}")
+    return found
+
+
+def losses(group: Any, steps: int, device: torch.device, tune: bool = False) -> list[float]:
     """Train and return the loss of every step, the same on all ranks."""
     torch.manual_seed(SMALL.seed)
     model = Copier(SMALL.letters + 2, SMALL.width).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=SMALL.learning_rate)
+    way = tuned(model, next(batches(SMALL, device)), group) if tune else group
     course = []
-    for _, (tokens, targets) in zip(range(steps), batches(SMALL, device), strict=False):
-        logits = model(piece_of(tokens, group), group)
-        # The mean over the whole: each rank has the share of its own targets.
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), piece_of(targets, group).flatten(), ignore_index=IGNORED, reduction="sum"
-        ) / int((targets != IGNORED).sum())
+    for _, batch in zip(range(steps), batches(SMALL, device), strict=False):
+        loss = loss_of(model, batch, group, way)
         optimizer.zero_grad()
         loss.backward()
         whole = loss.detach()
@@ -71,7 +91,9 @@ def losses(group: Any, steps: int, device: torch.device) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=200)
-    steps = parser.parse_args(arguments).steps
+    parser.add_argument("--tune", action="store_true", help="measure how states pass fastest between processes")
+    asked = parser.parse_args(arguments)
+    steps = asked.steps
     on_gpu, over_ranks = torch.cuda.is_available(), "RANK" in os.environ
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -79,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if over_ranks:
         dist.init_process_group("nccl" if on_gpu else "gloo")
     group = dist.group.WORLD if over_ranks else None
-    course = losses(group, steps, device)
+    course = losses(group, steps, device, asked.tune and over_ranks)
     if group is None or dist.get_rank(group) == 0:
         for step in range(0, steps, max(1, steps // 10)):
             print(f"step {step:5}  loss {course[step]:.5f}")

@@ -7,6 +7,7 @@ pieces are compared with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,11 @@ from benchmarks.report.distributed_record import ALONE, DistributedRow
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.torch.operators.functional import recurrence
 from minrnn_gen.torch.sequence_group.cells import expected_ways
+from minrnn_gen.torch.sequence_group.clock import Clock
 from minrnn_gen.torch.sequence_group.exchange import watched
 from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup, member_of
+from minrnn_gen.torch.sequence_group.tuned import tune_sequence_group
 
-# Hosts run ahead of their devices, as those of a training loop do. The exchanges of a call let ranks wait for each other: one
-# more collective after each call would take some 40 us of its time.
-CALLS_IN_A_ROW = 4
 # Runs that are watched: events around every exchange disturb, so that they are no rounds.
 WATCHED_RUNS = 3
 
@@ -41,11 +41,9 @@ Run = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Host:
+class Host(Clock):
     """Ranks on one kind of device, with its clock; `graphs`: whether their calls are launched as graphs."""
 
-    group: Any
-    device: torch.device
     graphs: bool = True
 
     @property
@@ -58,39 +56,11 @@ class Host:
         """How many ranks there are."""
         return int(dist.get_world_size(self.group))
 
-    @property
-    def has_events(self) -> bool:
-        """Whether time is taken between events on the device; the host's clock is, where not."""
-        return bool(self.device.type == "cuda")
-
     def all_of(self, value: Any) -> list[Any]:
         """Return the values of all ranks, which are none of arrays."""
         values = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
-
-    def mark(self) -> Any:
-        """Return a moment, now on the device."""
-        if not self.has_events:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def ms_between(self, began: Any, ended: Any) -> float:
-        """Return the milliseconds between two moments; waits for the later one."""
-        if not self.has_events:
-            return 1e3 * float(ended - began)
-        ended.synchronize()
-        return float(began.elapsed_time(ended))
-
-    def start_together(self) -> None:
-        """Wait until all ranks and their devices have nothing to do."""
-        if self.has_events:
-            torch.cuda.synchronize()
-        dist.barrier(group=self.group)
-        if self.has_events:
-            torch.cuda.synchronize()
 
 
 @dataclass
@@ -110,7 +80,11 @@ def rows_of(
     records = kernel_pass != "forward"
     alone, expected = _alone(problem, kernel_pass, inputs, records)
     contenders = [_Contender(*alone)]
-    for row, asked in asked_of(problem, kernel_pass, kernel, host):
+    calls = [*asked_of(problem, kernel_pass, kernel, host)]
+    if not problem.is_dense:
+        tuned = _tuned(inputs, records)
+        calls.append((_row_of("tuned", tuned, problem, kernel_pass, kernel, host), {"sequence_group": tuned}))
+    for row, asked in calls:
         run = inputs.run_of(inputs.of(asked), asked, records)
         errors = _errors(run(), expected, "head_group" in asked, host)
         share, contributed = _exchange(run, host)
@@ -133,15 +107,27 @@ def asked_of(
     else:
         groups = [(way, SequenceGroup(host.group, way, graphs=host.graphs)) for way in ("summary", "correct", "pipeline")]
     for name, group in [*groups, ("chosen", SequenceGroup(host.group, graphs=host.graphs))]:
-        records = kernel_pass != "forward"
-        choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events, records)[0]
-        yield (
-            DistributedRow(
-                problem=problem, kernel_pass=kernel_pass, contender=name, way=choice.way, micro_batches=choice.micro_batches,
-                passes=choice.passes,
-            ),
-            {"sequence_group": group},
-        )  # fmt: skip
+        yield _row_of(name, group, problem, kernel_pass, kernel, host), {"sequence_group": group}
+
+
+def _row_of(
+    name: str, group: SequenceGroup, problem: DistributedProblem, kernel_pass: KernelPass, kernel: Kernel, host: Host
+) -> DistributedRow:
+    """Return a row with the way that runs over a group, and the cost formula's prediction of it."""
+    records = kernel_pass != "forward"
+    choice = expected_ways(kernel, problem.batch, problem.time, member_of(group), host.has_events, records)[0]
+    return DistributedRow(
+        problem=problem, kernel_pass=kernel_pass, contender=name, way=choice.way, micro_batches=choice.micro_batches,
+        passes=choice.passes,
+    )  # fmt: skip
+
+
+def _tuned(inputs: Inputs, records: bool) -> SequenceGroup:
+    """Return the group with the way that is measured to be the fastest with these arrays."""
+    host, arrays = inputs.host, inputs.piece(inputs.host.rank)
+    # One run for each way: a call that comes again with its arrays is launched as graphs.
+    run_over = functools.cache(lambda group: inputs.run_of(arrays, {"sequence_group": group}, records))
+    return tune_sequence_group(SequenceGroup(host.group, graphs=host.graphs), lambda group: run_over(group)())
 
 
 def _alone(
@@ -250,12 +236,7 @@ def _time(contenders: Sequence[_Contender], host: Host, limits: Limits) -> None:
 
 
 def _time_run(contender: _Contender, host: Host) -> None:
-    host.start_together()
-    began, calls = host.mark(), CALLS_IN_A_ROW if host.has_events else 1
-    for _ in range(calls):
-        if contender.run is not None:
-            contender.run()
-    ms = host.ms_between(began, host.mark()) / calls
+    ms = host.ms_of(contender.run or (lambda: None))
     contender.times_ms.append(max(host.all_of(ms)))
 
 

@@ -90,21 +90,24 @@ def distributed_provenance(record: DistributedRecord) -> str:
 def rows_text(rows: Sequence[DistributedRow], ranks: int) -> str:
     """Return tables of rows: a line for each pass of a problem, with milliseconds, and how often as fast as one rank.
 
-    Besides, what was chosen, how often as fast the cost formula predicts it, and the largest error of all contenders.
+    Besides, what was chosen, how often as fast the cost formula predicts it, what was found by measuring, where it was, and the
+    largest error of all contenders.
     """
     tables = []
     for is_dense in dict.fromkeys(row.problem.is_dense for row in rows):
         of_kind = [row for row in rows if row.problem.is_dense == is_dense]
         names = [*dict.fromkeys(row.contender for row in of_kind)]
-        titles = (f"{ranks} ranks", "pass", *names, "chosen is", "predicted", "error")
-        lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * len(names) + "---|---:|---:|"]
+        is_tuned = "tuned" in names
+        titles = (f"{ranks} ranks", "pass", *names, "chosen is", "predicted", *["tuned is"] * is_tuned, "error")
+        lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * len(names) + "---|---:|" + "---|" * is_tuned + "---:|"]
         for problem, kernel_pass in dict.fromkeys((row.problem, row.kernel_pass) for row in of_kind):
             by_name = {row.contender: row for row in of_kind if (row.problem, row.kernel_pass) == (problem, kernel_pass)}
             alone, chosen = by_name.get(ALONE), by_name.get("chosen")
             cells = [_cell(by_name.get(name), None if name == ALONE or alone is None else alone.ms) for name in names]
             errors = [error for row in by_name.values() for error in row.errors.values()]
             predicted = f"{ranks / chosen.passes:.2f}" if chosen and chosen.passes else ""
-            last = (_way(chosen), predicted, f"{max(errors):.1e}" if errors else "")
+            tuned = [_way(by_name.get("tuned"))] * is_tuned
+            last = (_way(chosen), predicted, *tuned, f"{max(errors):.1e}" if errors else "")
             name = "forward" if kernel_pass == "forward" else "step"
             lines.append(f"| {' | '.join((problem.label, name, *cells, *last))} |")
         tables.append("\n".join(lines) + "\n")

@@ -78,7 +78,7 @@ API = {
         "minrnn_gen.torch: several GPUs and export",
         _TORCH,
         "[Several GPUs](../how-to/several-gpus.md) and [AOTInductor](../how-to/aot-inductor.md) show these names in use.",
-        ("HeadGroup", "SequenceGroup", "sum_gradients", "export_operators", "onnx_translations"),
+        ("HeadGroup", "SequenceGroup", "tune_sequence_group", "sum_gradients", "export_operators", "onnx_translations"),
     ),
     "jax": Topic(
         "minrnn_gen.jax",

@@ -33,6 +33,7 @@ with needing("torch", "minrnn_gen.torch", INSTALL_TORCH, TorchMissing):
     from minrnn_gen.torch.operators.returns import gae, lambda_returns, vtrace
     from minrnn_gen.torch.sequence_group.gradients import sum_gradients
     from minrnn_gen.torch.sequence_group.group import HeadGroup, SequenceGroup
+    from minrnn_gen.torch.sequence_group.tuned import tune_sequence_group
 
 __all__ = [
     "GRU",
@@ -66,5 +67,6 @@ __all__ = [
     "scan",
     "sosfilt",
     "sum_gradients",
+    "tune_sequence_group",
     "vtrace",
 ]

@@ -69,7 +69,7 @@ def test_every_way_has_the_results_of_one_rank(group: ranks.Ranks) -> None:
             passes = PASSES.index(row.kernel_pass) + 1
             assert row.bytes_contributed <= passes * 3 * values * 4 + 2048
     ways = {row.contender for row in first.rows if not row.problem.is_dense}
-    assert ways == {ALONE, "summary", "correct", "pipeline", "chosen"}
+    assert ways == {ALONE, "summary", "correct", "pipeline", "chosen", "tuned"}
     assert {row.contender for row in first.rows if row.problem.is_dense} == {
         ALONE,
         "heads",
@@ -95,8 +95,13 @@ def test_a_record_is_read_as_written_and_has_its_tables(tmp_path: Path) -> None:
     text = distributed_text(read_distributed(path))
     cells = "4.000 | 2.500 (1.60) | pipeline of 8 groups | 1.60 | 1.0e-03"
     assert f"| min_gru 1024, 1 x 1048576 bf16 | forward | {cells} |" in text
+    assert "tuned" not in text, "records from before have no such column"
     assert "| step | out of memory |" in text and "The run was not completed." in text
     assert "Not measured yet" in distributed_text(None)
+    tuned = faster.model_copy(update={"contender": "tuned", "way": "correct", "ms": 2.0})
+    text = distributed_text(record.model_copy(update={"rows": (*record.rows, tuned)}))
+    assert "4.000 | 2.500 (1.60) | 2.000 (2.00) | pipeline of 8 groups | 1.60 | correct | 1.0e-03 |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(BadInput, match="has no command of a run over ranks"):
         read_distributed(path)

@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import random
+import statistics
 import time as clock
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ import minrnn_gen  # noqa: E402
 import minrnn_gen.torch as wing  # noqa: E402
 from minrnn_gen.errors import BadInput  # noqa: E402
 from minrnn_gen.torch.sequence_group import graphs, on_rank, peer_buffers  # noqa: E402
+from minrnn_gen.torch.sequence_group.clock import Clock  # noqa: E402
+from minrnn_gen.torch.sequence_group.tuned import MARGIN  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,6 +49,9 @@ ROUNDED_MOST = 2
 
 # Calls on the same memory, of which the first are captured.
 CALLS_AGAIN = 24
+# Gates that keep so much remember a piece's first state at its end. A forward takes a GPU some two milliseconds, so that what
+# is measured is the GPU and not its host.
+REMEMBERED, REMEMBERING_TIME, REMEMBERING_WIDTH, REPEATED = 0.9999, 1 << 20, 1024, 11
 # Of calls with random delays: 500 where much is to be seen, `MINRNN_TEST_DELAYED_RUNS=500`.
 DELAYED_RUNS = int(os.environ.get("MINRNN_TEST_DELAYED_RUNS", "125"))
 # Within it a group notices that a rank is gone, and then ends its process.
@@ -124,6 +130,18 @@ def test_calls_on_the_same_memory_are_launched_as_graphs_and_change_no_bit(
     for launched, refusals in pair.run("again", model=model, keep=keep, way=way, by=by):
         # A pipeline cuts the channels of cells with one value alone in place.
         assert launched or (model, way) == ("selective", "pipeline"), refusals
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_the_tuned_way_is_not_slower_than_the_chosen_one_where_gates_remember(pair: Pair, records: bool) -> None:
+    """The formula's choice runs a piece twice there; the measured way is one for both ranks, and repeats bit for bit."""
+    first, second = pair.run("tuned", records=records)
+    assert first == second
+    way, times_ms, tuned_ms, chosen_ms = first
+    assert set(times_ms) == {None, "summary", "correct", "pipeline"}
+    assert way is None or times_ms[way] * (1 + MARGIN) < times_ms[None]
+    # A way that was faster by the margin, or the same one, measured again.
+    assert tuned_ms <= chosen_ms * (1 + MARGIN), first
 
 
 def test_a_caller_who_captures_gets_one_graph(pair: Pair) -> None:
@@ -369,6 +387,41 @@ def again(rank: int, model: str, keep: float | None, way: Any, by: str) -> tuple
     return counted[0], refusals
 
 
+def tuned(rank: int, records: bool) -> tuple[Any, dict[Any, float], float, float]:
+    """Return the way that is tuned where gates remember, by what times, and its median beside the chosen way's, measured anew.
+
+    Repeated calls have the bits of the group with that way by its name.
+    """
+    kernel = minrnn_gen.compile({"model": "min_gru", "hidden_size": REMEMBERING_WIDTH, "precision": "bf16"})
+    generator = torch.Generator("cuda").manual_seed(rank)
+    shape = (1, REMEMBERING_TIME // RANKS, REMEMBERING_WIDTH)
+    gates = {
+        name: torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for name in kernel.interface.gates
+    }
+    gates["z"].fill_(math.log((1 - REMEMBERED) / REMEMBERED))
+    x, dy = torch.stack([*gates.values()], 2).requires_grad_(records), gates["z"].clone().normal_(generator=generator)
+    del gates
+
+    def step(group: Any) -> Arrays:
+        with torch.set_grad_enabled(records):
+            y, final = wing.recurrence(kernel, x, sequence_group=group)
+        results = {"y": y.detach(), "final": final["h"].detach()}
+        return {**results, "dx": torch.autograd.grad(y, [x], dy)[0]} if records else results
+
+    group = torch.distributed.group.WORLD
+    found = wing.tune_sequence_group(group, step)
+    expected = step(wing.SequenceGroup(group, found.way))
+    for _ in range(REPEATED):
+        results = step(found)
+        assert all(torch.equal(results[name], value) for name, value in expected.items())
+        del results
+    del expected
+    ranks_clock = Clock.of(group)
+    times_ms = [[ranks_clock.ms_of(functools.partial(step, asked)) for asked in (found, group)] for _ in range(REPEATED)]
+    tuned_ms, chosen_ms = map(statistics.median, zip(*ranks_clock.slowest(times_ms), strict=True))
+    return found.way, {**found.times_ms}, tuned_ms, chosen_ms
+
+
 def captured_by_caller(rank: int) -> bool:
     """Return whether a graph that the caller captures, exchanges included, computes what the call does."""
     kernel, arrays, _ = _call("min_gru", "bf16")
@@ -433,6 +486,7 @@ CASES = {
     "enqueued": enqueued,
     "again": again,
     "opened": opened,
+    "tuned": tuned,
     "captured_by_caller": captured_by_caller,
     "endless": endless,
 }

@@ -30,7 +30,7 @@ _WITHOUT_GRADIENTS = (
 )
 # Exports that take no tensors, a single step, which has no gradients, and a block that is none.
 NO_FRONTS = {
-    "HeadGroup", "SequenceGroup", "export_operators", "nn", "onnx_translations", "sum_gradients",
+    "HeadGroup", "SequenceGroup", "export_operators", "nn", "onnx_translations", "sum_gradients", "tune_sequence_group",
     "mamba_ssm.selective_state_update", "flashinfer.selective_state_update", "accelerated_scan.channels.scan_channels",
     "transformers_mamba.mamba_inner_fn", "spikingjelly.reset_net",
 }  # fmt: skip

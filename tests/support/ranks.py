@@ -536,13 +536,13 @@ def explained(group: Any, _rank: int, *, batch: int, time: int, model: str) -> s
     return next(line for line in text.splitlines() if line.startswith("time over"))
 
 
-def example(group: Any, rank: int, *, steps: int) -> list[float]:
+def example(group: Any, rank: int, *, steps: int, tune: bool = False) -> list[float]:
     """Return the losses of the example that splits time."""
     del rank
     folder = str(Path(__file__).resolve().parents[2] / "examples")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    losses = importlib.import_module("split_time").losses(group, steps, torch.device("cpu"))
+    losses = importlib.import_module("split_time").losses(group, steps, torch.device("cpu"), tune)
     return list(losses)
 
 
@@ -580,7 +580,13 @@ def benchmark(group: Any, _rank: int) -> str:
     return str(record.model_dump_json(exclude_defaults=True))
 
 
+def elsewhere(group: Any, rank: int, *, module: str, named: str, **arguments: Any) -> Any:
+    """Return what a rank returns for a case of another module."""
+    return getattr(importlib.import_module(module), named)(group, rank, **arguments)
+
+
 CASES = {
+    "elsewhere": elsewhere,
     "benchmark": benchmark,
     "dying": dying,
     "selective": selective,

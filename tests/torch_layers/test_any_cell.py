@@ -65,6 +65,7 @@ def test_every_built_in_cell_has_its_layer() -> None:
         "scan",
         "sosfilt",
         "sum_gradients",
+        "tune_sequence_group",
         "vtrace",
     }
     assert {one.__name__ for one in NAMED.values()} | others == set(wing.__all__)

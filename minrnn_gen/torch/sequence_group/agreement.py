@@ -83,14 +83,7 @@ def agree(
             return agreed[text]
         if refusal is not None and agreed:
             raise RefusedEverywhere(str(refusal))  # other ranks may know their form, and then do not exchange it
-    everyone = [json.loads(answer) for answer in exchanged(text, device, member)]
-    if refusal is not None:
-        raise RefusedEverywhere(str(refusal)) from refusal
-    for rank, answer in enumerate(everyone):
-        if answer["refusal"]:
-            raise RefusedEverywhere(f"rank {rank} of the sequence group refuses the call: {answer['refusal']}")
-    for rank, answer in enumerate(everyone):
-        _check_equal(rank, answer["form"], everyone[0]["form"])
+    everyone = compared(member, device, said, refusal)
     agreement = Agreement(
         tuple(answer["time"] for answer in everyone),
         any(answer["records"] for answer in everyone),
@@ -99,6 +92,20 @@ def agree(
     if on_gpu:
         _AGREED[member.process_group][text] = agreement
     return agreement
+
+
+def compared(member: Member, device: torch.device, said: Mapping[str, Any], refusal: BadInput | None) -> list[dict[str, Any]]:
+    """Return what all ranks say, exchanged anew; `said` has a "form" and a "refusal". Raises as `agree` does."""
+    text = json.dumps(said, ensure_ascii=True, sort_keys=True)
+    everyone = [json.loads(answer) for answer in exchanged(text, device, member)]
+    if refusal is not None:
+        raise RefusedEverywhere(str(refusal)) from refusal
+    for rank, answer in enumerate(everyone):
+        if answer["refusal"]:
+            raise RefusedEverywhere(f"rank {rank} of the sequence group refuses the call: {answer['refusal']}")
+    for rank, answer in enumerate(everyone):
+        _check_equal(rank, answer["form"], everyone[0]["form"])
+    return everyone
 
 
 def refuse(member: Member | None, tensor: Any, refusal: BadInput) -> None:
