@@ -137,21 +137,22 @@ class Problem:
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
     # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of
-    # a dense cell, a "whole" tile of sequences, where one ends halfway, or where most of the steps that all have are without a
-    # reset ("whole resets"); or it is of a "part" of a second tile, half of it and a step; or it has "resets", less than two
-    # rounds, and sequences that end early or have no steps; or it is "bare", without what may be left out; or "mixed", with
-    # vectors of float32 beside 16-bit storage; or R is NaN, with resets before every step ("cut"), of all gates or of all but
-    # the last ("cut first"); or in "pieces": every row begins at a multiple of 16 bytes; or time is in "halves", each a
-    # launch, of one sequence or of a "whole" tile; or it asks for "all" states; or the states of one sequence begin as "nan",
-    # every bit of them set; or it is of whole "tiles" of two sequences, whose states may be "slow" to change; or sequences,
-    # one of them without steps, are "packed" one behind the other; or a warp of each block comes "late"; or gradients of
-    # parameters with n values are "unasked" for; or tangents of gates lie "apart", in an array without a gradient or with one
-    # that is "asked" for; or states begin at no vector's place ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is
-    # STRIDED, or GROWING has a channel of zeros. Of a filter it is "long", or of "whole" steps of threads, or of one "row", or
-    # of a "step", or of "groups" of tiles; or a channel has "zeros" and poles beyond 1, or "grows". Of a pool it is one of
-    # support.pools, of a form there; states may be "narrow", or padding has the slot after the last one ("beyond"). Of drafts
-    # it is rounds of them, of lengths or in a "narrow" cache, or of several tiles ("long"), or inputs S.* of a step begin at
-    # no vector's place ("odd steps"), or a call of the kernel that notes them.
+    # a dense cell, a "whole" tile of sequences, where one ends halfway, or where most of the steps that all have are without
+    # a reset ("whole resets"), or a tile more without steps ("empty resets"); or it is of a "part" of a second tile, half of
+    # it and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
+    # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
+    # every step ("cut"), of all gates or of all but the last ("cut first"); or in "pieces": every row begins at a multiple of
+    # 16 bytes; or time is in "halves", each a launch, of one sequence or of a "whole" tile; or it asks for "all" states; or
+    # the states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles" of two sequences, whose
+    # states may be "slow" to change; or sequences, one of them without steps, are "packed" one behind the other; or a warp of
+    # each block comes "late"; or gradients of parameters with n values are "unasked" for; or tangents of gates lie "apart",
+    # in an array without a gradient or with one that is "asked" for; or states begin at no vector's place ("odd"), or inputs
+    # S.* of a sequence do ("odd rows"); or x is STRIDED, or GROWING has a channel of zeros. Of a filter it is "long", or of
+    # "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has "zeros" and poles
+    # beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or padding has the
+    # slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or of several
+    # tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that notes
+    # them.
     call: str
 
     def __str__(self) -> str:
@@ -480,6 +481,8 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
     if "resets" in call and case.batch > 2:
         lengths = inputs.forward["lengths"].copy()
         lengths[1] = 0
+        if call.startswith("empty"):
+            lengths[-1] = 0  # a tile of its own
         if call.startswith("pieces"):
             lengths[0] = case.time - 3  # within a piece, and not in the first tile
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
@@ -1294,11 +1297,12 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole whole-resets bare mixed cut-resets", BOTH),
         ("three products", FP16 | {"model": "gru", "hidden_size": 24}, LARGE | {"batch_tile": 16}, "long resets whole", BOTH),
         ("two products", BF16 | TWO_PRODUCTS | {"hidden_size": 40}, LARGE, "long resets whole", BOTH),
-        ("one product", FP16 | REVERSE | {"model": "elman", "hidden_size": 40}, LARGE, "long resets", BOTH),
+        ("one product", FP16 | REVERSE | {"model": "elman", "hidden_size": 40}, LARGE, "long resets empty-resets", BOTH),
         ("tf32", ONCE | {"model": "gru", "hidden_size": 20}, LARGE, "long resets", BOTH),
         ("groups of columns", LSTM, LARGE | {"column_groups": 2, "row_tiles": 2}, "resets", BOTH),
-        # A tile has all units of the head, or two tiles: rows of products and gates lie one after the other.
+        # A tile has all units of the head, or two tiles: rows of products, and of gates of one head, lie one after the other.
         ("joined rows", LSTM | {"hidden_size": 64}, LARGE, "long resets mixed", BACKWARD),
+        ("joined rows of heads", LSTM | {"hidden_size": 128, "heads": 2}, LARGE, "resets", BACKWARD),
         (
             "joined rows of tiles",
             BF16 | TWO_PRODUCTS | {"hidden_size": 128},
