@@ -15,6 +15,7 @@ from benchmarks.suites import CALLS, JAX, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
 LAYER_SIZES, LARGE, SELECTIVE = f"{LAYERS.command} sizes", f"{RECURRENT.command} large", f"{SCAN.command} selective"
+DENSE_AGAIN = f"{RECURRENT.command} again"
 # {command, and its table where that has a record of its own: path from the top of the checkout}; what was not measured yet has
 # no file there.
 PUBLISHED_RECORDS = {
@@ -27,6 +28,8 @@ PUBLISHED_RECORDS = {
     SELECTIVE: "benchmarks/results/selective_h200.json",
     LARGE: "benchmarks/results/recurrent_large_h200.json",
     LAYER_SIZES: "benchmarks/results/layer_sizes_h200.json",
+    # Later kernels, on another GPU.
+    DENSE_AGAIN: "benchmarks/results/recurrent_h100.json",
 }
 PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg", LAYERS.command: "docs/layers.svg"}
 PAGES = ("docs/performance.md", "docs/torch.md", "docs/jax.md")
@@ -110,6 +113,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     f"{SELECTIVE} provenance": (SELECTIVE, _sections(SCAN.command)["provenance"]),
     LARGE: (LARGE, _sections(RECURRENT.command)["large"]),
     f"{LARGE} provenance": (LARGE, _sections(RECURRENT.command)["provenance"]),
+    **{f"{DENSE_AGAIN} {name}": (DENSE_AGAIN, _sections(RECURRENT.command)[name]) for name in ("provenance", "cells")},
     LAYER_SIZES: (LAYER_SIZES, _sections(LAYERS.command)["sizes"]),
     f"{LAYER_SIZES} provenance": (LAYER_SIZES, _sections(LAYERS.command)["provenance"]),
 }
