@@ -224,6 +224,7 @@ def _in_plan(partition: WarpgroupPartition) -> dict[str, int]:
         "ring_slots": partition.ring_slots,
         "stage_steps": partition.stage_steps,
         "stages_in_bulk": int(partition.stages_in_bulk),
+        "overlaps_product": int(partition.overlaps_product),
         "bulk_copies": int(partition.problem.gpu.has_bulk_copy),
         "producer_warps": partition.producer_warps,
         "consumer_registers": partition.consumer_registers if partition.divides_registers else 0,

@@ -97,6 +97,11 @@ class WarpgroupTiling:
         return self.grid_blocks == 1 and not self.streams_matrix and not self.problem.cell.waits
 
     @property
+    def overlaps_product(self) -> bool:
+        """Whether a step's copies and stores run while tensor cores multiply its operand, which waits for no other block."""
+        return self.in_one_block and not self.problem.cell.rounds
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return self.row_tiles * self.split_k_warpgroups * self.column_groups
