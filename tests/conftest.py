@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -25,6 +26,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # A solution is a thousand small dictionaries, half a megabyte; a grid has as many rows of times.
 SOLUTIONS_KEPT, GRIDS_KEPT = 256, 128
+
+# Rooms whose tests compute on host arrays, for which a kernel is planned; to compile it would take half of their time.
+UNCOMPILED = {"call", "cell", "cpu", "jax_front", "raw_scan", "torch_layers"}
 
 # Modules and tests are no garbage: to look for some while they are collected takes a sixth of the time.
 gc.disable()
@@ -149,6 +153,15 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels
         machine = _machine_of_all_stores(emulated_kernels)
         patch.setattr("minrnn_gen.interpret.toolchain.machine_in", machine)
         patch.setattr("minrnn_gen.interpret.verify.machine_in", machine)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled(request: pytest.FixtureRequest, cache_of_this_run: None) -> Iterator[None]:  # noqa: ARG001 - its cache
+    """Plan and render kernels for host arrays, and leave NVRTC to `tests/build` and others that need what it compiles."""
+    from support.uncompiled_kernels import nothing_compiled
+
+    with nothing_compiled() if request.path.parent.name in UNCOMPILED else contextlib.nullcontext():
         yield
 
 
