@@ -28,7 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 SOLUTIONS_KEPT, GRIDS_KEPT = 256, 128
 
 # Rooms whose tests compute on host arrays, for which a kernel is planned; to compile it would take half of their time.
-UNCOMPILED = {"call", "cell", "cpu", "jax_front", "raw_scan", "torch_layers"}
+UNCOMPILED = {"bench", "call", "cell", "cpu", "jax_front", "raw_scan", "torch_layers"}
 
 # Modules and tests are no garbage: to look for some while they are collected takes a sixth of the time.
 gc.disable()
@@ -141,12 +141,15 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels: Path) -> Iterator[None]:
     """Keep the tests out of the user's cache, and old kernels of the user's out of the tests; all workers share theirs."""
+    from support.headers_once import read_headers_once
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "cache"))
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.
         patch.setenv("MINRNN_CPU", os.environ.get("MINRNN_CPU", "numpy"))
         patch.setattr("minrnn_gen.build.store._tree_digest", _digest_of_a_tree())
         _plan_once(patch)
+        read_headers_once(patch, folder_of_all_workers(tmp_path_factory) / "headers")
         # It guards against a loss of power, which no test has, and a disk takes milliseconds for every file.
         patch.setattr("os.fsync", lambda _: None)
         # It takes five seconds to compile, and is the same whatever the store of the kernels that are linked with it.
