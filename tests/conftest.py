@@ -16,6 +16,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.examples import is_whole
 from support.patience import within
 from support.worker_folder import folder_of_all_workers
 
@@ -27,8 +28,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # A solution is a thousand small dictionaries, half a megabyte; a grid has as many rows of times.
 SOLUTIONS_KEPT, GRIDS_KEPT = 256, 128
 
-# Rooms whose tests compute on host arrays, for which a kernel is planned; to compile it would take half of their time.
-UNCOMPILED = {"bench", "call", "cell", "cpu", "jax_front", "raw_scan", "torch_layers"}
+# Rooms whose tests compute on host arrays, for which a kernel is planned; to compile it too takes half of their time.
+UNCOMPILED = {"bench", "call", "cell", "cpu", "jax_front", "raw_scan", "report"}
 
 # Modules and tests are no garbage: to look for some while they are collected takes a sixth of the time.
 gc.disable()
@@ -161,10 +162,10 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_compiled(request: pytest.FixtureRequest, cache_of_this_run: None) -> Iterator[None]:  # noqa: ARG001 - its cache
-    """Plan and render kernels for host arrays, and leave NVRTC to `tests/build` and others that need what it compiles."""
+    """Plan and render kernels for host arrays every day; in the whole matrix they are compiled too."""
     from support.uncompiled_kernels import nothing_compiled
 
-    with nothing_compiled() if request.path.parent.name in UNCOMPILED else contextlib.nullcontext():
+    with contextlib.nullcontext() if is_whole() or request.path.parent.name not in UNCOMPILED else nothing_compiled():
         yield
 
 

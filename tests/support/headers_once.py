@@ -19,33 +19,29 @@ HEADERS = ("math.h", "stdint.h", "string.h", "immintrin.h", "pthread.h", "time.h
 def read_headers_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let the system's C compiler take its headers from a precompiled one: the machine code is the same to the byte.
 
-    To read them is a fifth of what a kernel takes. Another compiler that a test names reads them itself.
+    To read them is a tenth of what a kernel takes. Another compiler that a test names reads them itself.
     """
-    run = HostCompiler._run
     try:
         usual = c_compiler()
     except ToolchainMissing:
         return
+    run = HostCompiler._run
 
     @functools.cache
-    def precompiled() -> tuple[str, ...]:
+    def included() -> tuple[str, ...]:
         folder.mkdir(exist_ok=True)
         header, precompiled = folder / "headers.h", folder / "headers.h.gch"
         with FileLock(folder / "lock"):
             if not header.exists():
                 header.write_text("".join(f"#include <{name}>\n" for name in HEADERS), encoding="utf-8")
                 options = (*OPTIONS, *HOST_OPTIONS[0], *(option for option in LINK_OPTIONS if option != "-shared"))
-                made = subprocess.run(
-                    [usual.program, *options, "-x", "c-header", "-o", str(precompiled), str(header)],
-                    capture_output=True,
-                    check=False,
-                )
-                if made.returncode:
-                    precompiled.unlink(missing_ok=True)
+                command = [usual.program, *options, "-x", "c-header", "-o", str(precompiled), str(header)]
+                subprocess.run(command, capture_output=True, check=False)
         return ("-include", str(header)) if precompiled.exists() else ()
 
+    @functools.wraps(run)
     def run_with_headers(compiler: HostCompiler, where: Path, options: tuple[str, ...]) -> str:
-        headers = precompiled() if compiler == usual and set(HOST_OPTIONS[0]) <= set(options) else ()
+        headers = included() if compiler == usual and set(HOST_OPTIONS[0]) <= set(options) else ()
         return run(compiler, where, (*headers, *options))
 
     patch.setattr(HostCompiler, "_run", run_with_headers)

@@ -1,4 +1,4 @@
-"""Layers on tensors in host memory, in one process and in several."""
+"""Layers on tensors in host memory: their kernels are planned and not compiled, which those do not need."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.uncompiled_kernels import nothing_compiled
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,9 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("gloo finds no address of this machine")
     with ranks.started(tmp_path_factory.mktemp("ranks")) as processes:
         yield processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    with nothing_compiled():
+        yield
