@@ -29,7 +29,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 SOLUTIONS_KEPT, GRIDS_KEPT = 256, 128
 
 # Rooms whose tests compute on host arrays, for which a kernel is planned; to compile it too takes half of their time.
-UNCOMPILED = {"bench", "call", "cell", "cpu", "jax_front", "raw_scan", "report"}
+UNCOMPILED = {"bench", "call", "cell", "cpu", "jax_front", "report"}
 
 # Modules and tests are no garbage: to look for some while they are collected takes a sixth of the time.
 gc.disable()
