@@ -80,7 +80,7 @@ RUN_CORE = .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -W def
 # Sizes of a layer that torch has as well: beside its time, where it is installed, else beside NumPy's.
 DEMO_ON_CPU := --set precision=fp32 --set heads=1 --set hidden_size=256 --set input_size=256 --batch 16 --time 256
 
-.PHONY: demo test test-all test-versions test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check test-wheels release clean
+.PHONY: demo installed test test-all test-versions test-lowest test-newest fuzz mutate banks sanitize sanitize-cpu lint types docs docs-serve docs-check test-wheels release clean
 .DEFAULT_GOAL := test
 # Tests start dozens of processes, and each would compile the package and pytest's assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -91,6 +91,9 @@ demo: $(DEMO)
 	$(BIN)/minrnn-gen run examples/min_gru.yaml
 	@$(if $(HAS_GPU),:,echo; $(BIN)/minrnn-gen run examples/lstm.yaml --device cpu $(DEMO_ON_CPU))
 	@if command -v "$(firstword $(CXX))" >/dev/null; then echo; $(BIN)/minrnn-gen verify examples/min_gru.yaml --candidates 0; fi
+
+# WITH=dev,docs installs those extras too: each call of pip builds the package and resolves all of its needs anew.
+installed: $(TEST) $(foreach extra,$(subst $(comma), ,$(WITH)),$(VENV)/installed-$(extra))
 
 test: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -177,7 +180,7 @@ $(DEMO): $(INSTALLED_FROM) | $(BIN)/python
 
 $(TEST): $(INSTALLED_FROM) | $(BIN)/python
 	@echo "installing into $(VENV): NumPy, SymPy, pytest and others (installed 0.3 GB)$(CUDA_SIZE)"
-	$(INSTALL) ".[test$(if $(CUDA),$(comma)$(CUDA))]"
+	$(INSTALL) ".[test$(if $(CUDA),$(comma)$(CUDA))$(if $(WITH),$(comma)$(WITH))]"
 ifeq ($(TORCH),torch+cpu)
 	@echo "installing torch for CPUs: a download of 0.2 GB (installed 0.8 GB)"
 	@$(PIP) "torch==$(TORCH_VERSION)+cpu" 2>/dev/null \
@@ -187,7 +190,7 @@ else ifneq ($(TORCH),)
 	@echo "installing torch: a download of 0.2 GB, or of 2.9 GB where it brings CUDA's libraries"
 	@$(PIP) torch || echo "torch cannot be installed here: the tests that need it are skipped"
 endif
-	touch $@
+	touch $@ $(foreach extra,$(subst $(comma), ,$(WITH)),$(VENV)/installed-$(extra))
 
 $(UV): | $(BIN)/python
 	$(PIP) uv
@@ -210,10 +213,9 @@ $(DROP_INS): constraints.txt | $(TEST)
 	@$(PIP) onnxruntime onnxscript || echo "ONNX Runtime cannot be installed here: the tests that need it are skipped"
 	touch $@
 
-# WITH=docs installs what the site needs too: each call of pip builds the package and resolves all of its needs anew.
 $(DEV): $(INSTALLED_FROM) | $(BIN)/python
-	$(INSTALL) ".[dev$(if $(WITH),$(comma)$(WITH))]"
-	touch $@ $(if $(WITH),$(VENV)/installed-$(WITH))
+	$(INSTALL) ".[dev]"
+	touch $@
 
 $(DOCS): $(INSTALLED_FROM) | $(BIN)/python
 	@echo "installing into $(VENV): Material for MkDocs and others (installed 0.2 GB)"

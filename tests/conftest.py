@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -15,6 +16,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.examples import is_whole
 from support.patience import within
 from support.worker_folder import folder_of_all_workers
 
@@ -25,6 +27,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # A solution is a thousand small dictionaries, half a megabyte; a grid has as many rows of times.
 SOLUTIONS_KEPT, GRIDS_KEPT = 256, 128
+
+# Rooms whose tests compute on host arrays, for which a kernel is planned; to compile it too takes half of their time.
+UNCOMPILED = {"bench", "call", "cell", "cpu", "jax_front", "report"}
 
 # Modules and tests are no garbage: to look for some while they are collected takes a sixth of the time.
 gc.disable()
@@ -137,18 +142,30 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels: Path) -> Iterator[None]:
     """Keep the tests out of the user's cache, and old kernels of the user's out of the tests; all workers share theirs."""
+    from support.headers_once import read_headers_once
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINRNN_CACHE_DIR", str(folder_of_all_workers(tmp_path_factory) / "cache"))
         # A kernel takes the C compiler a second: tests of native code ask for it, all others run in NumPy.
         patch.setenv("MINRNN_CPU", os.environ.get("MINRNN_CPU", "numpy"))
         patch.setattr("minrnn_gen.build.store._tree_digest", _digest_of_a_tree())
         _plan_once(patch)
+        read_headers_once(patch, folder_of_all_workers(tmp_path_factory) / "headers")
         # It guards against a loss of power, which no test has, and a disk takes milliseconds for every file.
         patch.setattr("os.fsync", lambda _: None)
         # It takes five seconds to compile, and is the same whatever the store of the kernels that are linked with it.
         machine = _machine_of_all_stores(emulated_kernels)
         patch.setattr("minrnn_gen.interpret.toolchain.machine_in", machine)
         patch.setattr("minrnn_gen.interpret.verify.machine_in", machine)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled(request: pytest.FixtureRequest, cache_of_this_run: None) -> Iterator[None]:  # noqa: ARG001 - its cache
+    """Plan and render kernels for host arrays every day; in the whole matrix they are compiled too."""
+    from support.uncompiled_kernels import nothing_compiled
+
+    with contextlib.nullcontext() if is_whole() or request.path.parent.name not in UNCOMPILED else nothing_compiled():
         yield
 
 

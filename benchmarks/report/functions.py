@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -96,11 +97,7 @@ def samples_of(name: str, count: int = SAMPLE_COUNT) -> tuple[Array, ...]:
     neighbourhoods of the kinks. Two arguments take these values paired with a permutation of them, and with themselves, which
     are the ties.
     """
-    patterns = np.linspace(0, _LARGEST_BITS, count // 2, dtype=np.float64).astype(np.int64)
-    near = np.array(KINKS, np.float32).view(np.int32).astype(np.int64)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)
-    bits = np.unique(np.concatenate([patterns, np.clip(near.reshape(-1), 0, _LARGEST_BITS)]))
-    magnitudes = bits.astype(np.int32).view(np.float32)
-    x = np.concatenate([magnitudes, -magnitudes])
+    x = _floats(count)
     if ARGUMENT_COUNTS[name] == 1:
         return (x,)
     first, second = np.concatenate([x, x]), np.concatenate([np.random.default_rng(0).permutation(x), x])
@@ -108,6 +105,18 @@ def samples_of(name: str, count: int = SAMPLE_COUNT) -> tuple[Array, ...]:
         provable = (second >= _QUOTIENT_DIVISORS[0]) & (second <= _QUOTIENT_DIVISORS[1])
         first, second = first[provable], second[provable]
     return first, second
+
+
+@functools.lru_cache(1)
+def _floats(count: int) -> Array:
+    """Return `count` floats over all bit patterns and those beside kinks, the same for every function: not to be written to."""
+    patterns = np.linspace(0, _LARGEST_BITS, count // 2, dtype=np.float64).astype(np.int64)
+    near = np.array(KINKS, np.float32).view(np.int32).astype(np.int64)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)
+    bits = np.unique(np.concatenate([patterns, np.clip(near.reshape(-1), 0, _LARGEST_BITS)]))
+    magnitudes = bits.astype(np.int32).view(np.float32)
+    x = np.concatenate([magnitudes, -magnitudes])
+    x.flags.writeable = False
+    return x
 
 
 def exact_values(name: str, arguments: tuple[Array, ...]) -> Array:

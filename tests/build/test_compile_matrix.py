@@ -28,7 +28,7 @@ DROPPED_MOST = ATTEMPTS // 4
 # Of everything one in so many is looked at for cases with many new pairs; prime, so that every choice is among them.
 SAMPLED = 13
 # Of the cases that have every pair so many: the first have most of the pairs.
-EVERYDAY = 24
+EVERYDAY = 12
 
 
 @dataclass(frozen=True)

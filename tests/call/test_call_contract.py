@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kernel_inputs import LAYOUTS, arranged, drawn_gates, drawn_parameters, drawn_state
-from support.uncompiled_kernels import host_kernel
+from support.uncompiled_kernels import host_kernel, planned_again
 
 from minrnn_gen import Kernel
+from minrnn_gen.api import compile as compile_kernel
 from minrnn_gen.call.array import inspect_array, numpy_dtype
 from minrnn_gen.errors import BadInput, MinrnnError
 from minrnn_gen.precision import PRECISION_NAMES, precision_of
@@ -433,7 +434,8 @@ def test_runs_repeat_to_the_last_bit_in_any_thread() -> None:
 
 
 def test_a_kernel_describes_itself() -> None:
-    kernel = host_kernel("rg_lru", HIDDEN, "fp32")
+    with planned_again():
+        kernel = compile_kernel({"model": "rg_lru", "hidden_size": HIDDEN, "precision": "fp32", "gpu": "h200"})
     assert (kernel.gates, kernel.states, kernel.plan.problem.hidden_size) == (("r", "i", "x"), ("h",), HIDDEN)
     assert [plan for plan in kernel.plans.values() if plan.problem.kernel_pass == "forward"] == [kernel.plan]
     assert {key.kernel_pass for key in kernel.plans} == {"forward", "step"}

@@ -17,9 +17,10 @@ from support.native_store import native_store
 from support.patience import within
 
 import minrnn_gen
-from minrnn_gen.build.c_compiler import c_compiler
+from minrnn_gen.build.c_compiler import HostCompiler, c_compiler
 from minrnn_gen.call.array import numpy_dtype
 from minrnn_gen.call.interface import Interface
+from minrnn_gen.codegen.cpu_source import pool_source
 from minrnn_gen.errors import BadInput
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.precision import precision_of
@@ -321,6 +322,13 @@ def test_another_cpu_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     here = c_compiler().key
     monkeypatch.setattr("minrnn_gen.build.c_compiler.host_identity", lambda: "another CPU")
     assert c_compiler().key != here
+
+
+def test_headers_that_tests_read_once_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, compile_text = pool_source(), c_compiler().compile
+    once = compile_text(text)
+    monkeypatch.setattr(HostCompiler, "_run", HostCompiler._run.__wrapped__)  # type: ignore[attr-defined]
+    assert compile_text(text) == once
 
 
 @pytest.mark.parametrize(("layer", "has_state"), in_turn([("LSTM", 20), ("GRU", 64), ("RNN", 5)], [False, True]))

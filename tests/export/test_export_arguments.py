@@ -10,6 +10,7 @@ import pytest
 from support.c_programs import needs_c_compiler
 from support.exported import check
 from support.exported_launches import OTHER_KERNELS, fake_library, not_compiled
+from support.uncompiled_kernels import one_for_all_sizes
 
 import minrnn_gen
 from minrnn_gen.codegen.render import Gradients, Types, render_gradients
@@ -38,6 +39,7 @@ def test_launches_have_as_many_arguments_as_kernels_have_parameters(tmp_path: Pa
     monkeypatch.setenv("MINRNN_CACHE_DIR", str(tmp_path / "cache"))
     for module in ("build.builder", "export.cuda"):
         monkeypatch.setattr(f"minrnn_gen.{module}.compile_source", not_compiled)
+    monkeypatch.setattr("minrnn_gen.plan.size_classes.size_classes", one_for_all_sizes)
     monkeypatch.setattr("minrnn_gen.export.recorded.PRODUCTS_MOST", 0)
     others = parameters_of(render_gradients(Gradients(Types("sm_90", "float32", "float32"), moves=True, slots=True)))
     given = set()

@@ -74,11 +74,16 @@ def check_of(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_picks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of families alone are checked: of picks, hundreds of candidates are raced."""
+    monkeypatch.setattr(check, "pick_problems", lambda *_: iter(()))
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch, without_picks: None) -> None:  # noqa: ARG001 - no picks either
     """Nothing is planned for what is judged by attributes and rates."""
     only = CheckedProblem({"model": "min_gru", "hidden_size": 64, "batch": 2, "time": 64}, "step", "fp32")
     monkeypatch.setattr(check, "family_problems", lambda *_: iter([only]))
-    monkeypatch.setattr(check, "pick_problems", lambda *_: iter(()))
 
 
 @pytest.mark.parametrize("is_quick", [True, pytest.param(False, marks=pytest.mark.matrix_full)])
@@ -149,6 +154,7 @@ def test_kernels_of_another_architecture_are_not_run(check_of: CheckOf) -> None:
     assert any(fault.startswith("kernels: none were run") for fault in found.faults)
 
 
+@pytest.mark.usefixtures("without_picks")
 def test_kernels_that_are_wrong_or_fail_are_named_and_the_others_are_run(check_of: CheckOf, compiler: Compiler) -> None:
     secret = f"/home/{getpass.getuser()}/work/file.cu on {platform.node()}"
     sound = FakeMeasurer(truth_us=lambda _: 10.0)
