@@ -162,10 +162,12 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, emulated_kernels
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_compiled(request: pytest.FixtureRequest, cache_of_this_run: None) -> Iterator[None]:  # noqa: ARG001 - its cache
-    """Plan and render kernels for host arrays every day; in the whole matrix they are compiled too."""
+    """Plan and render kernels for host arrays every day; in the whole matrix, and for a GPU, they are compiled too."""
     from support.uncompiled_kernels import nothing_compiled
 
-    with contextlib.nullcontext() if is_whole() or request.path.parent.name not in UNCOMPILED else nothing_compiled():
+    on_gpu = any(item.get_closest_marker("gpu") for item in request.session.items if item.path == request.path)
+    compiles = is_whole() or on_gpu or request.path.parent.name not in UNCOMPILED
+    with contextlib.nullcontext() if compiles else nothing_compiled():
         yield
 
 
