@@ -20,7 +20,7 @@ from minrnn_gen.gpu.driver import NO_CONTEXT, PORTABLE_CLUSTER_BLOCKS, SUCCESS, 
 class LoadedKernel:
     """A kernel of one cubin, loaded on first use on each device; `launch` may be called from any thread.
 
-    The module stays loaded as long as this object lives. Launches are asynchronous. Where `is_cooperative`, the driver refuses
+    CuPy keeps a module until the process ends. Launches are asynchronous. Where `is_cooperative`, the driver refuses
     grids that are not resident as a whole, so that blocks may wait for each other.
     """
 

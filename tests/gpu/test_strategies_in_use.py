@@ -132,7 +132,7 @@ def test_a_graph_replays_every_pass(taking: Taking, layout: str, strategy: Strat
 
     held = on_gpu(0)
     run(*held)  # loads the modules outside the capture
-    gc.collect()  # unloads those of other tests there, too: within, that would end the capture
+    gc.collect()  # what other tests left ends here, and not within the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
