@@ -28,7 +28,7 @@ def project(x: Matrix, weight: Matrix, axes: str, dtype: str, shape: tuple[int, 
     """Return x, whose axes have the letters `axes`, times the weight in a dtype; its inputs become axes of `shape`."""
     rows, matrix = _rows_of(_in_dtype(x, dtype), axes), _in_dtype(weight, dtype)
     with without_autocast(), numpy.errstate(all="ignore"):
-        product = (rows @ matrix.T).reshape((*rows.shape[:-1], *shape))
+        product = _times(rows, matrix.T).reshape((*rows.shape[:-1], *shape))
     return product.contiguous() if _is_tensor(product) else numpy.ascontiguousarray(product)
 
 
@@ -74,7 +74,7 @@ def x_gradient(dtype: str, axes: str, gradient: Matrix, weight: Matrix, x: Matri
     rows = _rows_of(dx, axes)
     outputs = _in_dtype(gradient, dtype).reshape((*rows.shape[:-1], weight.shape[0]))
     with without_autocast(), numpy.errstate(all="ignore"):
-        rows[...] = outputs @ _in_dtype(weight, dtype)
+        rows[...] = _times(outputs, _in_dtype(weight, dtype))
     return dx
 
 
@@ -109,6 +109,13 @@ def gradient_by_rounds(
 def stacked(*gradients: Matrix) -> Matrix:
     """Return the gradients of both directions as one, in their library."""
     return _joined([gradient[None] for gradient in gradients], 0)
+
+
+def _times(rows: Matrix, matrix: Matrix) -> Matrix:
+    """Return rows [.., k] times a matrix [k, n]. NumPy makes a product of each [rows, k]: rows in order are one."""
+    if _is_tensor(rows) or not rows.flags.c_contiguous:
+        return rows @ matrix
+    return (rows.reshape(-1, rows.shape[-1]) @ matrix).reshape((*rows.shape[:-1], matrix.shape[-1]))
 
 
 def _multiplied(first: Matrix, second: Matrix) -> Matrix:
