@@ -165,9 +165,10 @@ def _nothing_compiled(request: pytest.FixtureRequest, cache_of_this_run: None) -
     """Plan and render kernels for host arrays every day; in the whole matrix, and for a GPU, they are compiled too."""
     from support.uncompiled_kernels import nothing_compiled
 
-    on_gpu = any(item.get_closest_marker("gpu") for item in request.session.items if item.path == request.path)
-    compiles = is_whole() or on_gpu or request.path.parent.name not in UNCOMPILED
-    with contextlib.nullcontext() if compiles else nothing_compiled():
+    plans_only = request.path.parent.name in UNCOMPILED and not is_whole()
+    if plans_only:
+        plans_only = not any(item.get_closest_marker("gpu") for item in request.session.items if item.path == request.path)
+    with nothing_compiled() if plans_only else contextlib.nullcontext():
         yield
 
 
