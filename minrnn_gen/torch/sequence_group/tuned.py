@@ -14,7 +14,7 @@ from minrnn_gen.torch.sequence_group.clock import Clock
 from minrnn_gen.torch.sequence_group.group import WAYS, Member, SequenceGroup, Way, member_of
 
 # The formula's own choice stays unless another way is faster by more. Measured twice in one run, a way differed from itself by
-# 3.4 % at most over two H100 and 1.3 % over two H200 (in 40 pairs of benchmarks/results/distributed_*.json).
+# 3.4 % at most over two H100, 3.1 % over four and 1.3 % over two H200 (in 69 pairs of benchmarks/results/distributed_*.json).
 MARGIN = 0.05
 # A median of five leaves two outliers out.
 ROUNDS = 5
