@@ -15,7 +15,7 @@ from benchmarks.suites import CALLS, JAX, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
 LAYER_SIZES, LARGE, SELECTIVE = f"{LAYERS.command} sizes", f"{RECURRENT.command} large", f"{SCAN.command} selective"
-DENSE_AGAIN = f"{RECURRENT.command} again"
+DENSE_AGAIN, SCAN_AGAIN = f"{RECURRENT.command} again", f"{SCAN.command} again"
 # {command, and its table where that has a record of its own: path from the top of the checkout}; what was not measured yet has
 # no file there.
 PUBLISHED_RECORDS = {

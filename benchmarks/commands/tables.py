@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from minrnn_gen.cli.terminal import command_line, progress
 
 if TYPE_CHECKING:  # imported where something is measured: other commands do without
     from benchmarks.harness.session import Suite
-    from benchmarks.problems.scan_problems import Problem
+    from benchmarks.problems.scan_problems import Problem, TableName
     from benchmarks.report.record import Record, Row
 
 # A library of scans runs a compiler for more than a minute when it is imported for the first time.
@@ -104,6 +104,15 @@ Peer = Annotated[
         show_default=False,
     ),
 ]
+ShareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--share",
+        metavar="I/N",
+        help="Every N-th shape, from the I-th on, where N GPUs measure at the same time; join makes one record of them.",
+        show_default=False,
+    ),
+]
 BaselineSeconds = Annotated[
     float, typer.Option("--baseline-seconds", metavar="S", min=1.0, help="How long baselines may build before the start.")
 ]
@@ -126,11 +135,12 @@ def scan(
     quick: Quick = False,
     baseline_names: Baselines = None,
     baseline_seconds: BaselineSeconds = DEFAULT_BASELINE_SECONDS,
+    share: ShareOption = None,
 ) -> None:
     """Measure scans, cells and layers against a copy, baselines and the CPU."""
     from benchmarks.suites import SCAN
 
-    _measure(SCAN, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
+    _measure(SCAN, Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds, share)
 
 
 @app.command()
@@ -143,11 +153,13 @@ def recurrent(
     baseline_names: Baselines = None,
     baseline_seconds: BaselineSeconds = DEFAULT_DENSE_BASELINE_SECONDS,
     peer: Peer = None,
+    share: ShareOption = None,
 ) -> None:
     """Measure dense cells by both paths, against baselines."""
     from benchmarks.suites import recurrent_suite
 
-    _measure(recurrent_suite(peer), Files(json_file, plot_file, html_file), only, quick, baseline_names, baseline_seconds)
+    files = Files(json_file, plot_file, html_file)
+    _measure(recurrent_suite(peer), files, only, quick, baseline_names, baseline_seconds, share)
 
 
 @app.command()
@@ -172,11 +184,12 @@ def layers(
     only: OnlyLayers = None,
     quick: Quick = False,
     baseline_names: Baselines = None,
+    share: ShareOption = None,
 ) -> None:
     """Measure layers as people call them, without gradients and in training steps, against torch's."""
     from benchmarks.suites import LAYERS
 
-    _measure(LAYERS, Files(json_file, plot_file, html_file), only, quick, baseline_names, 0.0)
+    _measure(LAYERS, Files(json_file, plot_file, html_file), only, quick, baseline_names, 0.0, share)
 
 
 @app.command()
@@ -209,6 +222,7 @@ def _measure(
     quick: bool,
     baseline_names: list[str] | None,
     baseline_seconds: float,
+    share: str | None = None,
 ) -> None:
     """Measure the tables of `suite` and print, record and draw them."""
     from benchmarks.harness.gpu import open_gpu
@@ -217,13 +231,15 @@ def _measure(
     from benchmarks.report.record import write_text
 
     chosen = _baselines(suite, baseline_names)
+    if share is not None:
+        suite = _shared(suite, share)
     if files.plot is not None:
         need_matplotlib()
     tables = [table for table in suite.tables if only is None or table in only]
     gpu = open_gpu()
     session = Session(suite, gpu, chosen)
     printer = _Printer(suite, files)
-    record = new_record(command_of(suite.command, only, quick, baseline_names), gpu, suite)
+    record = new_record(command_of(suite.command, only, quick, baseline_names, share), gpu, suite)
     printer.keep(record, ())
     with progress("trying the baselines"):
         session.try_baselines([problem for table in tables for problem in suite.problems(table, quick)], baseline_seconds)
@@ -278,13 +294,28 @@ class _Printer:
         self._pending = []
 
 
-def command_of(command: str, only: Sequence[StrEnum] | None, quick: bool, baseline_names: list[str] | None) -> str:
+def command_of(
+    command: str, only: Sequence[StrEnum] | None, quick: bool, baseline_names: list[str] | None, share: str | None = None
+) -> str:
     """Return the command line without the files that it writes, which change nothing that is measured."""
     words = ["python", "-m", "benchmarks", command]
     words += [word for table in only or () for word in ("--only", table.value)]
     words += ["--quick"] if quick else []
     words += [word for name in baseline_names or () for word in ("--baseline", name)]
+    words += ["--share", share] if share is not None else []
     return shlex.join(words)
+
+
+def _shared(suite: Suite, share: str) -> Suite:
+    """Return a suite with the problems of a share alone."""
+    from benchmarks.problems.share import problems_of_share, share_of
+
+    of_share = share_of(share)
+
+    def problems(table: TableName, quick: bool) -> tuple[Problem, ...]:
+        return problems_of_share(suite.problems(table, quick), of_share)
+
+    return replace(suite, problems=problems)
 
 
 def _baselines(suite: Suite, names: list[str] | None) -> tuple[str, ...]:

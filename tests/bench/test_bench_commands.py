@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 from support.command_runner import Command
 from support.fake_gpu import OnHost
 
@@ -20,6 +23,7 @@ from benchmarks.harness import gpu, session
 from benchmarks.harness.rounds import Arrays, Limits, Run
 from benchmarks.harness.session import Suite
 from benchmarks.problems.scan_problems import Problem, problems_of
+from benchmarks.problems.share import Share, problems_of_share
 from benchmarks.report.page import html_of
 from benchmarks.report.record import COPY, Row, read_record
 from benchmarks.report.tables import time_text, whole_text
@@ -213,3 +217,48 @@ def test_every_command_of_both_programs_helps_alike(program: str, capsys: pytest
             said.append(capsys.readouterr().out)
         assert said[0] == said[1] and said[0].lstrip().startswith(f"Usage: {' '.join((program, *words))} "), words
         assert ("completion" in said[0]) == (program == main.PROGRAM and not words), words
+
+
+def sizes_of(problem: Problem) -> dict[str, Any]:
+    return problem.model_dump(exclude={"task", "precision", "autocast", "limit_ms", "goal"})
+
+
+@pytest.mark.parametrize("name", ["scan", "recurrent", "layers"])
+@given(count=st.integers(1, 6))
+def test_shares_are_all_problems_and_whole_shapes(name: str, count: int) -> None:
+    suite = SUITES[name]
+    for table in suite.tables:
+        every = suite.problems(table, False)
+        shares = [problems_of_share(every, Share(number, count)) for number in range(1, count + 1)]
+        assert Counter(problem for share in shares for problem in share) == Counter(every)
+        number_of = {problem: number for number, share in enumerate(shares) for problem in share}
+        for one, other in pairwise(every):
+            if sizes_of(one) == sizes_of(other):
+                assert number_of[one] == number_of[other], "they share inputs and results in float64"
+
+
+def test_shares_are_joined_to_the_record_of_all(command: Command, measured: Callable[[Measure], None], tmp_path: Path) -> None:
+    measured(answer)
+    asked = ("layers", "--only", "token", "--only", "weights", "--baseline", "none")
+    parts = [tmp_path / f"{number}.json" for number in (1, 2)]
+    assert command(*asked, "--json", tmp_path / "whole.json").status == 0
+    for number, part in enumerate(parts, 1):
+        assert command(*asked, "--share", f"{number}/2", "--json", part).status == 0
+    said = command("join", tmp_path / "joined.json", *reversed(parts))
+    assert (said.status, said.error) == (0, "")
+    whole, joined = read_record(tmp_path / "whole.json"), read_record(tmp_path / "joined.json")
+    assert (joined.command, joined.is_complete) == (f"{whole.command}, in 2 shares", True)
+    assert [row for table in SUITES["layers"].tables for row in whole.of_table(table)] == list(joined.rows)
+
+
+def test_other_parts_and_other_shares_are_refused(
+    command: Command, measured: Callable[[Measure], None], tmp_path: Path
+) -> None:
+    measured(answer)
+    for name in ("layers", "scan"):
+        assert command(name, "--quick", "--baseline", "none", "--json", tmp_path / f"{name}.json").status == 0
+    said = command("join", tmp_path / "joined.json", tmp_path / "layers.json", tmp_path / "scan.json")
+    assert said.status == 2 and "parts differ in their command" in said.error
+    for share in ("0/4", "5/4", "1", "1/0", "a/b"):
+        said = command("layers", "--share", share)
+        assert said.status == 2 and f"'{share}' is given" in said.error
