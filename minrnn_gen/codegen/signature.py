@@ -221,8 +221,8 @@ _PRODUCT_ROWS, _FIRST_PRODUCTS = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, H
 def _dense_products() -> Parameters:
     """The products of all steps, which a backward recomputed."""
     rows = f"{_PRODUCT_ROWS}: R by the output of each row, strides below"
-    yield input_array("products", "compute_t", rows, "arrays.products")
-    yield input_array("first_products", "compute_t", f"{_FIRST_PRODUCTS}: R by the initial output", "arrays.first_products")
+    yield input_array("products", "storage_t", rows, "arrays.products")
+    yield input_array("first_products", "storage_t", f"{_FIRST_PRODUCTS}: R by the initial output", "arrays.first_products")
     for name, _ in stride_names("row", "bt"):
         yield Parameter(name, "int64", "in rows", "arrays.products")
 

@@ -319,7 +319,7 @@ def products_read(case: Case, saved: dict[str, Array]) -> tuple[Array, Array]:
     kernels, output = case.kernels, case.kernels.lowered["backward"].output_state
     of_rows = products_of(case, by_rows(case, saved[output]))
     of_initial = products_of(case, case.initial_of(output).astype(kernels.storage))
-    return of_rows.astype(kernels.real), of_initial.astype(kernels.real)
+    return of_rows.astype(kernels.storage), of_initial.astype(kernels.storage)
 
 
 def shared_arguments(case: Case) -> dict[str, Any]:

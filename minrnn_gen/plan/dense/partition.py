@@ -148,8 +148,8 @@ class Partition:
         cell, precision = self.problem.cell, self.problem.precision
         storage_values, arithmetic_values = cell.step_values, 0
         if self.is_backward:
-            storage_values, arithmetic_values = storage_values + 1, len(cell.recurrent_gates) + len(cell.states)
-            arithmetic_values += bool(cell.rounds)  # of those of the output and of arguments each at least one has room
+            storage_values, arithmetic_values = storage_values + 1 + len(cell.recurrent_gates), len(cell.states)
+            storage_values += bool(cell.rounds)  # of those of the output and of arguments each at least one has room
             # As many in a row as a warp has units, for each part of the head that it has units of.
             arithmetic_values += cell.mean_rows * means.parts_of_warp(self.problem, self.units_per_warp)
         per_cell = storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes

@@ -51,13 +51,15 @@ def product_us(problem: Problem, launches: int = 1) -> Amount:
 
 def pointwise_us(problem: Problem, threads: int) -> Amount:
     """Return the time of one pointwise kernel: its start, and the instructions and the bytes of one step."""
-    gpu, cell = problem.gpu, problem.cell
+    gpu, cell, precision = problem.gpu, problem.cell, problem.precision
     elements = problem.batch * problem.hidden_size
     blocks_of_busiest_sm = ceil(ceil(elements / threads) / gpu.sm_count)
     warps = blocks_of_busiest_sm * threads / limits.WARP_LANES
     instructions = warps * (gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD)
     issue_us = instructions / gpu.partitions_per_sm / (gpu.sm_clock_hz / 1e6)
-    states_and_products = (2 * len(cell.states) + len(cell.recurrent_gates)) * problem.precision.arithmetic_bytes
+    # A backward reads products of all steps, which are stored like gates, a forward those of the step.
+    product_bytes = precision.storage_bytes if problem.kernel_pass == "backward" else precision.arithmetic_bytes
+    states_and_products = 2 * len(cell.states) * precision.arithmetic_bytes + len(cell.recurrent_gates) * product_bytes
     step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products
     start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
     return start_us + maximum(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
@@ -77,7 +79,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
 def arguments_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
     """Return the terms of a round's products over all steps at once: bound by memory, or by its instructions."""
     cell, precision = problem.cell, problem.precision
-    read_bytes = (cell.read_count + 1) * precision.storage_bytes + len(cell.recurrent_gates) * precision.arithmetic_bytes
+    read_bytes = (cell.read_count + 1 + len(cell.recurrent_gates)) * precision.storage_bytes
     instructions = gpu_rates.operations_per_element(problem) + gpu_rates.INSTRUCTIONS_PER_THREAD
     warps_per_sm = problem.element_count / limits.WARP_LANES / problem.gpu.sm_count
     issue_us = warps_per_sm * instructions / problem.gpu.partitions_per_sm / (problem.gpu.sm_clock_hz / 1e6)

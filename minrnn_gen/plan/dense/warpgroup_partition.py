@@ -163,8 +163,8 @@ class WarpgroupPartition(WarpgroupTiling):
         cell, precision = self.problem.cell, self.problem.precision
         if not self.is_backward:
             return self.tile_units * cell.step_values * precision.storage_bytes
-        # The gates and the gradient of y, and the products and states before the step.
-        storage_values, arithmetic_values = cell.step_values + 1, len(cell.recurrent_gates) + len(cell.states)
+        # The gates, the products before the step and the gradient of y, and the states before it.
+        storage_values, arithmetic_values = cell.step_values + len(cell.recurrent_gates) + 1, len(cell.states)
         return self.tile_units * (storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes)
 
     @property

@@ -245,9 +245,9 @@ class DenseRun(CellRun):
         tail = (interface.heads, len(interface.recurrent_gates), interface.head_dim)
         rows = part.rows * part.time
         writes_all = is_persistent and part.sequences.lengths is None and part.sequences.cu_seqlens is None
-        products = recorder.new_array((rows, *tail), precision.arithmetic_dtype)
+        products = recorder.new_array((rows, *tail), precision.storage_dtype)
         dproducts = recorder.new_array((rows, *tail), precision.storage_dtype, fill=None if writes_all else 0)
-        first_products = recorder.new_array((part.batch, *tail), precision.arithmetic_dtype, fill=0)
+        first_products = recorder.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
         first_dproducts = recorder.new_array((part.batch, *tail), precision.storage_dtype, fill=0)
         packed = R.address
         if interface.heads > 1:
