@@ -42,8 +42,8 @@ class TiledWork:
     """Work of one block over time: its tiles, and a warp's instructions and waits in each; `at_once` blocks are resident.
 
     `shared_waves`: the accesses of a warp's tile to shared memory, of which an SM makes one in a cycle, of 128 bytes.
-    `full_congestion`: `congestion_of` as many blocks as are resident. Every number may be an array, with a row for each of
-    several candidates.
+    `full_congestion`: `congestion_of` as many blocks as are resident. `excess_share` adds to that of the memory model. Every
+    number may be an array, with a row for each of several candidates.
     """
 
     blocks: Amount
@@ -58,24 +58,27 @@ class TiledWork:
     row_bytes: Amount
     full_congestion: Amount
     shared_waves: Amount = 0.0
+    excess_share: Amount = 0.0
 
 
-def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount) -> Amount:
+def _congestion(problem: Problem, memory: MemoryModel, in_flight_bytes: Amount, excess_share: Amount) -> Amount:
     """Return the time of memory relative to a copy, with so many bytes in flight on each SM."""
     if not memory.wanted_per_read:
         return 1.0
     gpu = problem.gpu
     wanted = memory.wanted_per_read[problem.kernel_pass] * problem.cell.read_count
     ratio = in_flight_bytes / (wanted * gpu.bytes_in_flight_per_sm)
-    enough = 1 + memory.excess_share * log2(maximum(ratio, 1.0))
+    enough = 1 + (memory.excess_share + excess_share) * log2(maximum(ratio, 1.0))
     # Never better than an idle memory would allow (Little's law).
     missing = maximum(ratio**-memory.missing_power, gpu.bytes_in_flight_per_sm / in_flight_bytes)
     return where(ratio >= 1, enough, missing)
 
 
-def congestion_of(problem: Problem, memory: MemoryModel, blocks: Amount, in_flight_bytes: Amount) -> Amount:
+def congestion_of(
+    problem: Problem, memory: MemoryModel, blocks: Amount, in_flight_bytes: Amount, excess_share: Amount = 0.0
+) -> Amount:
     """Return the congestion, times their number, of so many blocks with so many bytes in flight each."""
-    return blocks * _congestion(problem, memory, blocks / problem.gpu.sm_count * in_flight_bytes)
+    return blocks * _congestion(problem, memory, blocks / problem.gpu.sm_count * in_flight_bytes, excess_share)
 
 
 def idle_us(problem: Problem, memory: MemoryModel, tiles: Amount) -> Amount:
@@ -86,7 +89,7 @@ def idle_us(problem: Problem, memory: MemoryModel, tiles: Amount) -> Amount:
 def _congestion_of_rounds(problem: Problem, work: TiledWork) -> Amount:
     """Return the congestion on average over the blocks: in the last round there may be few of them, with little in flight."""
     rounds, left = work.blocks // work.at_once, work.blocks % work.at_once
-    of_last = congestion_of(problem, work.memory, maximum(left, 1), work.in_flight_bytes)
+    of_last = congestion_of(problem, work.memory, maximum(left, 1), work.in_flight_bytes, work.excess_share)
     # Of no blocks it is 0, whatever their congestion.
     return (rounds * work.full_congestion + where(left > 0, of_last, 0.0)) / work.blocks
 
