@@ -27,7 +27,7 @@ CYCLES_PER_TRANSCENDENTAL_FP64 = 168.0
 INSTRUCTIONS_PER_ACCESS = 4.0  # predicate, an address of 64 bits, and the load or store
 # Around a tile: its loop and its place, and the latency of what ends it. Fitted to 29 passes of drawn problems on an H100.
 INSTRUCTIONS_PER_TILE = 80.0
-CYCLES_PER_TILE = 800.0
+CYCLES_PER_TILE = 500.0
 # Registers hold one tile under way, which is asked for when the one before has arrived: all warps of an SM wait for the same
 # memory, which idles for one latency with every tile. Of 1 to 64 steps a tile takes 0.38 us and its bytes over the bandwidth.
 MEMORY = cost.MemoryModel(
@@ -35,8 +35,8 @@ MEMORY = cost.MemoryModel(
     missing_power=0.0,
     excess_share=0.0,
     tiles_not_overlapped=0.3,
-    narrow_share=0.2,
-    latencies_per_tile=1.1,
+    narrow_share=0.1,
+    latencies_per_tile=1.0,
 )
 
 

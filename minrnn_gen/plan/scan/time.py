@@ -40,9 +40,9 @@ INSTRUCTIONS_PER_SHUFFLE = 1.7  # a pair exchanged and composed
 INSTRUCTIONS_PER_FOLD = 3.0  # a warp's aggregate of one state read from shared memory, and applied
 INSTRUCTIONS_PER_HANDOVER = 1500.0  # a tile number, its column's constants, the tile states waited for, and one more warp scan
 # The next three to problems drawn on an H100: with two, three and four stages rg_lru 32 x 109 x 3,296 takes 162, 179, 192 us.
-INSTRUCTIONS_PER_EMPTY_COPY = 10.0  # of a piece, where no tile is left to copy
-INSTRUCTIONS_PER_EXCHANGE = 15.0  # of a tile that several warps share
-INSTRUCTIONS_PER_COLUMN = 50.0  # its states, constants and ends
+INSTRUCTIONS_PER_EMPTY_COPY = 6.0  # of a piece, where no tile is left to copy
+INSTRUCTIONS_PER_EXCHANGE = 15.0  # of a tile whose warps load through registers, and wait for each other's loads
+INSTRUCTIONS_PER_COLUMN = 20.0  # its states, constants and ends
 CYCLES_PER_TILE = 54.0
 CYCLES_PER_INSTRUCTION = 1.3  # of one warp by itself
 CYCLES_PER_BARRIER_WARP = 50.0
@@ -52,7 +52,7 @@ MEMORY = cost.MemoryModel(
     missing_power=0.0,
     excess_share=0.019,
     tiles_not_overlapped=0.05,
-    narrow_share=0.53,
+    narrow_share=0.55,
 )
 
 
@@ -201,7 +201,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         + streams * max(1.0, pieces) * INSTRUCTIONS_PER_COPY
         + shuffles * INSTRUCTIONS_PER_SHUFFLE
         + folds * INSTRUCTIONS_PER_FOLD
-        + exchanges * INSTRUCTIONS_PER_EXCHANGE
+        + (0.0 if can_copy_asynchronously(problem) else exchanges * INSTRUCTIONS_PER_EXCHANGE)
         + (empty + INSTRUCTIONS_PER_COLUMN) / tiles_of_column
         + lookback * INSTRUCTIONS_PER_HANDOVER
     )
