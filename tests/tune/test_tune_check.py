@@ -197,11 +197,11 @@ def test_rates_that_cannot_be_measured_are_a_fault(check_of: CheckOf) -> None:
 def test_slow_picks_and_rates_far_off_are_remarks(check_of: CheckOf) -> None:
     h200 = load_profile("h200")
     rates = {"copy_bandwidth_bytes_per_s": 4.26e12, "grid_exchange_ns": 2 * h200.grid_exchange_ns}  # type: ignore[operator]
-    picks: dict[str, CandidateKey] = {}
+    places: dict[CandidateKey, int] = {}
 
     def truth_us(one: CandidateKey) -> float:
-        """The pick of a race is measured first, and is slow."""
-        return 20.0 if picks.setdefault(one[0], one) == one else 10.0
+        """Return a time that falls from one candidate to the next: the pick of a race is measured first."""
+        return 1000 * 0.9 ** places.setdefault(one, len(places))
 
     found = check_of(rates=rates, measurer=FakeMeasurer(truth_us))
     assert found.faults == () and any(remark.startswith("grid_exchange_ns: ") for remark in found.remarks)
