@@ -134,7 +134,7 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds.
 
-    `chain`: two passes over a thread's tiles, each the longer of its steps and of the memory's latency. `exchange`: maps
+    `chain`: two passes over a thread's tiles. `exchange`: maps
     composed in shared memory, published, and read by every later block; then the sums of the blocks. `launch`: also that of the
     workspace's ones, where blocks share a column.
     """
@@ -152,11 +152,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     # The first pass has its gradients once for each state, and once for dy, and writes none of them.
     first = diagonal.work_of_tile(problem, channels_per_lane, steps, gradients=1 + states, writes=False)
     memory_cycles = gpu.memory_latency_ns * 1e-9 * gpu.sm_clock_hz
-    latency = maximum(work.latency_cycles, memory_cycles) + maximum(first.latency_cycles, memory_cycles)
+    latency = work.latency_cycles + first.latency_cycles
     warps = threads // limits.WARP_LANES * minimum(ceil(blocks / gpu.sm_count), block.blocks_per_sm)
-    in_flight_bytes = threads * steps * channels_per_lane * cell.read_count * problem.precision.storage_bytes
-    at_once = minimum(blocks, resident)
-    congestion = cost.congestion_of(problem, diagonal.MEMORY, at_once, in_flight_bytes) / at_once
     row_bytes = (
         steps if problem.layout == "BDT" else threads // segments * channels_per_lane
     ) * problem.precision.storage_bytes
@@ -183,8 +180,9 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         lines = limits.WARP_LANES // in_row * maximum(1, in_row * minimum(1, tiles * row_bytes / LINE_BYTES))
     special = steps * channels_per_lane * limits.WARP_LANES * cell.transcendental_count
     warp_tiles = rounds * tiles * warps
+    moved_us = (problem.traffic_bytes + read_bytes) / gpu.bandwidth_bytes_per_s * narrow * 1e6
     return {
-        "memory": (problem.traffic_bytes + read_bytes) / gpu.bandwidth_bytes_per_s * congestion * narrow * 1e6,
+        "memory": moved_us + cost.idle_us(problem, diagonal.MEMORY, 2 * rounds * tiles),
         "issue": warp_tiles * (work.instructions + first.instructions) / gpu.partitions_per_sm / cycles_per_us,
         "transcendental": 2 * warp_tiles * special / gpu_rates.transcendentals_per_sm_cycle(gpu) / cycles_per_us,
         "shared_memory": warp_tiles * (work.accesses + first.accesses) * lines / cycles_per_us,

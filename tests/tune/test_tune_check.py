@@ -29,6 +29,7 @@ from minrnn_gen.tune import anonymous, check
 from minrnn_gen.tune.check import DeviceCheck, check_here
 from minrnn_gen.tune.check_problems import CheckedProblem, family_problems
 from minrnn_gen.tune.check_results import GpuCheck
+from minrnn_gen.tune.results import CandidateKey
 from minrnn_gen.tune.workload import Workload, on_host
 
 CheckOf = Callable[..., GpuCheck]
@@ -196,7 +197,13 @@ def test_rates_that_cannot_be_measured_are_a_fault(check_of: CheckOf) -> None:
 def test_slow_picks_and_rates_far_off_are_remarks(check_of: CheckOf) -> None:
     h200 = load_profile("h200")
     rates = {"copy_bandwidth_bytes_per_s": 4.26e12, "grid_exchange_ns": 2 * h200.grid_exchange_ns}  # type: ignore[operator]
-    found = check_of(rates=rates, measurer=FakeMeasurer())
+    places: dict[CandidateKey, int] = {}
+
+    def truth_us(one: CandidateKey) -> float:
+        """Return a time that falls from one candidate to the next: the pick of a race is measured first."""
+        return 1000 * 0.9 ** places.setdefault(one, len(places))
+
+    found = check_of(rates=rates, measurer=FakeMeasurer(truth_us))
     assert found.faults == () and any(remark.startswith("grid_exchange_ns: ") for remark in found.remarks)
     assert any(remark.startswith("pick of min_gru") for remark in found.remarks)
 

@@ -134,9 +134,10 @@ def test_who_breaks_a_promise_makes_room_and_who_fails_is_not_asked_again(compil
 def test_who_spills_a_few_values_is_raced_and_found_again(compiler: Compiler, builder_of: BuilderOf) -> None:
     """A kernel that `compile` would take is one that tuning measures, and a winner of tuning one that `compile` takes."""
     builder = builder_of()
-    compiler.spill_bytes, compiler.breaks = 16, lambda variables: dict(variables) == dict(candidates_of(builder)[0][1])
-    tuned = raced(builder, FakeMeasurer())
-    assert tuned.outcomes == {"measured": FEW} and winner_of(tuned) == candidates_of(builder)[0]
+    spilling = candidates_of(builder)[0]
+    compiler.spill_bytes, compiler.breaks = 16, lambda variables: dict(variables) == dict(spilling[1])
+    tuned = raced(builder, FakeMeasurer(lambda one: 1.0 if one == spilling else 9.0))
+    assert tuned.outcomes == {"measured": FEW} and winner_of(tuned) == spilling
 
 
 @pytest.mark.usefixtures("compiler")

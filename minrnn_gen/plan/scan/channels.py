@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.many_sizes import CANDIDATES_AT_ONCE, Amount, column_of, maximum, minimum
+from minrnn_gen.plan.many_sizes import CANDIDATES_AT_ONCE, Amount, ceil, column_of, maximum, minimum
 from minrnn_gen.plan.occupancy import clusters_at_once
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
@@ -32,12 +32,20 @@ INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
 INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for
 INSTRUCTIONS_PER_CLUSTER_BLOCK = 9.65  # a block's aggregate sent, received and applied
 INSTRUCTIONS_PER_FOLD = 6.12  # one warp's aggregate read and applied
-INSTRUCTIONS_PER_ROUND = 346.0  # of a cluster, besides
+INSTRUCTIONS_PER_ROUND = {"forward": 100.0, "backward": 346.0}  # of a cluster, besides
 PARTITIONS = 4
 CYCLES_PER_INSTRUCTION = 3.4  # of one warp, and of each that shares a partition's scheduler with it
 SHARED_WAVE_BYTES = 128  # 32 banks of 4 bytes (CUDA C++ Programming Guide, shared memory of compute capability 5.x and on)
 # A tile state published and read through L2, and the wait for the slowest of the tiles before it.
 CYCLES_PER_HANDOVER = 7550.0
+# What follows was fitted to problems drawn on an H100, too. The blocks of an SM exchange one after the other with the rest of
+# their clusters: rg_lru 55 x 2,284 x 160 takes 265 us backward with tiles of one warp and 170 with tiles of four, however many
+# blocks a cluster has.
+CYCLES_PER_CLUSTER_TILE = 80.0
+# The kernel's text is read from memory where the first tile needs it, several instructions for each operation.
+TEXT_NS_PER_OPERATION = 15.0
+# For each doubling of the bytes in flight, where blocks read rows of one burst, without a cluster that keeps them together.
+NARROW_EXCESS_SHARE = 0.15
 # Of the time of a tile, until its stage is free for the next copy: the forward reads first, the backward passes over it twice.
 BUSY_SHARE_OF_TILE = {"forward": 0.082, "backward": 0.203}
 MEMORY = cost.MemoryModel(
@@ -278,7 +286,9 @@ class _Shape(NamedTuple):
     elements_per_lane: Amount
     row_bytes: Amount
     full_congestion: Amount
+    excess_share: Amount
     shared_waves: Amount
+    text_us: Amount
 
 
 def _shape(problem: Problem, candidate: Candidate) -> _Shape:
@@ -292,17 +302,20 @@ def _shape(problem: Problem, candidate: Candidate) -> _Shape:
     per_state = shuffles * INSTRUCTIONS_PER_SHUFFLE
     if cluster_blocks > 1:
         per_state += cluster_blocks * INSTRUCTIONS_PER_CLUSTER_BLOCK
+    operations = elements * gpu_rates.operations_per_element(problem, INSTRUCTIONS_PER_TRANSCENDENTAL)
     instructions = (
-        elements * gpu_rates.operations_per_element(problem, INSTRUCTIONS_PER_TRANSCENDENTAL)
+        operations
         + rows * (streams + problem.cell.written_count + 1)
         + channels_per_lane * len(problem.cell.states) * per_state
-        + (INSTRUCTIONS_PER_ROUND if cluster_blocks > 1 else 0)
+        + (INSTRUCTIONS_PER_ROUND[problem.kernel_pass] if cluster_blocks > 1 else 0)
         + (time_warps * INSTRUCTIONS_PER_FOLD if time_warps > 1 else 0)
     )
     latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS)
     at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, block.blocks_per_sm)
     ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
     in_flight_bytes = int(block.shared_map["stages"] * ahead / stages)
+    row_bytes = block.channels_per_block * problem.precision.storage_bytes
+    excess_share = NARROW_EXCESS_SHARE * cost.BURST_BYTES / row_bytes if cluster_blocks == 1 else 0.0
     return _Shape(
         columns_per_sequence=-(-problem.hidden_size // block.channels_per_block),
         cluster_blocks=cluster_blocks,
@@ -313,9 +326,11 @@ def _shape(problem: Problem, candidate: Candidate) -> _Shape:
         instructions=instructions,
         latency_cycles=latency_cycles + (CYCLES_PER_HANDOVER if candidate["lookback"] else 0),
         elements_per_lane=elements,
-        row_bytes=block.channels_per_block * problem.precision.storage_bytes,
-        full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes),
+        row_bytes=row_bytes,
+        full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes, excess_share),
+        excess_share=excess_share,
         shared_waves=_shared_waves(problem, elements, time_warps * channels_per_lane if time_warps > 1 else 0),
+        text_us=operations * TEXT_NS_PER_OPERATION * 1e-3,
     )
 
 
@@ -338,8 +353,12 @@ def _predicted_us(problem: Problem, shape: _Shape, lookback: int) -> Mapping[str
         row_bytes=shape.row_bytes,
         full_congestion=shape.full_congestion,
         shared_waves=shape.shared_waves,
+        excess_share=shape.excess_share,
     )
-    return cost.predicted_us(problem, work)
+    terms = cost.predicted_us(problem, work)
+    exchanges = minimum(shape.cluster_blocks - 1, 1) * ceil(blocks / problem.gpu.sm_count) * ceil(problem.time / steps_at_once)
+    exchange_us = exchanges * CYCLES_PER_CLUSTER_TILE / (problem.gpu.sm_clock_hz / 1e6)
+    return {**terms, "exchange": exchange_us, "fill_and_drain": terms["fill_and_drain"] + shape.text_us}
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:

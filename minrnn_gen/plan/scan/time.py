@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.many_sizes import Amount, maximum, minimum
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
@@ -39,6 +39,10 @@ INSTRUCTIONS_PER_COPY = 19.0  # address and predicate of one asynchronous piece
 INSTRUCTIONS_PER_SHUFFLE = 1.7  # a pair exchanged and composed
 INSTRUCTIONS_PER_FOLD = 3.0  # a warp's aggregate of one state read from shared memory, and applied
 INSTRUCTIONS_PER_HANDOVER = 1500.0  # a tile number, its column's constants, the tile states waited for, and one more warp scan
+# The next three to problems drawn on an H100: with two, three and four stages rg_lru 32 x 109 x 3,296 takes 162, 179, 192 us.
+INSTRUCTIONS_PER_EMPTY_COPY = 6.0  # of a piece, where no tile is left to copy
+INSTRUCTIONS_PER_EXCHANGE = 15.0  # of a tile whose warps load through registers, and wait for each other's loads
+INSTRUCTIONS_PER_COLUMN = 20.0  # its states, constants and ends
 CYCLES_PER_TILE = 54.0
 CYCLES_PER_INSTRUCTION = 1.3  # of one warp by itself
 CYCLES_PER_BARRIER_WARP = 50.0
@@ -48,7 +52,7 @@ MEMORY = cost.MemoryModel(
     missing_power=0.0,
     excess_share=0.019,
     tiles_not_overlapped=0.05,
-    narrow_share=0.53,
+    narrow_share=0.55,
 )
 
 
@@ -184,8 +188,11 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     block = resources(problem, candidate)
     warps, time_warps, steps_per_lane = candidate["warps"], candidate["time_warps"], candidate["steps_per_lane"]
     lookback, stages, storage_bytes = candidate["lookback"], candidate["stages"], problem.precision.storage_bytes
+    tiles_of_column = ceil(problem.time / block.tile_steps)
     streams = problem.cell.read_count + problem.cell.written_count
     pieces = steps_per_lane * storage_bytes / problem.specialization.alignment_bytes
+    # Copies run ahead by all stages but one: a column ends with so many that have no tile.
+    empty = 0.0 if lookback else (stages - 1) * problem.cell.read_count * max(1.0, pieces) * INSTRUCTIONS_PER_EMPTY_COPY
     shuffles = SHUFFLES * len(problem.cell.states)
     exchanges = time_warps > 1
     folds = time_warps * len(problem.cell.states) if exchanges else 0
@@ -194,6 +201,8 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         + streams * max(1.0, pieces) * INSTRUCTIONS_PER_COPY
         + shuffles * INSTRUCTIONS_PER_SHUFFLE
         + folds * INSTRUCTIONS_PER_FOLD
+        + (0.0 if can_copy_asynchronously(problem) else exchanges * INSTRUCTIONS_PER_EXCHANGE)
+        + (empty + INSTRUCTIONS_PER_COLUMN) / tiles_of_column
         + lookback * INSTRUCTIONS_PER_HANDOVER
     )
     latency_cycles = (
@@ -203,7 +212,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         + (2 * lookback + problem.specialization.resets) * gpu_rates.CYCLES_PER_L2_TRIP  # a tile waits for its resets
     )
     columns = problem.batch * problem.hidden_size
-    tiles = columns * -(-problem.time // block.tile_steps)
+    tiles = columns * tiles_of_column
     blocks, steps_at_once = -(-columns // warps), block.tile_steps
     if lookback:
         # All resident warps share the tiles of all columns: so many steps of every column are in progress at once.
