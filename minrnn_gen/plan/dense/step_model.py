@@ -63,7 +63,7 @@ MODELS = {
 
 
 def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_bytes: int) -> dict[str, Amount]:
-    """Return the terms of a step besides memory, where the busiest SM has so many blocks, each with so much of R in shared one."""
+    """Return the terms of a step but for memory, where the busiest SM has so many blocks, each with so much of R in it."""
     problem, gpu, tiling = partition.problem, partition.problem.gpu, partition.tiling
     model, scales, cycles_per_ns = MODELS[problem.kernel_pass], scales_of(gpu), gpu.sm_clock_hz / 1e9
     further_blocks = model.other_blocks * (blocks_of_busiest_sm - 1)
