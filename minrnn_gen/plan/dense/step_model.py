@@ -22,10 +22,10 @@ class StepModel:
     operand, which all rows of tiles share. `transcendental` and `operation`: of the first of a lane's cells, for each warp;
     `further_cell`: of another one, in parts of the first, whose chain of instructions it overlaps in a forward and prolongs in
     a backward, where registers are few. `split_k_sum`: of the sum over the warps of a split K, with `split_k_warp` for each of
-    them and `summed` for each KB that they hand over. `exchange`: of a cluster, with `received` for each KB that a block
-    receives. `grid`: of a grid, with `gathered` for every thousand words that a block reads, 4 bytes each and 4 for the step,
-    and `load` for each load of a lane. `other_blocks`: what a further block of an SM adds, in parts of its own products, cells
-    and exchange: the rest fits where the others wait.
+    them and `summed` for each KB that they hand over. `exchange`: of a cluster, with `received` for each KB that an SM
+    receives. `grid`: of a grid, with `gathered` for every thousand words that an SM reads, 4 bytes each and 4 for the step, and
+    `load` for each load of a lane. `other_blocks`: what a further block of an SM adds, in parts of its own products and cells:
+    the rest fits where the others wait.
     """
 
     step: float
@@ -52,13 +52,13 @@ ROUND_NS, ROUND_OF_BLOCK_NS, ROUND_LOOP_NS = 140.0, 80.0, 30.0
 
 # Of a tile of the operand in tf32x3: its values split in two, by every warp. And, for each warp of a partition, of tiles with
 # two products, whose sums change lanes; and of what a warp of a further block issues besides its products and cells.
-TF32X3_OPERAND_NS, TWO_PRODUCTS_NS, FURTHER_WARP_NS = 14.0, 18.0, 28.0
+TF32X3_OPERAND_NS, TWO_PRODUCTS_NS, FURTHER_WARP_NS = 14.0, 20.0, 30.0
 # Of a reduce-scatter by several warps of the same rows: those that hand on a cell wait for each other.
-REDUCE_SCATTER_WARPS_NS = 100.0
+REDUCE_SCATTER_WARPS_NS = 110.0
 
 MODELS = {
-    "forward": StepModel(148.0, 3.28, 0.0, 2.81, 0.655, 0.72, 79.0, 20.0, 4.25, 29.5, 56.5, 294.0, 151.0, 76.7, 0.386),
-    "backward": StepModel(166.0, 0.0, 6.73, 18.4, 0.533, 1.15, 45.3, 22.0, 7.4, 64.0, 37.1, 577.0, 111.0, 51.6, 0.716),
+    "forward": StepModel(150.0, 3.37, 0.0, 2.84, 0.661, 0.66, 77.5, 20.0, 4.9, 29.1, 50.2, 289.0, 148.0, 74.5, 0.23),
+    "backward": StepModel(165.0, 0.0, 6.79, 18.4, 0.533, 1.15, 45.3, 22.0, 6.8, 63.4, 34.3, 576.0, 111.0, 51.5, 0.65),
 }
 
 
@@ -94,7 +94,7 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
         "step": step_ns,
         "products": of_warps(partition.row_warps * partition.split_k_warps, product_ns, FURTHER_WARP_NS * scales.instruction),
         "cells": of_warps(partition.row_warps * partition.cell_warps, cells_ns, 0.0),
-        "exchange": exchange_ns(partition, model, 1 + further_blocks),
+        "exchange": exchange_ns(partition, model, blocks_of_busiest_sm),
         "shared_matrix": matrix_ns * (1 + further_blocks),
         "reduce_split_k": (warps_ns + summed_ns) * scales.block if partition.needs_split_k_sum else 0.0,
     }
@@ -112,7 +112,7 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
         terms_ns["rounds"] = rounds_ns(partition, blocks_of_busiest_sm)
     if local := len(partition.diagonal.local_rounds):
         terms_ns["exchange"] *= (rounds - local) / rounds
-        terms_ns["exchange"] += local * local_exchange_ns(partition, model, 1 + further_blocks)
+        terms_ns["exchange"] += local * local_exchange_ns(partition, model, blocks_of_busiest_sm)
     return terms_ns | means.terms_ns(
         problem,
         partition.row_warps * partition.units_per_warp,

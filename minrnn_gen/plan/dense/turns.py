@@ -9,7 +9,7 @@ from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, where
 
 # Of the bandwidth in the datasheet what steps get, and the norm by which memory and computation add up, which overlap but for
 # where one of them falls behind: fitted to 53 passes on an H100 and 51 on an H200 (docs/lab-notes.md). A copy gets 0.89.
-SHARE_OF_BANDWIDTH, MEMORY_NORM = 0.88, 2.8
+SHARE_OF_BANDWIDTH, MEMORY_NORM = 0.85, 2.7
 
 
 def over_turns(groups: Amount, at_once: int, step_ns: Callable[[Amount], Mapping[str, Amount]]) -> dict[str, Amount]:
