@@ -37,7 +37,7 @@ BLOCK_NORM, BLOCK_REGISTERS = 4, 16
 
 @dataclass(frozen=True)
 class BlockModel:
-    """Time of the parts of a step where the operand stays in shared memory, in nanoseconds, fitted to 13 passes on an H100.
+    """Time of the parts of a step where the operand stays in shared memory, in nanoseconds, fitted to 20 passes on an H100.
 
     `step`: of every step, its barriers and conversions. `operation`: of one of a lane's cells; `issue`: the share of it that
     cannot overlap other warpgroups.
