@@ -53,7 +53,7 @@ TORCHRL = "torchrl.modules.tensordict_module._rnn_triton"
 # Of ppo_atari_lstm.py: environments, steps of a rollout, minibatches, epochs.
 ENVIRONMENTS, ROLLOUT, MINIBATCHES, EPOCHS = 8, 128, 4, 4
 # Sequences of a call whose kernels TorchRL compiles for any number that 16 divides, and parts of its candidates.
-COMPILED_SEQUENCES, PARTS = 64, 12
+COMPILED_SEQUENCES, PARTS = 64, 6
 
 
 def _by_triton(kind: str, layer: Any, marks: Any) -> Callable[[Any], Any]:

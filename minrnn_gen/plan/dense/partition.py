@@ -155,6 +155,21 @@ class Partition:
         per_cell = storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes
         return columns * self.units_per_warp * per_cell
 
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes that a group reads from memory and writes to it in a step."""
+        cell, units = self.problem.cell, self.row_warps * self.units_per_warp
+        written = cell.step_values + self.operand_width if self.is_backward else 1
+        of_block = self.row_warps * self.stage_bytes(1) + units * written * self.problem.precision.storage_bytes
+        # The last units of warps may be beyond the head.
+        return self.batch_tile * of_block * self.problem.head_dim / units
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the partial products that the warps of a split K add up, in a block."""
+        results = self.tile_rows * TILE_ROWS * self.batch_tile
+        return self.row_warps * self.split_k_warps * results * self.problem.precision.arithmetic_bytes
+
     @cached_property
     def exchange_bytes(self) -> int:
         """Bytes that a block receives in a step: its whole operand, or the partial products of its units from every block."""

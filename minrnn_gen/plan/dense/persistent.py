@@ -6,15 +6,16 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
-from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan import limits
 from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.mma import RESULTS, TILE_ROWS
 from minrnn_gen.plan.dense.partition import COLUMNS, SIXTEENTHS, Partition, partition_of
-from minrnn_gen.plan.dense.step_model import MODELS, exchange_ns, local_exchange_ns, rounds_ns
-from minrnn_gen.plan.gpu_rates import launch_us, scales_of
-from minrnn_gen.plan.limits import MBARRIER_BYTES, SHARED_BYTES_PER_CYCLE, WARP_LANES, Quantity
-from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
-from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
+from minrnn_gen.plan.dense.step_model import terms_of_step_ns
+from minrnn_gen.plan.dense.turns import memory_wait_ns, over_turns
+from minrnn_gen.plan.gpu_rates import launch_us
+from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
+from minrnn_gen.plan.occupancy import blocks_per_sm, clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -37,9 +38,9 @@ REGISTERS_OF_PIECE = 3
 # From a load to its value under load: what is not under way for so long is waited for.
 # Now and then one takes longer; of a thousand steps that is as much in each, with one step ahead.
 MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
-# Of a step with two products in a tile, whose sums change lanes: forwards of seven heads of lstm and gru, from 16 to 512
-# units, took 16 to 45 ns longer on an H200 than half the tiles leave (docs/lab-notes.md).
-TWO_PRODUCTS_NS = 40.0
+# Registers that compiled kernels take less than estimated, of 576 kernels: a backward, but for the reduce-scatter of several
+# warps, which takes as many or more; a forward with a part of R in shared memory, or without and for each of a lane's cells.
+REGISTERS_BELOW_ESTIMATE, REGISTERS_BELOW_FORWARD, REGISTERS_BELOW_FORWARD_PER_CELL = 12, 5, 6
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
@@ -154,8 +155,7 @@ def _shared_map(partition: Partition, stages: int) -> dict[str, int]:
     if partition.uses_reduce_scatter:
         parts["peer_sums"] = 2 * partition.exchange_bytes
     elif partition.needs_split_k_sum:
-        results = partition.tile_rows * TILE_ROWS * batch_tile
-        parts["partial"] = 2 * warps * results * problem.precision.arithmetic_bytes
+        parts["partial"] = 2 * partition.partial_bytes
     if partition.cluster_blocks > 1:
         parts["mbarrier"] = 2 * MBARRIER_BYTES
     if local := len(partition.diagonal.local_rounds):
@@ -321,66 +321,37 @@ def _groups_at_once(partition: Partition, blocks_per_sm: int) -> int:
     return max(1, clusters // partition.grid_blocks)
 
 
+def _blocks_at_run(partition: Partition, resources: Resources) -> int:
+    """Return how many blocks an SM holds at once: kernels take fewer registers than estimated, and more blocks may fit."""
+    below = REGISTERS_BELOW_ESTIMATE
+    if partition.is_backward and partition.uses_reduce_scatter and partition.split_k_warps > 1:
+        below = 0
+    elif not partition.is_backward:
+        below = REGISTERS_BELOW_FORWARD
+        below += 0 if partition.smem_tiles else REGISTERS_BELOW_FORWARD_PER_CELL * partition.cells
+    needed = max(1, resources.registers_estimated - below)
+    return max(resources.blocks_per_sm, blocks_per_sm(partition.problem.gpu, partition.threads, needed, resources.shared_bytes))
+
+
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
-    gpu, partition, stages = problem.gpu, partition_of(problem, candidate), candidate["stages"]
-    model = MODELS["backward" if partition.is_backward else "forward"]
+    """Return the cost model's terms in microseconds: those of one step, times the steps, over all turns of groups."""
+    partition, stages = partition_of(problem, candidate), candidate["stages"]
     resources = _resources(partition, stages)
+    matrix_bytes = resources.shared_map.get("matrix", 0)
+    groups_of_one_each = _groups_at_once(partition, 1)
+
+    def step_ns(groups: Amount) -> Mapping[str, Amount]:
+        # Clusters that lie in the same GPC share its SMs.
+        terms_ns = terms_of_step_ns(partition, ceil(groups / groups_of_one_each), matrix_bytes)
+        computed_ns = sum(terms_ns.values())
+        late_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - computed_ns) + LATE_NS / stages
+        moved_bytes = groups * partition.moved_bytes
+        waited_ns = late_ns + memory_wait_ns(problem.gpu, computed_ns + late_ns, moved_bytes)
+        return {**terms_ns, "prefetch": waited_ns}
+
     groups = problem.heads * -(-problem.batch // partition.batch_tile)
-    at_once = minimum(groups, _groups_at_once(partition, resources.blocks_per_sm))
-    # Clusters that lie in the same GPC share its SMs.
-    blocks_of_busiest_sm = ceil(at_once / _groups_at_once(partition, 1))
-
-    def warps_of_partition(warps: int) -> Amount:
-        """Return how many of so many warps of a block the busiest partition of an SM has."""
-        return ceil(warps * blocks_of_busiest_sm / gpu.partitions_per_sm)
-
-    cells = warps_of_partition(partition.row_warps * partition.cell_warps) * partition.cells
-    cycles_per_ns, tiling, scales = gpu.sm_clock_hz / 1e9, partition.tiling, scales_of(gpu)
-    rows = partition.tile_rows
-    row_tile_ns = tiling.products * model.product * scales.product + tiling.cycles / cycles_per_ns
-    tile_ns = partition.full_rows * row_tile_ns + tiling.products * model.operand * scales.product
-    product_ns = tile_ns * partition.tiles_per_warp + rows * tiling.row_cycles / cycles_per_ns
-    product_ns += partition.diagonal.tiles * row_tile_ns
-    two_products_ns = (partition.products_per_tile > 1) * TWO_PRODUCTS_NS * scales.instruction
-    operations_ns = gpu_rates.operations_per_element(problem, 1.0) * model.operation * scales.instruction
-    transcendentals_ns = problem.cell.transcendental_count * model.transcendental * scales.transcendental
-    matrix_cycles = resources.shared_map.get("matrix", 0) * blocks_of_busiest_sm / SHARED_BYTES_PER_CYCLE
-    split_k_ns = (model.split_k_sum + partition.split_k_warps * model.split_k_warp) * scales.block
-    terms_ns = {
-        "step": model.step * scales.instruction + two_products_ns,
-        "products": warps_of_partition(partition.row_warps * partition.split_k_warps) * product_ns,
-        "cells": cells * (transcendentals_ns + operations_ns),
-        "exchange": exchange_ns(partition, model, blocks_of_busiest_sm),
-        "shared_matrix": matrix_cycles / cycles_per_ns,
-        "reduce_split_k": split_k_ns if partition.needs_split_k_sum else 0.0,
-    }
-    # Each round of products is one more exchange; all that a step does for its cells it does once. A round multiplies its own
-    # rows alone, or its own columns where sums travel, and zeros of the other columns where operands do.
-    rounds = 1 + len(problem.cell.rounds)
-    multiplies_zeros = partition.is_backward and not partition.uses_reduce_scatter
-    # What a round takes was measured in forwards of 16 bits without means; elsewhere the sum over warps counts once for each.
-    is_plain = problem.matrix_product == "mma_16bit" and not problem.cell.waits
-    has_model = rounds > 1 and is_plain and not partition.is_backward
-    sums = () if has_model else ("reduce_split_k",)
-    for term in ("exchange", *sums, *(("products", "shared_matrix") if multiplies_zeros else ())):
-        terms_ns[term] = rounds * terms_ns[term]
-    if has_model:
-        terms_ns["rounds"] = rounds_ns(partition, blocks_of_busiest_sm)
-    if local := len(partition.diagonal.local_rounds):
-        terms_ns["exchange"] *= (rounds - local) / rounds
-        terms_ns["exchange"] += local * local_exchange_ns(partition, model, blocks_of_busiest_sm)
-    terms_ns |= means.terms_ns(
-        problem,
-        partition.row_warps * partition.units_per_warp,
-        partition.cluster_blocks,
-        partition.grid_blocks,
-        partition.batch_tile,
-    )
-    waited_for_ns = maximum(0.0, MEMORY_LATENCY_NS / stages - sum(terms_ns.values()))
-    terms_ns["prefetch"] = waited_for_ns + LATE_NS / stages
-    steps_us = problem.time * ceil(groups / at_once) / 1e3
-    return {name: steps_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(gpu)}
+    terms_ns = over_turns(groups, _groups_at_once(partition, _blocks_at_run(partition, resources)), step_ns)
+    return {name: problem.time * ns / 1e3 for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
 
 
 def _family(name: str) -> Family:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates
 from minrnn_gen.plan.dense.means import MOMENTS
+from minrnn_gen.plan.dense.turns import memory_wait_ns, over_turns
 from minrnn_gen.plan.dense.warpgroup import SLICE_BYTES, SWIZZLED_ROW_BYTES, TILE_ROWS, WARPGROUP_WARPS
 from minrnn_gen.plan.dense.warpgroup_partition import WarpgroupPartition
 from minrnn_gen.plan.gpu_rates import launch_us, scales_of
 from minrnn_gen.plan.limits import SHARED_BYTES_PER_CYCLE
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
-from minrnn_gen.plan.occupancy import clusters_at_once
+from minrnn_gen.plan.occupancy import blocks_per_sm, clusters_at_once
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Candidate
 
 WIDE_BYTES = 4  # of a value in tf32
 # Of the bytes that one SM draws from L2 alone (`gpu_rates.SM_BYTES_PER_CYCLE`), those that each draws when all do.
-SHARE_OF_ONE_SM = 0.6
+SHARE_OF_ONE_SM = 0.77
 # Where tensor cores make more products than these in a cycle, they do so by other instructions, and mma.sync reaches a share of
 # them: on sm_90 62.9 % (arXiv 2402.13499).
 MMA_SYNC_PRODUCTS, MMA_SYNC_SHARE = 1024, 0.629
@@ -28,16 +29,35 @@ KB_NS = 14.3
 STREAM_LEAST_NS = 100.0
 
 
-# Of every step where the operand stays in shared memory: two barriers of the block. Assumed, not measured.
-BLOCK_STEP_NS = 200.0
-# Where the copies of a step begin as the one before it ends, the share of their time that is waited for: three backwards of 128
-# units on an H200 gave 0.3, 0.5 and 0.9.
-SHARE_WAITED = 0.6
+# A cell's chain of instructions is waited for once in a block, and cells of other warpgroups fill its gaps: their issue counts
+# as a share of it, and what is longer decides, but for a norm. Compiled kernels in one block take up to so many registers more
+# than estimated, which decides how many blocks an SM has.
+BLOCK_NORM, BLOCK_REGISTERS = 4, 16
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """Time of the parts of a step where the operand stays in shared memory, in nanoseconds, fitted to 20 passes on an H100.
+
+    `step`: of every step, its barriers and conversions. `operation`: of one of a lane's cells; `issue`: the share of it that
+    cannot overlap other warpgroups.
+    """
+
+    step: float
+    operation: float
+    issue: float
+
+
+BLOCK_MODELS = {"forward": BlockModel(1420.0, 2.2, 0.51), "backward": BlockModel(760.0, 4.02, 0.69)}
+# Of a chunk in tf32x3: its sums of two chunks are added up by the warpgroup.
+TF32X3_CHUNK_NS = 24.0
 
 
 @dataclass(frozen=True)
 class StepModel:
     """Time of the parts of a step, in nanoseconds, fitted to 625 forwards and 642 backwards on an H200 (docs/lab-notes.md).
+
+    Then each moved by a few per cent towards the drawn problems of an H100, and the step of a backward by more.
 
     `step`: of every step, most of it the way of operands through L2. `product`: of 1000 multiply-adds of an SM in 16 bits.
     `operation`: of one of a lane's cells, for each warpgroup of the block. `fetch`: of each chunk that a warp fetches in turn,
@@ -64,8 +84,8 @@ class StepModel:
 
 
 MODELS = {
-    "forward": StepModel(1680.0, 0.154, 1.901, 53.0, 4.15, 5.06, 42.1, 19.0, 266.0, 0.0, 0.0, 731.0, 60.9, 0.0),
-    "backward": StepModel(1634.0, 0.0, 2.774, 0.0, 14.24, 4.39, 82.2, 0.0, 0.0, 298.0, 98.3, 663.0, 40.4, 1252.0),
+    "forward": StepModel(1740.0, 0.149, 1.918, 53.0, 4.07, 5.19, 42.4, 19.0, 266.0, 0.0, 0.0, 716.0, 58.8, 0.0),
+    "backward": StepModel(2225.0, 0.0, 2.9, 0.0, 14.42, 4.42, 83.4, 0.0, 0.0, 298.0, 98.5, 671.0, 40.8, 1671.0),
 }
 
 
@@ -89,28 +109,49 @@ class StreamModel:
 
 
 STREAM_MODELS = {
-    "forward": StreamModel(1720.0, 0.368, 14.7, 1.2, 12.5, 1.12, 0.0),
-    "backward": StreamModel(1386.0, 0.513, 14.1, 8.5, 22.6, 1.1, 110.5),
+    "forward": StreamModel(1740.0, 0.383, 15.2, 1.2, 12.75, 1.12, 0.0),
+    "backward": StreamModel(1384.0, 0.518, 14.0, 8.5, 22.5, 1.1, 110.0),
 }
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
-    """Return the cost model's terms in microseconds: those of one step, times the steps, times the rounds of groups."""
+    """Return the cost model's terms in microseconds: those of one step, times the steps, over all turns of groups."""
     partition = WarpgroupPartition(problem, **candidate)
-    groups = problem.heads * ceil(problem.batch / partition.group_sequences)
-    blocks_at_once = partition.cluster_blocks * clusters_at_once(problem.gpu, partition.cluster_blocks, 1)
-    at_once = max(1, blocks_at_once // partition.grid_blocks)
-    # L2 serves all blocks that run.
-    of_gpu = minimum(groups, at_once) * partition.grid_blocks / problem.gpu.sm_count
     # Groups of columns without sequences end at once.
     column_groups = minimum(partition.column_groups, ceil(problem.batch / partition.batch_tile))
-    terms_ns = _resident_ns(partition, column_groups, of_gpu)
-    if partition.streams_matrix:
-        streamed_ns = _streamed_ns(partition, column_groups, of_gpu)
-        terms_ns["exchange"] += maximum(streamed_ns - sum(terms_ns.values()), STREAM_LEAST_NS)
-    terms_ns |= _means_ns(partition)
-    rounds_us = problem.time * ceil(groups / at_once) / 1e3
-    return {name: rounds_us * ns for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
+    groups_of_one_each = _groups_at_once(partition, 1)
+
+    def step_ns(groups: Amount) -> Mapping[str, Amount]:
+        # L2 serves all blocks that run.
+        of_gpu = groups * partition.grid_blocks / problem.gpu.sm_count
+        terms_ns = _resident_ns(partition, column_groups, of_gpu)
+        if partition.in_one_block:
+            terms_ns["cells"] += _overlapped_ns(partition, column_groups, ceil(groups / groups_of_one_each), terms_ns)
+        if partition.streams_matrix:
+            streamed_ns = _streamed_ns(partition, column_groups, of_gpu)
+            terms_ns["exchange"] += maximum(streamed_ns - sum(terms_ns.values()), STREAM_LEAST_NS)
+        terms_ns |= _means_ns(partition)
+        moved_bytes = groups * column_groups * partition.moved_bytes
+        return {**terms_ns, "prefetch": memory_wait_ns(problem.gpu, sum(terms_ns.values()), moved_bytes)}
+
+    groups = problem.heads * ceil(problem.batch / partition.group_sequences)
+    terms_ns = over_turns(groups, _groups_at_once(partition, _blocks_per_sm(partition)), step_ns)
+    return {name: problem.time * ns / 1e3 for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
+
+
+def _groups_at_once(partition: WarpgroupPartition, of_sm: int) -> int:
+    """Return how many groups the GPU holds at once, where an SM has so many blocks."""
+    blocks = partition.cluster_blocks * clusters_at_once(partition.problem.gpu, partition.cluster_blocks, of_sm)
+    return max(1, blocks // partition.grid_blocks)
+
+
+def _blocks_per_sm(partition: WarpgroupPartition) -> int:
+    """Return how many blocks an SM has: several where a head in one block leaves room for more."""
+    if not partition.in_one_block:
+        return 1
+    registers = min(partition.launch_registers, partition.registers + BLOCK_REGISTERS)
+    shared_bytes = sum(partition.shared_map.values())
+    return max(1, blocks_per_sm(partition.problem.gpu, partition.threads, registers, shared_bytes))
 
 
 def _thousands(partition: WarpgroupPartition, columns: Amount) -> Amount:
@@ -163,12 +204,15 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     exchanges = len(problem.cell.round_products)
     columns = partition.batch_tile * column_groups
     step_ns, fetch_ns = (model.step + is_wide * model.wide) * scales.grid, 0.0
+    operation_ns = consumers * model.operation
     if partition.in_one_block:
-        step_ns = BLOCK_STEP_NS * scales.block
+        step_ns = BLOCK_MODELS[problem.kernel_pass].step * scales.block
+        operation_ns = BLOCK_MODELS[problem.kernel_pass].operation
     else:
         fetch_ns = of_block / partition.producer_warps * model.fetch
         fetched_ns = model.fetched + where(column_groups == 1, model.fetched_alone, 0.0)
         fetch_ns += of_block * columns * SWIZZLED_ROW_BYTES / 1000 * of_gpu * fetched_ns
+    chunk_ns = model.chunk + (problem.matrix_product == "tf32x3") * TF32X3_CHUNK_NS
     split_k_ns = (partition.split_k_warpgroups > 1) * model.split_k * scales.block
     if partition.sums_over_grid:
         sum_ns = (model.grid + _partials(partition) * column_groups * model.grid_partial) * scales.grid
@@ -181,31 +225,30 @@ def _resident_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
             if partition.mma_sync
             else _thousands(partition, columns) * model.product * scales.product
         )
-        + partition.warpgroup_chunks * model.chunk * scales.instruction,
-        "cells": consumers
-        * partition.cells
-        * _passes(problem)
-        * gpu_rates.operations_per_element(problem, 1.0)
-        * model.operation
-        * scales.instruction,
+        + partition.warpgroup_chunks * chunk_ns * scales.instruction,
+        "cells": _operations(partition) * operation_ns * scales.instruction,
         "exchange": fetch_ns * scales.grid,
         "shared_matrix": shared_chunks * consumers * model.shared_chunk * scales.instruction,
         "reduce_split_k": exchanges * (split_k_ns + sum_ns),
     }
-    if partition.in_one_block:
-        terms_ns["prefetch"] = _waited_ns(partition, columns, of_gpu, sum(terms_ns.values()))
     return terms_ns
 
 
-def _waited_ns(partition: WarpgroupPartition, columns: Amount, of_gpu: Amount, computed_ns: Amount) -> Amount:
-    """Return what a step in one block waits for memory, which all blocks read and write at the bandwidth of a copy."""
-    problem, units = partition.problem, partition.row_tiles * partition.tile_units
-    written = (problem.cell.step_values + partition.operand_width) if partition.is_backward else 1
-    of_column = partition.row_tiles * partition.stage_bytes + units * written * problem.precision.storage_bytes
-    memory_ns = columns * of_column * of_gpu * problem.gpu.sm_count / problem.gpu.bandwidth_bytes_per_s * 1e9
-    if partition.stage_steps > 1:
-        return maximum(memory_ns - computed_ns, 0.0)
-    return SHARE_WAITED * memory_ns
+def _operations(partition: WarpgroupPartition) -> Amount:
+    """Return the instructions of a lane's cells in a step."""
+    return partition.cells * _passes(partition.problem) * gpu_rates.operations_per_element(partition.problem, 1.0)
+
+
+def _overlapped_ns(
+    partition: WarpgroupPartition, column_groups: Amount, blocks_of_sm: Amount, terms_ns: Mapping[str, Amount]
+) -> Amount:
+    """Return what the warpgroups of all blocks of an SM add to a step of one of them, where a head is in one block."""
+    warpgroups = partition.row_tiles * partition.split_k_warpgroups * column_groups
+    share = BLOCK_MODELS[partition.problem.kernel_pass].issue
+    computed_ns = sum(terms_ns.values())
+    issued_ns = terms_ns["products"] + terms_ns["shared_matrix"] + warpgroups * share * terms_ns["cells"]
+    together_ns: Amount = (computed_ns**BLOCK_NORM + (blocks_of_sm * issued_ns) ** BLOCK_NORM) ** (1 / BLOCK_NORM)
+    return together_ns - computed_ns
 
 
 def _streamed_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: Amount) -> Amount:
@@ -221,8 +264,8 @@ def _streamed_ns(partition: WarpgroupPartition, column_groups: Amount, of_gpu: A
     product_ns = _thousands(partition, columns) * model.product * scales.product
     if partition.mma_sync:
         product_ns = _by_warps_ns(partition, columns)
-    operations = gpu_rates.operations_per_element(problem, 1.0) * where(column_groups == 1, 1.0, 0.5)
-    cells_ns = tiles * partition.cells * _passes(problem) * operations * model.operation * scales.instruction
+    overlapped = where(column_groups == 1, 1.0, 0.5)
+    cells_ns = tiles * _operations(partition) * overlapped * model.operation * scales.instruction
     sums_ns = _partials(partition) * column_groups * model.partial * scales.grid
     exchanges = len(problem.cell.round_products)
     return exchanges * (model.step * scales.grid + sums_ns) + maximum(product_ns, stream_ns) + cells_ns

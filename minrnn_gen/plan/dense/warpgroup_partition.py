@@ -168,6 +168,14 @@ class WarpgroupPartition(WarpgroupTiling):
         return self.tile_units * (storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes)
 
     @property
+    def moved_bytes(self) -> float:
+        """Bytes that the blocks of a group of columns read from memory and write to it in a step."""
+        cell, precision = self.problem.cell, self.problem.precision
+        written = cell.step_values + self.operand_width if self.is_backward else 1
+        of_unit = self.stage_bytes / self.tile_units + written * precision.storage_bytes
+        return self.batch_tile * self.problem.head_dim * of_unit
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of a chunk of an operand."""
         return self.batch_tile * SWIZZLED_ROW_BYTES
