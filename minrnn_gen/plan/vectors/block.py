@@ -18,6 +18,8 @@ REGISTERS_OF_REPLAY, REGISTERS_OF_LOAD = 8, 3
 REGISTERS_FIXED = {"forward": 48, "backward": 72, "step": 28}
 # More of a backward in parts of time: with less, candidates are taken for feasible of which the compiler spills.
 REGISTERS_IN_PARTS = 52
+# More than estimated, where what steps at once read is not counted: of every forward, and where one lane prepares all steps.
+REGISTERS_COMPILED, REGISTERS_OF_ONE_LANE = 21, 39
 # Values that one step needs at once in addition to those that it has of each array, as of the diagonal cells.
 TEMPORARIES_MAX = 16
 SHARED_ALIGNMENT, RESET_BYTES, BANKS_BYTES = 16, 4, 128
@@ -193,6 +195,15 @@ class Block:
             of_value -= wide_states
         temporaries = min(cell.operation_count // 4, TEMPORARIES_MAX)
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
+
+    def registers_compiled(self) -> int:
+        """Return how many a forward takes, within 10 of 120 compiled kernels of selective scans (root mean square).
+
+        The estimate has what all steps at once read of S.*, which the compiler loads one step after the other, and is 17 off.
+        """
+        of_others = (self.steps_at_once - 1) * len(self.problem.cell.shared) * self.values * self.problem.registers_per_value
+        more = REGISTERS_COMPILED + (REGISTERS_OF_ONE_LANE if self.lanes == 1 else 0)
+        return self.registers() - of_others + more
 
     def partition(self) -> dict[str, int]:
         """Derived numbers that the templates need in addition to the variables."""

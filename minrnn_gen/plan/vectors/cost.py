@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import LINE_BYTES, SECTOR_BYTES
-from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
-from minrnn_gen.plan.occupancy import shared_bytes_allocated
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
+from minrnn_gen.plan.occupancy import blocks_per_sm, shared_bytes_allocated
 from minrnn_gen.plan.problem import Problem
 from minrnn_gen.plan.solver import Resources
 from minrnn_gen.plan.vectors.block import Block
@@ -19,8 +19,8 @@ from minrnn_gen.plan.vectors.block import Block
 CYCLES_PER_OPERATION, CYCLES_PER_TRANSCENDENTAL, CYCLES_PER_SHUFFLE, CYCLES_PER_SHARED = 4.0, 24.0, 25.0, 30.0
 # Latency of operations on a lane's values, which are independent: fitted to selective scans on an H200, as is the share of
 # issue slots that their warps fill, two on each scheduler.
-CYCLES_PER_WIDE_OPERATION = {"forward": 4.0, "backward": 1.2, "step": 4.0}
-ISSUE_SHARE = {"forward": 0.84, "backward": 0.67}
+CYCLES_PER_WIDE_OPERATION = {"forward": 5.7, "backward": 1.2, "step": 4.0}
+ISSUE_SHARE = {"forward": 1.0, "backward": 0.67}
 # Fewer warps fill fewer, more of them a little more: fitted to n of 32, 64 and 128.
 WARPS_OF_SHARE, FEWER_WARPS_POWER, MORE_WARPS, MORE_WARPS_POWER = 2.0, 0.75, 2.0, 0.25
 # Of operations on n values products and sums are fused, and exponentials are powers of 2: counted in the machine code of
@@ -29,11 +29,11 @@ INSTRUCTIONS_PER_WIDE_OPERATION = 0.7
 # Per step: its loop, and per value moved through shared memory its address and access.
 INSTRUCTIONS_PER_STEP, INSTRUCTIONS_PER_ACCESS = 8.0, 3.0
 # Around a tile: what every thread does, and what it does for each vector of an array and for each value of S.* that it moves.
-INSTRUCTIONS_PER_TILE = {"forward": 300.0, "backward": 400.0}
+INSTRUCTIONS_PER_TILE = {"forward": 530.0, "backward": 400.0}
 INSTRUCTIONS_PER_VECTOR, INSTRUCTIONS_PER_SHARED_VALUE = 8.0, 20.0
 # At the barrier of a tile a block waits for its slowest warp, the longer the more there are; other blocks of the SM go on. Each
 # warp of a backward waits for the states at its begin, from memory.
-CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 400.0, "backward": 900.0}, 800.0
+CYCLES_PER_TILE, CYCLES_PER_CHECKPOINT = {"forward": 740.0, "backward": 900.0}, 800.0
 WARPS_AT_BARRIER = 4
 # Around steps at once: reads of prepared values, the first exponential after them, and the sums of the steps before.
 CYCLES_PER_STEPS_AT_ONCE = 180.0
@@ -56,10 +56,13 @@ INSTRUCTION_NS = 1.6
 # addresses and stores, counted in the machine code of selective scans of 64 x 64 x 128 next to 107 of a step.
 STEPS_OF_DRAFT, INSTRUCTIONS_AROUND_DRAFT = 6, 550.0
 # The share of a step's instructions and functions that the end of a part adds: no sums and no y.
-ENDS_SHARE = {"forward": 0.72, "backward": 0.3}
+ENDS_SHARE = {"forward": 0.73, "backward": 0.3}
 # Time in parts, which begins when all else has ended: memory is made ready or a kernel launched; and for each part that another
-# waits for, the values that its blocks have written go through L2. Fitted to drawn problems on an H100.
-CYCLES_OF_PARTS, CYCLES_PER_PART = 1000.0, 2200.0
+# waits for, the values that its blocks have written go through L2. Other blocks of a forward compute meanwhile, if there are
+# any left. Fitted to drawn problems on an H100.
+CYCLES_OF_PARTS, CYCLES_PER_PART = 1000.0, {"forward": 1520.0, "backward": 2200.0}
+# What L2 gives to parts that read the maps of those before, so many times as much as memory.
+L2_FACTOR_OF_MAPS = 1.4
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,30 @@ def _sums_bytes(problem: Problem, block: Block) -> Amount:
     return block.blocks_per_sequence * of_block
 
 
+def _blocks_per_sm(problem: Problem, block: Block, held: Resources) -> int:
+    """Return how many blocks an SM holds: those planned for, or more where the compiler needs fewer registers than estimated."""
+    if problem.kernel_pass == "backward":
+        return held.blocks_per_sm
+    registers = min(block.registers_compiled(), problem.gpu.registers_per_thread_max)
+    return max(held.blocks_per_sm, blocks_per_sm(problem.gpu, block.threads, registers, held.shared_bytes))
+
+
+def _parts_us(problem: Problem, block: Block, is_alone: Amount) -> Amount:
+    """Return what parts of time add to the rest; `is_alone`: whether all blocks are resident, so that none computes meanwhile."""
+    if block.time_parts == 1:
+        return 0.0
+    gpu, kernel_pass = problem.gpu, problem.kernel_pass
+    waiting = CYCLES_PER_PART[kernel_pass] * block.time_parts
+    if kernel_pass == "backward":
+        return (CYCLES_OF_PARTS + waiting) / (gpu.sm_clock_hz / 1e6)
+    # Each part reads a map, a product and an end, for every state of each part before it.
+    reads = block.time_parts * (block.time_parts - 1) / 2
+    of_part = problem.batch * block.blocks_per_sequence * block.threads * block.state_rows
+    maps_bytes = reads * of_part * 2 * problem.precision.arithmetic_bytes
+    reading_us = maps_bytes / (L2_FACTOR_OF_MAPS * gpu.bandwidth_bytes_per_s) * 1e6
+    return where(is_alone, waiting, 0.0) / (gpu.sm_clock_hz / 1e6) + reading_us
+
+
 def _state_bytes(problem: Problem) -> Amount:
     states = problem.batch * problem.hidden_size * problem.state_size * len(problem.cell.vector_states)
     return states * problem.state_value_bytes
@@ -189,10 +216,11 @@ def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
         )
     warps = block.threads / limits.WARP_LANES
     of_busiest_sm = ceil(blocks / gpu.sm_count)
-    rounds = ceil(of_busiest_sm / held.blocks_per_sm)
+    most = _blocks_per_sm(problem, block, held)
+    rounds = ceil(of_busiest_sm / most)
     warp_steps = of_busiest_sm * warps * time
     special = warp_steps * step.functions * limits.WARP_LANES
-    together = maximum(1.0, minimum(held.blocks_per_sm, of_busiest_sm))
+    together = maximum(1.0, minimum(most, of_busiest_sm))
     # What a block has under way is a tile; the memory's latency passes while another is computed.
     in_flight = len(cell.gates) * block.tile_steps * block.channels * problem.precision.storage_bytes
     carved_out = ceil(together * shared_bytes_allocated(gpu, held.shared_bytes) / CARVEOUT_BYTES) * CARVEOUT_BYTES
@@ -207,17 +235,17 @@ def _walk_us(problem: Problem, block: Block, held: Resources) -> Mapping[str, Am
         traffic = traffic + 2 * _state_bytes(problem) * problem.time / block.tile_steps
     if block.time_parts > 1:
         traffic = traffic + problem.element_count * len(cell.gates) * problem.precision.storage_bytes
-    parts_us: Amount = (CYCLES_OF_PARTS + CYCLES_PER_PART * block.time_parts) / cycles_per_us if block.time_parts > 1 else 0.0
+    parts_us = _parts_us(problem, block, of_busiest_sm <= most)
     if problem.kernel_pass == "backward":
         # Gradients of S.* of every block are added up by another launch.
         parts_us = parts_us + _sums_bytes(problem, block) / gpu.bandwidth_bytes_per_s * 1e6
     # Blocks left over after all others run with fewer, and take longer than their part.
-    left = of_busiest_sm - (rounds - 1) * held.blocks_per_sm
+    left = of_busiest_sm - (rounds - 1) * most
     filled = ISSUE_SHARE[problem.kernel_pass] * gpu.partitions_per_sm
-    of_rounds = (rounds - 1) * held.blocks_per_sm / _share_of_warps(held.blocks_per_sm * warps / gpu.partitions_per_sm)
+    of_rounds = (rounds - 1) * most / _share_of_warps(most * warps / gpu.partitions_per_sm)
     of_rounds = of_rounds + left / _share_of_warps(left * warps / gpu.partitions_per_sm)
     issued = of_rounds * warps * time * step.instructions / filled
-    resident = held.blocks_per_sm * in_flight
+    resident = most * in_flight
     starved = max(1.0, gpu.bytes_in_flight_per_sm / resident)
     return {
         "memory": traffic / gpu.bandwidth_bytes_per_s * starved * 1e6,
