@@ -30,22 +30,22 @@ REGISTERS_PER_TILE_STATE = 5
 # special functions but their own time: what prepares their arguments did not show.
 INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
 INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for
-INSTRUCTIONS_PER_CLUSTER_BLOCK = 9.65  # a block's aggregate sent, received and applied
+INSTRUCTIONS_PER_CLUSTER_BLOCK = 12.0  # a block's aggregate sent, received and applied
 INSTRUCTIONS_PER_FOLD = 6.12  # one warp's aggregate read and applied
-INSTRUCTIONS_PER_ROUND = {"forward": 100.0, "backward": 346.0}  # of a cluster, besides
+INSTRUCTIONS_PER_ROUND = {"forward": 67.0, "backward": 370.0}  # of a cluster, besides
 PARTITIONS = 4
-CYCLES_PER_INSTRUCTION = 3.4  # of one warp, and of each that shares a partition's scheduler with it
+# Of one warp. Those that share a partition's scheduler fill each other's waits: a tile takes longer by a power of their number.
+CYCLES_PER_INSTRUCTION, WARPS_POWER = 3.3, 0.5
 SHARED_WAVE_BYTES = 128  # 32 banks of 4 bytes (CUDA C++ Programming Guide, shared memory of compute capability 5.x and on)
 # A tile state published and read through L2, and the wait for the slowest of the tiles before it.
 CYCLES_PER_HANDOVER = 7550.0
-# What follows was fitted to problems drawn on an H100, too. The blocks of an SM exchange one after the other with the rest of
-# their clusters: rg_lru 55 x 2,284 x 160 takes 265 us backward with tiles of one warp and 170 with tiles of four, however many
-# blocks a cluster has.
-CYCLES_PER_CLUSTER_TILE = 80.0
-# The kernel's text is read from memory where the first tile needs it, several instructions for each operation.
-TEXT_NS_PER_OPERATION = 15.0
+# What follows was fitted to problems drawn on an H100, too. The blocks of an SM exchange one after the other: rg_lru 55 x 2,284
+# x 160 takes 265 us backward with tiles of one warp and 170 with tiles of four, however many blocks a cluster has.
+CYCLES_PER_CLUSTER_TILE = 68.0
+TEXT_NS_PER_OPERATION = 15.0  # several instructions, read from memory where the first tile needs them
 # For each doubling of the bytes in flight, where blocks read rows of one burst, without a cluster that keeps them together.
 NARROW_EXCESS_SHARE = 0.15
+CLUSTER_EXCESS_SHARE = {"forward": 0.0, "backward": -0.08}  # blocks of a cluster read rows next to each other
 # Of the time of a tile, until its stage is free for the next copy: the forward reads first, the backward passes over it twice.
 BUSY_SHARE_OF_TILE = {"forward": 0.082, "backward": 0.203}
 MEMORY = cost.MemoryModel(
@@ -310,12 +310,13 @@ def _shape(problem: Problem, candidate: Candidate) -> _Shape:
         + (INSTRUCTIONS_PER_ROUND[problem.kernel_pass] if cluster_blocks > 1 else 0)
         + (time_warps * INSTRUCTIONS_PER_FOLD if time_warps > 1 else 0)
     )
-    latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS)
+    latency_cycles = instructions * CYCLES_PER_INSTRUCTION * max(1.0, time_warps / PARTITIONS) ** WARPS_POWER
     at_once = cluster_blocks * clusters_at_once(problem.gpu, cluster_blocks, block.blocks_per_sm)
     ahead = stages - BUSY_SHARE_OF_TILE[problem.kernel_pass]
     in_flight_bytes = int(block.shared_map["stages"] * ahead / stages)
     row_bytes = block.channels_per_block * problem.precision.storage_bytes
-    excess_share = NARROW_EXCESS_SHARE * cost.BURST_BYTES / row_bytes if cluster_blocks == 1 else 0.0
+    of_cluster, narrow = CLUSTER_EXCESS_SHARE[problem.kernel_pass], NARROW_EXCESS_SHARE * cost.BURST_BYTES / row_bytes
+    excess_share = of_cluster if cluster_blocks > 1 else narrow
     return _Shape(
         columns_per_sequence=-(-problem.hidden_size // block.channels_per_block),
         cluster_blocks=cluster_blocks,
