@@ -175,7 +175,7 @@ def _sums_bytes(problem: Problem, block: Block) -> Amount:
 
 
 def _blocks_per_sm(problem: Problem, block: Block, held: Resources) -> int:
-    """Return how many blocks an SM holds: those planned for, or more where the compiler needs fewer registers than estimated."""
+    """Return how many blocks an SM holds: those planned for, or more where the compiler needs fewer registers."""
     if problem.kernel_pass == "backward":
         return held.blocks_per_sm
     registers = min(block.registers_compiled(), problem.gpu.registers_per_thread_max)
@@ -183,7 +183,7 @@ def _blocks_per_sm(problem: Problem, block: Block, held: Resources) -> int:
 
 
 def _parts_us(problem: Problem, block: Block, is_alone: Amount) -> Amount:
-    """Return what parts of time add to the rest; `is_alone`: whether all blocks are resident, so that none computes meanwhile."""
+    """Return what parts of time add to the rest; `is_alone`: all blocks are resident, so that none computes meanwhile."""
     if block.time_parts == 1:
         return 0.0
     gpu, kernel_pass = problem.gpu, problem.kernel_pass
