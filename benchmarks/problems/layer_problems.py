@@ -27,7 +27,9 @@ TRAINING: tuple[Task, ...] = ("forward", "forward + backward")
 Kind = tuple[PrecisionName, bool]
 AT_DEFAULTS: tuple[Kind, ...] = (("fp32", False), ("bf16", True), ("fp16", True))
 WEIGHTS: tuple[Kind, ...] = (("bf16", False), ("fp16", False))
-_QUICK_KINDS: tuple[Kind, ...] = (("fp32", False), ("bf16", True))
+# Of tables with many shapes: training as most programs do it, and decoding with weights as they are stored.
+_TRAINED: tuple[Kind, ...] = (("fp32", False), ("bf16", True))
+_SERVED: tuple[Kind, ...] = (("fp32", False), *WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,10 @@ def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
             *_problems("headline", SWAPPED_IN_16_BITS, WEIGHTS),
         ),
         "weights": lambda: _problems("weights", SWAPPED, WEIGHTS),
-        "spread": lambda: _problems("spread", spread(), (*AT_DEFAULTS, *WEIGHTS)),
+        "spread": lambda: _problems("spread", spread(), _TRAINED),
         "sizes": lambda: _problems("sizes", sizes(), AT_DEFAULTS),
-        "token": lambda: _problems("token", _decoded(), (*AT_DEFAULTS, *WEIGHTS), ("forward",)),
-        "scans": lambda: _problems("scans", _SCANS, (*AT_DEFAULTS, *WEIGHTS)),
+        "token": lambda: _problems("token", _decoded(), _SERVED, ("forward",)),
+        "scans": lambda: _problems("scans", _SCANS, _TRAINED),
     }
     quick_shapes: dict[TableName, Shape] = {
         "token": Shape("lstm", 1, 1, 64, 64, is_cell=True),
@@ -110,7 +112,7 @@ def problems_of(table: TableName, quick: bool = False) -> tuple[Problem, ...]:
         return problems[table]()
     shape = quick_shapes.get(table, Shape("lstm", 16, 64, 64, 64, 2))
     tasks: tuple[Task, ...] = ("forward",) if table == "token" else TRAINING
-    return _problems(table, (shape,), WEIGHTS[:1] if table == "weights" else _QUICK_KINDS, tasks)
+    return _problems(table, (shape,), WEIGHTS[:1] if table == "weights" else _TRAINED, tasks)
 
 
 def spread() -> tuple[Shape, ...]:

@@ -18,8 +18,8 @@ BACKWARD_REGISTERS_FIXED = 24
 # Of the values of one step, those that are needed at once: about a quarter of its operations, in a long one fewer.
 TEMPORARIES_MAX = 16
 
-# Of a result that the next instruction waits for (arXiv 1804.06826), and, as fitted, of a special function with what prepares its
-# argument. How much of a step is such a chain is not known here: all of it is assumed to be.
+# Of a result that the next instruction waits for (arXiv 1804.06826), and, as fitted, of a special function with what prepares
+# its argument. How much of a step is such a chain is not known here: all of it is assumed to be.
 CYCLES_PER_OPERATION = 4.0
 CYCLES_PER_TRANSCENDENTAL = 16.0
 # In fp64 functions are long programs: 716 cycles of a step with four of their results and 11 operations, on an H200.

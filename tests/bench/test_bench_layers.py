@@ -71,15 +71,14 @@ def test_the_headline_is_the_twelve_layers_that_people_replace() -> None:
     assert {p.task for p in problems("headline")} == {"forward", "forward + backward"}
 
 
-def test_every_layer_has_every_kind_and_the_spread_reaches_its_ends() -> None:
-    for table in ("spread", "scans", "token"):
+def test_every_layer_has_its_kinds_and_the_spread_reaches_its_ends() -> None:
+    trained, served = {"fp32", "bf16 autocast"}, {"fp32", "bf16 weights", "fp16 weights"}
+    for table, kinds in (("spread", trained), ("scans", trained), ("token", served)):
         by_layer: dict[Problem, set[str]] = {}
         for problem in problems(table):
             bare = problem.model_copy(update={"precision": "fp32", "autocast": False, "task": "forward", "mark": None})
             by_layer.setdefault(bare, set()).add(problem.arithmetic)
-        assert {frozenset(kinds) for kinds in by_layer.values()} == {
-            frozenset({"fp32", "bf16 autocast", "fp16 autocast", "bf16 weights", "fp16 weights"})
-        }
+        assert all(of_layer == kinds for of_layer in by_layer.values())
     spread = problems("spread")
     for name, least, most in (("batch", 1, 4096), ("time", 1, 4096), ("channels", 64, 2048), ("layers", 1, 4)):
         values = {getattr(problem, name) for problem in spread}
@@ -322,7 +321,7 @@ def test_the_spread_is_drawn_over_each_size_beside_the_best_of_torch() -> None:
         ("time steps", (1, 64, 256, 4096)),
         ("units", (64, 256, 1024, 2048)),
     }
-    assert len({panel.title for panel in panels}) == len(panels) == 15
+    assert len({panel.title for panel in panels}) == len(panels) == 6
     for panel in panels:
         assert [(curve.name, set(curve.values)) for curve in panel.curves] == [
             (OURS, {1.0}),
