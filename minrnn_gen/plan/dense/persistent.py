@@ -45,7 +45,7 @@ REGISTERS_BELOW_ESTIMATE, REGISTERS_BELOW_FORWARD, REGISTERS_BELOW_FORWARD_PER_C
 # registers are taken, some for each cell too.
 REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER, BACKWARD_REGISTERS_OF_GATHER_PER_CELL = 20, 14, 8
 # By so much an estimate of these may exceed the limits where shared memory has a part of R and a head a power of two of units:
-# the six first picks that need it take 245 to 255 registers, without spills. With other heads half of them spill.
+# the six first picks that need it take 245 to 255 registers, without spills. With other heads six of eight spill.
 REGISTERS_OF_GRID_OVER = 8
 # In tf32, where an operand has twice the words of one of 16 bits, and shared memory has a part of R: of each sequence.
 BACKWARD_REGISTERS_OF_WIDE_GATHER = 4
