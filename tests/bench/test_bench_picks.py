@@ -33,7 +33,7 @@ def test_differences_are_a_table_and_entries_of_the_list(command: Command, elman
     assert said.out.endswith("2 plans, 2 differ, 0 of them unsettled\n")
     entry = next(entry for entry in data["differences"] if "backward" in entry["kernel"])
     assert (entry["recorded"]["split_k_warps"], entry["picked"]["split_k_warps"]) == (2, 1)
-    assert entry["picked_ms"] == 0.757 and entry["reason"].endswith(".")
+    assert entry["picked_ms"] == 0.8472 and entry["reason"].endswith(".")
 
 
 def test_plans_of_a_gpu_without_a_profile_and_by_another_path_are_left_out(

@@ -50,9 +50,11 @@ class StepModel:
 # multiplications that wait for them. Fitted to 58 forwards of gru_reset_before on an H200 (docs/lab-notes.md).
 ROUND_NS, ROUND_OF_BLOCK_NS, ROUND_LOOP_NS = 140.0, 80.0, 30.0
 
-# Of a tile of the operand in tf32x3: its values split in two, by every warp. And, for each warp of a partition, of tiles with
-# two products, whose sums change lanes; and of what a warp of a further block issues besides its products and cells.
-TF32X3_OPERAND_NS, TWO_PRODUCTS_NS, FURTHER_WARP_NS = 14.0, 20.0, 30.0
+# Of a tile of the operand in tf32x3: its values split in two, by every warp. And of tiles with two products, whose sums change
+# lanes, in all warps at once; and of what a warp of a further block issues besides its products and cells.
+TF32X3_OPERAND_NS, TWO_PRODUCTS_NS, FURTHER_WARP_NS = 14.0, 35.0, 30.0
+# Of the warps that the fullest partition of an SM has beyond the mean, in a forward.
+UNEVEN_WARPS = 0.5
 # Of a reduce-scatter by several warps of the same rows: those that hand on a cell wait for each other.
 REDUCE_SCATTER_WARPS_NS = 110.0
 
@@ -70,7 +72,10 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
 
     def of_warps(warps: int, ns: float, further_ns: float) -> Amount:
         """Return the time of what the warps of a block do at once, and of what those of other blocks add to it."""
-        of_partition = -(-warps // gpu.partitions_per_sm)
+        of_partition: float = -(-warps // gpu.partitions_per_sm)
+        if not partition.is_backward:
+            mean = max(1.0, warps / gpu.partitions_per_sm)
+            of_partition = mean + UNEVEN_WARPS * (of_partition - mean)
         further = maximum(warps * blocks_of_busiest_sm / gpu.partitions_per_sm - of_partition, 0.0)
         return of_partition * ns + model.other_blocks * further * (ns + further_ns)
 
@@ -80,13 +85,14 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
         tile_ns += TF32X3_OPERAND_NS * scales.instruction
     product_ns = tile_ns * partition.tiles_per_warp + partition.tile_rows * tiling.row_cycles / cycles_per_ns
     product_ns += partition.diagonal.tiles * row_tile_ns
-    product_ns += (partition.products_per_tile > 1) * TWO_PRODUCTS_NS * scales.instruction
     cell_ns = gpu_rates.operations_per_element(problem, 1.0) * model.operation * scales.instruction
     cell_ns += problem.cell.transcendental_count * model.transcendental * scales.transcendental
     cells_ns = cell_ns * (1 + (partition.cells - 1) * model.further_cell)
     step_ns = model.step * scales.instruction
     if partition.uses_reduce_scatter and partition.split_k_warps > 1:
         step_ns += REDUCE_SCATTER_WARPS_NS * scales.instruction
+    if partition.products_per_tile > 1:
+        step_ns += TWO_PRODUCTS_NS * scales.instruction
     matrix_ns = matrix_bytes / SHARED_BYTES_PER_CYCLE / cycles_per_ns
     warps_ns = model.split_k_sum + partition.split_k_warps * model.split_k_warp
     summed_ns = partition.partial_bytes / 1000 * model.summed * (1 + further_blocks)
