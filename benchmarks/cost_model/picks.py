@@ -25,6 +25,8 @@ from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelPass, Problem, Sizes
 from minrnn_gen.plan.size_classes import SizedKernel, predicted_us
 from minrnn_gen.run.target import target_of
+from minrnn_gen.tune.history import read_results
+from minrnn_gen.tune.results import Result
 
 FOLDER = Path(__file__).resolve().parents[1]
 CANDIDATES = ("candidates_h200", "dense_candidates_h200", "vector_candidates_h200")
@@ -188,7 +190,7 @@ def published_plans() -> list[RecordedPlan]:
 
 
 def recorded_plans(record: Record) -> Iterator[RecordedPlan]:
-    """Yield the plans that the cost model picked in a record, one for each kernel and plan."""
+    """Yield the plans that the cost model picked in a record, one for each kernel and plan, but none of shipped results."""
     gpu = next((name for name in profile_names() if record.gpu in load_profile(name).device_names), None)
     plans: dict[tuple[str, str], RecordedPlan] = {}
     for row in record.rows:
@@ -198,12 +200,30 @@ def recorded_plans(record: Record) -> Iterator[RecordedPlan]:
         layout = row.contender if row.contender in ("BTD", "BDT") else "BTD"
         for kernel_pass, plan in plans_of(row):
             kernel = PlannedKernel(row.problem, layout, kernel_pass, gpu)
+            if _is_tuned(kernel, plan):
+                continue
             ms = row.ms if row.problem.task == kernel_pass else None
             recorded = RecordedPlan(kernel, as_recorded(plan), ms)
             key = kernel.label, json.dumps(recorded.plan)
             if key not in plans or (plans[key].ms is None and ms is not None):
                 plans[key] = recorded
     yield from plans.values()
+
+
+def _is_tuned(kernel: PlannedKernel, plan: Plan) -> bool:
+    """Say whether a shipped result picks this plan for the kernels of this spec and pass."""
+    problem = kernel.problem
+    spec = problem.model, problem.precision, problem.channels, kernel.layout, kernel.kernel_pass
+    return any(
+        (of.cell, of.precision, of.hidden_size, of.layout, of.kernel_pass) == spec and result.variables == plan
+        for result in _shipped_results(kernel.gpu)
+        for of in (result.setting,)
+    )
+
+
+@functools.cache
+def _shipped_results(gpu: str) -> tuple[Result, ...]:
+    return tuple(read_results(FOLDER.parent / "gpu_profiles" / "tuned" / f"{gpu}.jsonl"))
 
 
 def as_recorded(plan: Plan) -> dict[str, int]:
