@@ -15,7 +15,7 @@ from benchmarks.suites import CALLS, JAX, LAYERS, RECURRENT, SCAN, SUITES
 from minrnn_gen.errors import BadInput, nearest_name
 
 LAYER_SIZES, LARGE, SELECTIVE = f"{LAYERS.command} sizes", f"{RECURRENT.command} large", f"{SCAN.command} selective"
-DENSE_AGAIN, SCAN_AGAIN = f"{RECURRENT.command} again", f"{SCAN.command} again"
+DENSE_AGAIN, LAYERS_SPREAD = f"{RECURRENT.command} again", f"{LAYERS.command} spread"
 # {command, and its table where that has a record of its own: path from the top of the checkout}; what was not measured yet has
 # no file there.
 PUBLISHED_RECORDS = {
@@ -28,15 +28,16 @@ PUBLISHED_RECORDS = {
     SELECTIVE: "benchmarks/results/selective_h200.json",
     LARGE: "benchmarks/results/recurrent_large_h200.json",
     LAYER_SIZES: "benchmarks/results/layer_sizes_h200.json",
-    # Later kernels, on another GPU.
+    # Later, on another GPU.
     DENSE_AGAIN: "benchmarks/results/recurrent_h100.json",
+    LAYERS_SPREAD: "benchmarks/results/layers_h100.json",
 }
-PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg", LAYERS.command: "docs/layers.svg"}
+PLOTS = {SCAN.command: "docs/scans.svg", RECURRENT.command: "docs/recurrent.svg", LAYERS_SPREAD: "docs/layers.svg"}
 PAGES = ("docs/performance.md", "docs/torch.md", "docs/jax.md")
 _DRAWN = {
     SCAN.command: "Scans and layers over the length of the sequence",
     RECURRENT.command: "Dense cells over head_dim and over batch",
-    LAYERS.command: "Layers beside torch's over batch, time and units",
+    LAYERS_SPREAD: "Layers beside torch's over batch, time and units",
 }
 
 Records = Mapping[str, Record | None]
@@ -107,7 +108,10 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{name: (SCAN.command, text) for name, text in _sections(SCAN.command).items()},
     **{f"{RECURRENT.command} {name}": (RECURRENT.command, text) for name, text in _sections(RECURRENT.command).items()},
     **{f"{CALLS.command} {name}": (CALLS.command, text) for name, text in _sections(CALLS.command).items()},
-    **{f"{LAYERS.command} {name}": (LAYERS.command, text) for name, text in _sections(LAYERS.command).items()},
+    **{
+        f"{LAYERS.command} {name}": (LAYERS.command, _sections(LAYERS.command)[name])
+        for name in ("provenance", "method", "headline", "weights")
+    },
     **{f"{JAX.command} {name}": (JAX.command, text) for name, text in _sections(JAX.command).items()},
     SELECTIVE: (SELECTIVE, _sections(SCAN.command)["selective"]),
     f"{SELECTIVE} provenance": (SELECTIVE, _sections(SCAN.command)["provenance"]),
@@ -116,4 +120,8 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Record | None], str]]] = {
     **{f"{DENSE_AGAIN} {name}": (DENSE_AGAIN, _sections(RECURRENT.command)[name]) for name in ("provenance", "cells")},
     LAYER_SIZES: (LAYER_SIZES, _sections(LAYERS.command)["sizes"]),
     f"{LAYER_SIZES} provenance": (LAYER_SIZES, _sections(LAYERS.command)["provenance"]),
+    LAYERS_SPREAD: (LAYERS_SPREAD, _sections(LAYERS.command)["spread"]),
+    **{f"{LAYERS_SPREAD} {name}": (LAYERS_SPREAD, _sections(LAYERS.command)[name]) for name in ("token", "scans")},
+    f"{LAYERS_SPREAD} provenance": (LAYERS_SPREAD, _sections(LAYERS.command)["provenance"]),
+    f"{LAYERS_SPREAD} plot": (LAYERS_SPREAD, partial(_of_record, LAYERS.command, partial(_plot, LAYERS_SPREAD))),
 }

@@ -58,7 +58,7 @@ def main() -> None:
     page = ROOT / COST_PAGE
     page.write_text(filled_sections(page.read_text(encoding="utf-8"), COST_PAGE, sections_of_ranks()), encoding="utf-8")
     for command, record in records.items():
-        if panels_of(record):
+        if command in PLOTS and panels_of(record):
             (ROOT / PLOTS[command]).write_text(svg_of(record), encoding="utf-8")
 
 

@@ -306,7 +306,7 @@ def test_a_step_is_shown_in_microseconds_on_the_page() -> None:
     problem = problem_of(Shape("lstm", 1, 1, 512, 512, is_cell=True), table="token")
     record = Record(command="python -m benchmarks layers", gpu="none", versions={}, method={})
     record = record.with_rows(rows_of(problem, {OURS: 0.012, TORCH_NN: 0.048}))
-    text = filled("<!-- measured: layers token -->\n<!-- end of measured -->\n", {"layers": record}, "page.md")
+    text = filled("<!-- measured: layers spread token -->\n<!-- end of measured -->\n", {"layers spread": record}, "page.md")
     assert "| us: batch x time, inputs to units | minrnn-gen | torch.nn | of the best | goal |" in text
     assert "| lstm cell 1, 512 to 512, fp32 | 12.0 | 48.0 | 0.25 | 0.7 |" in text
 

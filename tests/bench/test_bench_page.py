@@ -24,6 +24,7 @@ RECORDS = {
     "recurrent_large_h200": "recurrent",
     "layers_h200": "layers",
     "layer_sizes_h200": "layers",
+    "layers_h100": "layers",
     "recurrent_h100": "recurrent",
     "calls_h200": "calls",
     "jax_h200": "jax",
