@@ -38,8 +38,8 @@ def timeline_of(plan: KernelPlan) -> Timeline:
     """Return the timeline of one step where the kernel goes step by step, else of a whole call."""
     terms = {name: us for name, us in plan.prediction.predicted_us.items() if us > 0}
     of_step = {name: terms[name] for name in ORDER_OF_STEP if name in terms}
-    # A scan has an exchange for each tile.
-    if of_step and plan.family == "dense":
+    # Kernels that go step by step multiply in each; a scan may have an exchange, of its tiles.
+    if "products" in of_step:
         per_us, unit = (1e3, "ns") if sum(of_step.values()) < LONG_STEP_US * plan.problem.time else (1.0, "us")
         spans = _spans({name: us * per_us / plan.problem.time for name, us in of_step.items()})
         words = f"Predicted, one thing after the other; the {plan.problem.time:,} steps of a call follow each other."
