@@ -1,4 +1,4 @@
-"""Recurrent layers of agents, many short sequences with resets, in milliseconds: `python -m benchmarks.agents [--compile]`.
+"""Recurrent layers of agents, many short sequences with resets, in milliseconds: `python -m benchmarks.agents`.
 
 A row is a layer: sequences x steps, inputs -> units, without gradients and as a training step (forward, gradients of input and
 parameters), by events with a cold L2. Beside ours, with and without resets of one step in a hundred, are cuDNN without resets
@@ -7,7 +7,8 @@ that ours with resets takes. Errors are those of y against float64, for the firs
 the PPO update of CleanRL's `ppo_atari_lstm.py` at its sizes, with the loop over steps and with one call, by the host's clock.
 
 All kernels are compiled first, in as many processes as there are cores: TorchRL's have some dozen candidates each, which would
-take minutes one by one. `--compile` compiles them and stops.
+take minutes one by one. `--compile` compiles them and stops. `LSTM` or `GRU` leaves out the layers of the other kind, and the
+update.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -101,12 +102,12 @@ def _compile_theirs(layer: Layer, part: int) -> None:
     _by_triton(layer.kind, theirs, marks)(x).sum().backward()
 
 
-def compile_ahead() -> None:
+def compile_ahead(layers: Sequence[Layer]) -> None:
     """Compile the kernels of all rows, concurrently; a failure is reported where the row is measured."""
-    processes = min(len(os.sched_getaffinity(0)), len(LAYERS) * PARTS)
+    processes = min(len(os.sched_getaffinity(0)), len(layers) * PARTS)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         futures: list[Future[None]] = [pool.submit(measure_update, False)]
-        for layer in LAYERS:
+        for layer in layers:
             futures.append(pool.submit(_compile_ours, layer))
             if layer.with_torchrl:
                 futures += (pool.submit(_compile_theirs, layer, part) for part in range(PARTS))
@@ -257,8 +258,11 @@ def measure_update(is_timed: bool = True) -> None:
 
 if __name__ == "__main__":
     _allow_tf32()
-    compile_ahead()
+    kinds = {word for word in sys.argv[1:] if word != "--compile"}
+    asked = [layer for layer in LAYERS if not kinds or layer.kind in kinds]
+    compile_ahead(asked)
     if "--compile" not in sys.argv:
-        measure_update()
-        for layer in LAYERS:
+        if not kinds:
+            measure_update()
+        for layer in asked:
             measure(layer)
