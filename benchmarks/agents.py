@@ -7,12 +7,12 @@ that ours with resets takes. Errors are those of y against float64, for the firs
 the PPO update of CleanRL's `ppo_atari_lstm.py` at its sizes, with the loop over steps and with one call, by the host's clock.
 
 All kernels are compiled first, in as many processes as there are cores: TorchRL's have some dozen candidates each, which would
-take minutes one by one. `--compile` compiles them and stops. `LSTM` or `GRU` leaves out the layers of the other kind, and the
-update.
+take minutes one by one. `--compile` compiles them and stops; `--only GRU` leaves out all else.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import multiprocessing
 import os
@@ -102,11 +102,11 @@ def _compile_theirs(layer: Layer, part: int) -> None:
     _by_triton(layer.kind, theirs, marks)(x).sum().backward()
 
 
-def compile_ahead(layers: Sequence[Layer]) -> None:
+def compile_ahead(layers: Sequence[Layer], with_update: bool) -> None:
     """Compile the kernels of all rows, concurrently; a failure is reported where the row is measured."""
     processes = min(len(os.sched_getaffinity(0)), len(layers) * PARTS)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        futures: list[Future[None]] = [pool.submit(measure_update, False)]
+        futures: list[Future[None]] = [pool.submit(measure_update, False)] if with_update else []
         for layer in layers:
             futures.append(pool.submit(_compile_ours, layer))
             if layer.with_torchrl:
@@ -258,11 +258,16 @@ def measure_update(is_timed: bool = True) -> None:
 
 if __name__ == "__main__":
     _allow_tf32()
-    kinds = {word for word in sys.argv[1:] if word != "--compile"}
-    asked = [layer for layer in LAYERS if not kinds or layer.kind in kinds]
-    compile_ahead(asked)
-    if "--compile" not in sys.argv:
-        if not kinds:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agents")
+    parser.add_argument("--compile", action="store_true", help="compile all kernels and stop")
+    parser.add_argument(
+        "--only", choices=sorted({layer.kind for layer in LAYERS}), help="layers of this kind, without the update"
+    )
+    options = parser.parse_args()
+    asked = [layer for layer in LAYERS if options.only in (None, layer.kind)]
+    compile_ahead(asked, with_update=options.only is None)
+    if not options.compile:
+        if options.only is None:
             measure_update()
         for layer in asked:
             measure(layer)

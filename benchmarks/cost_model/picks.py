@@ -25,7 +25,7 @@ from minrnn_gen.plan.kernel_plan import total_us
 from minrnn_gen.plan.problem import KernelPass, Problem, Sizes
 from minrnn_gen.plan.size_classes import SizedKernel, predicted_us
 from minrnn_gen.run.target import target_of
-from minrnn_gen.tune.history import read_results
+from minrnn_gen.tune.history import SHIPPED, read_results
 from minrnn_gen.tune.results import Result
 
 FOLDER = Path(__file__).resolve().parents[1]
@@ -214,16 +214,16 @@ def _is_tuned(kernel: PlannedKernel, plan: Plan) -> bool:
     """Say whether a shipped result picks this plan for the kernels of this spec and pass."""
     problem = kernel.problem
     spec = problem.model, problem.precision, problem.channels, kernel.layout, kernel.kernel_pass
-    return any(
-        (of.cell, of.precision, of.hidden_size, of.layout, of.kernel_pass) == spec and result.variables == plan
-        for result in _shipped_results(kernel.gpu)
-        for of in (result.setting,)
-    )
+    for result in _shipped_results(kernel.gpu):
+        of = result.setting
+        if (of.cell, of.precision, of.hidden_size, of.layout, of.kernel_pass) == spec and result.variables == plan:
+            return True
+    return False
 
 
 @functools.cache
 def _shipped_results(gpu: str) -> tuple[Result, ...]:
-    return tuple(read_results(FOLDER.parent / "gpu_profiles" / "tuned" / f"{gpu}.jsonl"))
+    return tuple(read_results(FOLDER.parent / SHIPPED / f"{gpu}.jsonl"))
 
 
 def as_recorded(plan: Plan) -> dict[str, int]:
