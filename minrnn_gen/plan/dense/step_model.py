@@ -9,7 +9,7 @@ from minrnn_gen.plan.dense import means
 from minrnn_gen.plan.dense.partition import COLUMNS, Partition
 from minrnn_gen.plan.gpu_rates import scales_of
 from minrnn_gen.plan.limits import SHARED_BYTES_PER_CYCLE
-from minrnn_gen.plan.many_sizes import Amount, maximum, where
+from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, where
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ ROUND_NS, ROUND_OF_BLOCK_NS, ROUND_LOOP_NS = 140.0, 80.0, 30.0
 # Of a tile of the operand in tf32x3: its values split in two, by every warp. And of tiles with two products, whose sums change
 # lanes, in all warps at once; and of what a warp of a further block issues besides its products and cells.
 TF32X3_OPERAND_NS, TWO_PRODUCTS_NS, FURTHER_WARP_NS = 14.0, 35.0, 30.0
-# Of the warps that the fullest partition of an SM has beyond the mean, in a forward.
+# Of a block's warps in the fullest partition of an SM those beyond the mean that count as the block's own; what the partition
+# has besides counts as warps of other blocks.
 UNEVEN_WARPS = 0.5
 # Of a reduce-scatter by several warps of the same rows: those that hand on a cell wait for each other.
 REDUCE_SCATTER_WARPS_NS = 110.0
@@ -71,13 +72,11 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
     further_blocks = model.other_blocks * (blocks_of_busiest_sm - 1)
 
     def of_warps(warps: int, ns: float, further_ns: float) -> Amount:
-        """Return the time of what the warps of a block do at once, and of what those of other blocks add to it."""
-        of_partition: float = -(-warps // gpu.partitions_per_sm)
-        if not partition.is_backward:
-            mean = max(1.0, warps / gpu.partitions_per_sm)
-            of_partition = mean + UNEVEN_WARPS * (of_partition - mean)
-        further = maximum(warps * blocks_of_busiest_sm / gpu.partitions_per_sm - of_partition, 0.0)
-        return of_partition * ns + model.other_blocks * further * (ns + further_ns)
+        """Return the time of a block's warps in the fullest partition of an SM, and of what the other warps there add to it."""
+        mean = max(1.0, warps / gpu.partitions_per_sm)
+        of_block = mean + UNEVEN_WARPS * (-(-warps // gpu.partitions_per_sm) - mean)
+        further = maximum(ceil(warps * blocks_of_busiest_sm / gpu.partitions_per_sm) - of_block, 0.0)
+        return of_block * ns + model.other_blocks * further * (ns + further_ns)
 
     row_tile_ns = tiling.products * model.product * scales.product + tiling.cycles / cycles_per_ns
     tile_ns = partition.full_rows * row_tile_ns + tiling.products * model.operand * scales.product

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.dense.turns import SHARE_OF_BANDWIDTH
 from minrnn_gen.plan.gpu_rates import launch_us
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
 from minrnn_gen.plan.pointwise import elementwise_family
@@ -62,7 +63,7 @@ def pointwise_us(problem: Problem, threads: int) -> Amount:
     states_and_products = 2 * len(cell.states) * precision.arithmetic_bytes + len(cell.recurrent_gates) * product_bytes
     step_bytes = problem.traffic_bytes / problem.time + elements * states_and_products
     start_us = POINTWISE_US["backward" if problem.kernel_pass == "backward" else "forward"]
-    return start_us + maximum(issue_us, step_bytes / gpu.bandwidth_bytes_per_s * 1e6)
+    return start_us + maximum(issue_us, step_bytes / (SHARE_OF_BANDWIDTH * gpu.bandwidth_bytes_per_s) * 1e6)
 
 
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
