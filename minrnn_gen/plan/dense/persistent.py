@@ -15,7 +15,7 @@ from minrnn_gen.plan.dense.turns import memory_wait_ns, over_turns
 from minrnn_gen.plan.gpu_rates import launch_us
 from minrnn_gen.plan.limits import MBARRIER_BYTES, WARP_LANES, Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum
-from minrnn_gen.plan.occupancy import blocks_per_sm, clusters_at_once, registers_per_thread_budget
+from minrnn_gen.plan.occupancy import clusters_at_once, registers_per_thread_budget
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, MatrixProduct, Problem
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources
 
@@ -38,8 +38,8 @@ REGISTERS_OF_PIECE = 3
 # From a load to its value under load: what is not under way for so long is waited for.
 # Now and then one takes longer; of a thousand steps that is as much in each, with one step ahead.
 MEMORY_LATENCY_NS, LATE_NS = 1140.0, 10.0
-# Registers that compiled kernels take less than estimated, of 576 kernels: a backward, but for the reduce-scatter of several
-# warps, which takes as many or more; a forward with a part of R in shared memory, or without and for each of a lane's cells.
+# Registers that compiled kernels take less than estimated where all of R is in registers, of 576 kernels: a backward, but for
+# the reduce-scatter of several warps, which takes as many or more; a forward, and it for each of a lane's cells.
 REGISTERS_BELOW_ESTIMATE, REGISTERS_BELOW_FORWARD, REGISTERS_BELOW_FORWARD_PER_CELL = 12, 5, 6
 # Words of what a grid hands on that a lane has under way, with the step of each and where they are; in the backward, where most
 # registers are taken, some for each cell too.
@@ -308,18 +308,37 @@ def constraints(problem: Problem) -> tuple[Constraint, ...]:
 
 
 def resources(problem: Problem, candidate: Candidate) -> Resources:
-    return _resources(partition_of(problem, candidate), candidate["stages"])
+    """Return what a candidate takes, and promise as many blocks of an SM as the cost counts if the typical sizes need them."""
+    partition, stages = partition_of(problem, candidate), candidate["stages"]
+    estimated = _resources(partition, stages, registers(partition))
+    if _groups(partition) <= _groups_at_once(partition, estimated.blocks_per_sm):
+        return estimated
+    return _resources(partition, stages, _registers_compiled(partition))
 
 
-def _resources(partition: Partition, stages: int) -> Resources:
+def _resources(partition: Partition, stages: int, registers_estimated: int) -> Resources:
     return limits.resident(
         partition.problem,
         threads=partition.threads,
         channels_per_block=partition.row_warps * partition.units_per_warp,
-        registers_estimated=registers(partition),
+        registers_estimated=registers_estimated,
         shared_map=_shared_map(partition, stages),
         partition=partition.in_plan(),
     )
+
+
+def _registers_compiled(partition: Partition) -> int:
+    """Return what compiled kernels take of the registers estimated: by it the cost counts the blocks of an SM."""
+    below = 0 if partition.smem_tiles else REGISTERS_BELOW_FORWARD + REGISTERS_BELOW_FORWARD_PER_CELL * partition.cells
+    if partition.is_backward:
+        several = partition.uses_reduce_scatter and partition.split_k_warps > 1
+        below = 0 if partition.smem_tiles or several else REGISTERS_BELOW_ESTIMATE
+    return max(1, registers(partition) - below)
+
+
+def _groups(partition: Partition) -> Amount:
+    """Return the groups of blocks that a call has, one for each head and tile of sequences."""
+    return partition.problem.heads * -(-partition.problem.batch // partition.batch_tile)
 
 
 def _groups_at_once(partition: Partition, blocks_per_sm: int) -> int:
@@ -328,22 +347,10 @@ def _groups_at_once(partition: Partition, blocks_per_sm: int) -> int:
     return max(1, clusters // partition.grid_blocks)
 
 
-def _blocks_at_run(partition: Partition, resources: Resources) -> int:
-    """Return how many blocks an SM holds at once: kernels take fewer registers than estimated, and more blocks may fit."""
-    below = REGISTERS_BELOW_ESTIMATE
-    if partition.is_backward and partition.uses_reduce_scatter and partition.split_k_warps > 1:
-        below = 0
-    elif not partition.is_backward:
-        below = REGISTERS_BELOW_FORWARD
-        below += 0 if partition.smem_tiles else REGISTERS_BELOW_FORWARD_PER_CELL * partition.cells
-    needed = max(1, resources.registers_estimated - below)
-    return max(resources.blocks_per_sm, blocks_per_sm(partition.problem.gpu, partition.threads, needed, resources.shared_bytes))
-
-
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds: those of one step, times the steps, over all turns of groups."""
     partition, stages = partition_of(problem, candidate), candidate["stages"]
-    resources = _resources(partition, stages)
+    resources = _resources(partition, stages, _registers_compiled(partition))
     matrix_bytes = resources.shared_map.get("matrix", 0)
     groups_of_one_each = _groups_at_once(partition, 1)
 
@@ -356,8 +363,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         waited_ns = late_ns + memory_wait_ns(problem.gpu, computed_ns + late_ns, moved_bytes)
         return {**terms_ns, "prefetch": waited_ns}
 
-    groups = problem.heads * -(-problem.batch // partition.batch_tile)
-    terms_ns = over_turns(groups, _groups_at_once(partition, _blocks_at_run(partition, resources)), step_ns)
+    terms_ns = over_turns(_groups(partition), _groups_at_once(partition, resources.blocks_per_sm), step_ns)
     return {name: problem.time * ns / 1e3 for name, ns in terms_ns.items()} | {"launch": launch_us(problem.gpu)}
 
 

@@ -46,9 +46,11 @@ class StepModel:
 
 
 # Of each further round of products in a forward: from the arrival of its operand to the sending of the next one, and in one
-# block, where nothing is sent. And of each iteration over tiles of R in shared memory, where a warp is alone: loads, and
-# multiplications that wait for them. Fitted to 58 forwards of gru_reset_before on an H200 (docs/lab-notes.md).
-ROUND_NS, ROUND_OF_BLOCK_NS, ROUND_LOOP_NS = 140.0, 80.0, 30.0
+# block, where nothing is sent. Fitted to 58 forwards of gru_reset_before on an H200 (docs/lab-notes.md).
+ROUND_NS, ROUND_OF_BLOCK_NS = 140.0, 80.0
+# Of each iteration of a forward over tiles of R in shared memory, in every round, where a partition of an SM has one warp:
+# nothing hides the loads, and the multiplications that wait for them. Fitted to these and to 15 other forwards of an H200.
+LOOP_NS = 15.0
 
 # Of a tile of the operand in tf32x3: its values split in two, by every warp. And of tiles with two products, whose sums change
 # lanes, in all warps at once; and of what a warp of a further block issues besides its products and cells.
@@ -57,7 +59,7 @@ TF32X3_OPERAND_NS, TWO_PRODUCTS_NS, FURTHER_WARP_NS = 14.0, 35.0, 30.0
 # has besides counts as warps of other blocks.
 UNEVEN_WARPS = 0.5
 # Of a reduce-scatter by several warps of the same rows: those that hand on a cell wait for each other.
-REDUCE_SCATTER_WARPS_NS = 110.0
+REDUCE_SCATTER_WARPS_NS = 90.0
 
 MODELS = {
     "forward": StepModel(150.0, 3.37, 0.0, 2.84, 0.661, 0.66, 77.5, 20.0, 4.9, 29.1, 50.2, 289.0, 148.0, 74.5, 0.23),
@@ -100,7 +102,7 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
         "products": of_warps(partition.row_warps * partition.split_k_warps, product_ns, FURTHER_WARP_NS * scales.instruction),
         "cells": of_warps(partition.row_warps * partition.cell_warps, cells_ns, 0.0),
         "exchange": exchange_ns(partition, model, blocks_of_busiest_sm),
-        "shared_matrix": matrix_ns * (1 + further_blocks),
+        "shared_matrix": matrix_ns * (1 + further_blocks) + loop_ns(partition, blocks_of_busiest_sm),
         "reduce_split_k": (warps_ns + summed_ns) * scales.block if partition.needs_split_k_sum else 0.0,
     }
     # Each round of products is one more exchange; all that a step does for its cells it does once. A round multiplies its own
@@ -142,18 +144,26 @@ def exchange_ns(partition: Partition, model: StepModel, blocks: Amount) -> Amoun
 def rounds_ns(partition: Partition, blocks_of_busiest_sm: Amount) -> Amount:
     """Return the time of the further rounds of products of a forward, besides their exchanges and multiplications.
 
-    Each warp reads its columns of the operand again. Where a partition of an SM has one warp, nothing hides the latency of the
-    loop over the part of R in shared memory, which runs in every round of more than diagonal blocks.
+    Each warp reads its columns of the operand again, and loops over the part of R in shared memory, in every round of more than
+    diagonal blocks.
     """
     problem, gpu, local = partition.problem, partition.problem.gpu, len(partition.diagonal.local_rounds)
     rounds = len(problem.cell.rounds)
     warps = partition.row_warps * partition.split_k_warps * blocks_of_busiest_sm
     tile_bytes = partition.tiling.depth * COLUMNS * problem.precision.storage_bytes
     operand_cycles = warps * partition.tiles_per_warp * tile_bytes / SHARED_BYTES_PER_CYCLE
-    loop_ns = where(warps <= gpu.partitions_per_sm, partition.smem_tiles / partition.smem_group * ROUND_LOOP_NS, 0.0)
-    of_whole_ns = loop_ns * scales_of(gpu).instruction + operand_cycles / gpu.sm_clock_hz * 1e9
+    of_whole_ns = loop_ns(partition, blocks_of_busiest_sm) + operand_cycles / gpu.sm_clock_hz * 1e9
     round_ns = ROUND_NS if partition.group_blocks > 1 else ROUND_OF_BLOCK_NS
     return rounds * round_ns * scales_of(gpu).instruction + (rounds - local) * of_whole_ns
+
+
+def loop_ns(partition: Partition, blocks_of_busiest_sm: Amount) -> Amount:
+    """Return the time of the loop over R in shared memory where no other warp hides it; measured in forwards alone."""
+    gpu, warps = partition.problem.gpu, partition.row_warps * partition.split_k_warps * blocks_of_busiest_sm
+    if partition.is_backward:
+        return 0.0
+    iterations_ns = partition.smem_tiles / partition.smem_group * LOOP_NS * scales_of(gpu).instruction
+    return where(warps <= gpu.partitions_per_sm, iterations_ns, 0.0)
 
 
 def local_exchange_ns(partition: Partition, model: StepModel, blocks: Amount) -> Amount:
