@@ -16,6 +16,7 @@ from minrnn_gen.build.at_once import Watch, made_at_once, unwatched
 from minrnn_gen.build.cell_programs import CellPrograms
 from minrnn_gen.build.classes import CellClasses, find_classes, put_classes
 from minrnn_gen.build.compiled_once import CompiledOnce
+from minrnn_gen.build.joined_choice import JoinedChoice
 from minrnn_gen.build.nvrtc import compile_source, toolchain_version
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.promises import choose_compiled, demand_promises
@@ -39,10 +40,10 @@ from minrnn_gen.plan.problem import (
     alignment_of,
 )
 from minrnn_gen.precision import precision_of
+from minrnn_gen.program.number import Number
 
 if TYPE_CHECKING:  # imported only where the cache has no answer
     from minrnn_gen.build.tuned_choice import Preferred
-    from minrnn_gen.cell.analysis import Recurrence
     from minrnn_gen.cell.language import Cell
     from minrnn_gen.cell.lowering import Lowered, LoweredBackward
     from minrnn_gen.cell.lowering_vectors import LoweredVectors, LoweredVectorsBackward
@@ -86,11 +87,6 @@ class Builder:
     def cell(self) -> Cell:
         """The cell, parsed; raises BadInput for a text that is no cell."""
         return self.programs.cell
-
-    @property
-    def recurrence(self) -> Recurrence:
-        """The class of the cell, with its proof."""
-        return self.programs.recurrence
 
     @property
     def lowered(self) -> Lowered:
@@ -146,7 +142,8 @@ class Builder:
         The choice depends on the arguments, the spec, the GPU and earlier measurements, never on earlier calls. A kernel that
         reads a call's specialization at run time is the hinted specialization's for all calls.
         """
-        sized, hinted = self._planned(kernel_pass, specialization, sizes), self.hinted_specialization
+        sized = self._planned(kernel_pass, specialization, sizes)
+        hinted = replace(self.hinted_specialization, products_added=specialization.products_added)
         if sized.is_called_in_any_way and (for_any := self._planned(kernel_pass, hinted, sizes)).is_called_in_any_way:
             return self.key_of(kernel_pass, hinted, for_any.sizes)
         return self.key_of(kernel_pass, specialization, sized.sizes)
@@ -351,6 +348,15 @@ class Builder:
     def projection(self) -> ProjectionChoice:
         """The choice of scans that have their projection in the same kernel."""
         return ProjectionChoice()
+
+    @cached_property
+    def joined(self) -> JoinedChoice:
+        """The choice of backwards whose products share an operand."""
+        return JoinedChoice()
+
+    def joins_products(self, batch: Number) -> bool:
+        """Say whether a backward of so many sequences joins the operands of its products."""
+        return self.joined.serves(self.programs, self.target.profile, batch)
 
     def problem(self, key: KernelKey) -> Problem:
         """Return the problem to plan for a kernel."""

@@ -76,6 +76,13 @@ class CellPrograms:
         return replace(steps, dual=lower_dual_backward(cell, steps)) if recurrence.blocks else steps
 
     @cached_property
+    def products_are_added(self) -> bool:
+        """Whether each gate has a product with R added, of which a backward needs the sum alone."""
+        from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
+
+        return isinstance(self.backward, LoweredStepsBackward) and self.backward.products_are_added
+
+    @cached_property
     def blocks(self) -> LoweredBlocks | None:
         """The cell as maps of its blocks; None of another class, and with the axis n."""
         from minrnn_gen.cell.lowering_blocks import lower_blocks

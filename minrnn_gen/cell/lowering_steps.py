@@ -165,6 +165,13 @@ class LoweredStepsBackward:
         return tuple(gate for gate in self.recurrent_gates if f"R_{gate}" in self._read)
 
     @property
+    def products_are_added(self) -> bool:
+        """Whether each gate has a product with R added, and a step depends on their sums alone: both have the same gradient."""
+        results = dict(self.backward.results)
+        are_same = all(results[f"gradient_R_{gate}"] == results[f"gradient_W_{gate}"] for gate in self.recurrent_gates)
+        return self.recurrent_gates == self.gates and are_same and not self.rounds and not self.levels
+
+    @property
     def read_states(self) -> tuple[str, ...]:
         """The states whose values before a step the backward reads, including those that the arguments of products need."""
         of_arguments = (name for argument in self.arguments for name in inputs_of(argument.program, argument.levels))

@@ -191,8 +191,8 @@ def located(program: Program, places: Mapping[str, str]) -> tuple[tuple[str, str
 AnyLowered = Lowered | LoweredBackward | LoweredVectors | LoweredVectorsBackward
 
 
-def context_of(cell: AnyLowered) -> CellNames | VectorsText | VectorsBackwardText:
-    """Return a lowered cell as the templates read it."""
+def context_of(cell: AnyLowered, products_added: bool = False) -> CellNames | VectorsText | VectorsBackwardText:
+    """Return a lowered cell as the templates read it; `products_added` as its specialization has it."""
     match cell:
         case LoweredScan():
             return CellText(cell)
@@ -201,7 +201,7 @@ def context_of(cell: AnyLowered) -> CellNames | VectorsText | VectorsBackwardTex
         case LoweredSteps():
             return CoupledText(cell) if cell.maps else StepsText(cell)
         case LoweredStepsBackward():
-            return StepsBackwardText(cell)
+            return StepsBackwardText(cell, products_added)
         case LoweredVectors():
             return VectorsText(cell)
         case LoweredVectorsBackward():

@@ -50,7 +50,7 @@ def _text_of(plan: KernelPlan, cell: AnyLowered) -> CellNames | VectorsText | Ve
         return DualText.of(cell, cell.dual)
     if plan.is_scan and isinstance(cell, LoweredStepsBackward) and cell.dual:
         return DualBackwardText.of(cell, cell.dual)
-    return context_of(cell)
+    return context_of(cell, plan.problem.specialization.products_added)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from minrnn_gen.codegen.signature_groups import (
     workspace_of,
     x_of_step,
 )
-from minrnn_gen.codegen.signature_slots import draft_places, move_slots
+from minrnn_gen.codegen.signature_slots import draft_places, joined_rows, move_slots
 from minrnn_gen.codegen.signature_vectors import vector_backward, vector_forward, vector_step
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def signature(plan: KernelPlan, names: ArrayNames, suffix: str = "") -> Signatur
     variant = Variant(
         plan.problem.layout, plan.problem.specialization.resets, plan.problem.specialization.states_out, has_workspace,
         variables.get("cluster_blocks", 1) > 1, plan.group_exchange_bytes > 0, plan.problem.specialization.pool,
-        plan.problem.specialization.replays,
+        plan.problem.specialization.replays, plan.problem.specialization.products_added,
     )  # fmt: skip
     return _signature(plan.entry, suffix, variant, names)
 
@@ -221,24 +221,27 @@ _PRODUCT_ROWS, _FIRST_PRODUCTS = "[rows, HEADS, PRODUCTS, HEAD_DIM]", "[batch, H
 def _dense_products() -> Parameters:
     """The products of all steps, which a backward recomputed."""
     rows = f"{_PRODUCT_ROWS}: R by the output of each row, strides below"
-    yield input_array("products", "storage_t", rows, "arrays.products")
-    yield input_array("first_products", "storage_t", f"{_FIRST_PRODUCTS}: R by the initial output", "arrays.first_products")
+    yield input_array("products", "storage_t", rows, "arrays.apart")
+    yield input_array("first_products", "storage_t", f"{_FIRST_PRODUCTS}: R by the initial output", "arrays.apart")
     for name, _ in stride_names("row", "bt"):
-        yield Parameter(name, "int64", "in rows", "arrays.products")
+        yield Parameter(name, "int64", "in rows", "arrays.apart")
 
 
-def _dense_backward(names: ArrayNames, takes_R: bool) -> Parameters:
+def _dense_backward(variant: Variant, names: ArrayNames, takes_R: bool) -> Parameters:
     yield from _dense_inputs(names, takes_R)
     yield from _dense_saved(names)
     yield input_array("dy", "storage_t", "[batch or 1, time, HIDDEN_SIZE], strides below", "incoming.dy")
     yield from strides_of("dy", DENSE_Y_AXES, "incoming.dy")
     yield from states_of("dfinal", names, "incoming.dfinal")
-    yield from _dense_products()
+    if not variant.products_added:
+        yield from _dense_products()
     yield output_array("dx", "storage_t", "[batch or 1, time, GATES, HIDDEN_SIZE], strides below", "gradients.dx")
     yield from strides_of("dx", DENSE_X_AXES, "gradients.dx")
     yield from dinputs_in(names, "[batch or 1, time, HIDDEN_SIZE]")
-    yield output_array("dproducts", "storage_t", f"{_PRODUCT_ROWS}: at the row whose output was multiplied", "arrays.dproducts")
-    yield output_array("first_dproducts", "storage_t", f"{_FIRST_PRODUCTS}: of the initial output", "arrays.first_dproducts")
+    if not variant.products_added:
+        of_rows = f"{_PRODUCT_ROWS}: at the row whose output was multiplied"
+        yield output_array("dproducts", "storage_t", of_rows, "arrays.apart")
+        yield output_array("first_dproducts", "storage_t", f"{_FIRST_PRODUCTS}: of the initial output", "arrays.apart")
     yield from states_out_of("dinitial", names, "gradients.dinitial")
     sums = "[GATES + PRODUCTS + PARAMETERS, batch, HIDDEN_SIZE] over time, or null"
     yield output_array("sums", "compute_t", sums, "gradients.sums")
@@ -263,7 +266,7 @@ def _persistent_forward(variant: Variant, names: ArrayNames) -> Parameters:
 
 
 def _persistent_backward(variant: Variant, names: ArrayNames) -> Parameters:
-    yield from _dense_backward(names, takes_R=True)
+    yield from _dense_backward(variant, names, takes_R=True)
     if names.known_means:
         yield input_array("means_of_steps", "compute_t", f"{_MEAN_ROWS} over units of the forward", "arrays.means")
     yield Parameter("clip", "compute_t", "of an output's gradient from later steps, 0 for none", "spec.recurrent_gradient_clip")
@@ -297,9 +300,9 @@ def _stepwise_forward(_: Variant, names: ArrayNames) -> Parameters:
     yield from _stepwise_sizes()
 
 
-def _stepwise_backward(_: Variant, names: ArrayNames) -> Parameters:
+def _stepwise_backward(variant: Variant, names: ArrayNames) -> Parameters:
     yield from _call("of the chunk, from the last step of time on")
-    yield from _dense_backward(names, takes_R=False)
+    yield from _dense_backward(variant, names, takes_R=False)
     yield output_array("dstate", "compute_t", "[STATES, batch, HIDDEN_SIZE]", "scratch.dstate")
     dhidden = "[batch, HIDDEN_SIZE]: R transposed by dproduct of the later step"
     yield input_array("dhidden", "compute_t", dhidden, "scratch.dhidden")
@@ -374,6 +377,7 @@ _KINDS: Mapping[tuple[str, str], Callable[[Variant, ArrayNames], Parameters]] = 
     ("backward_arguments", ""): _backward_arguments,
     ("normed_arguments", ""): _backward_arguments,
     ("dropout", ""): _dropout,
+    ("joined", ""): joined_rows,
     ("slots", ""): move_slots,
     ("drafts", ""): draft_places,
     ("filter_forward", ""): lambda *_: _filter(("x", "b", "a", "zi"), ("y", "zf")),

@@ -71,6 +71,7 @@ class Variant(NamedTuple):
     in_grid: bool
     pool: str = "none"
     replays: bool = False
+    products_added: bool = False
 
     @property
     def kept_type(self) -> str:

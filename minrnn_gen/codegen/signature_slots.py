@@ -1,4 +1,4 @@
-"""The parameters of kernels that serve pools of states, and no pass of a cell."""
+"""The parameters of kernels that serve pools of states, or join rows, and serve no pass of a cell."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from minrnn_gen.codegen.signature_groups import (
     sizes_of,
     slot_numbers,
     slots_of,
+    stride_names,
+    strides_of,
 )
 
 
@@ -48,3 +50,27 @@ def draft_places(_: Variant, __: ArrayNames) -> Parameters:
     yield Parameter("folds", "int64", "1: what is kept goes to place 0, and the draft is over", "draft.folds")
     yield Parameter("keeps", "int64", "1: the draft is noted in drafts", "launch.keeps")
     yield from sizes_of("batch", "time")
+
+
+def joined_rows(_variant: Variant, _names: ArrayNames) -> Parameters:
+    """Yield the parameters of the kernel that joins rows of two matrices."""
+    for side in ("left", "right"):
+        yield input_array(side, "storage_t", f"[batch or 1, time, {side}_size], strides below", f"launch.{side}")
+        yield from strides_of(side, "bt", f"launch.{side}")
+    yield input_array(
+        "first_right", "storage_t", "[sequences, right_size] or null for 0: before the first step", "launch.right"
+    )
+    yield input_array("resets", "bool", "[batch or 1, time] or null, strides below", "call.sequences.resets")
+    yield from strides_of("resets", "bt", "call.sequences.resets")
+    begins = "[sequences + 1] or null: the first row of each sequence, where batch is 1"
+    yield input_array("begins", "int64", begins, "call.sequences.cu_seqlens")
+    yield input_array("ends", "int64", "[batch] or null for time: steps of each sequence", "call.sequences.lengths")
+    yield output_array("target", "storage_t", "[rows, left_size + right_size]", "launch.target")
+    for name, _ in stride_names("row", "bt"):
+        yield Parameter(name, "int64", "in rows", "launch.target")
+    for side in ("left", "right"):
+        yield Parameter(f"{side}_size", "int64", "", f"launch.{side}")
+    shift = "steps from the row of right to that of left: 1, against time -1, of matrices 0"
+    yield Parameter("shift", "int64", shift, "launch.shift")
+    yield from sizes_of("batch", "time")
+    yield Parameter("sequences", "int64", "of begins", "launch.sequences")

@@ -235,9 +235,10 @@ class StepsText(_StepsNames):
 
 @dataclass(frozen=True)
 class StepsBackwardText(_StepsNames, GradientNames):
-    """The vector-Jacobian product of one step as the templates read it."""
+    """The vector-Jacobian product of one step as the templates read it; `products_added`: the gates include the products."""
 
     lowered: LoweredStepsBackward
+    products_added: bool = False
 
     @property
     def _levelled_programs(self) -> tuple[Levelled, ...]:
@@ -294,7 +295,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def _read_products(self) -> tuple[int, ...]:
-        return tuple(self.products.index(gate) for gate in self.lowered.read_products)
+        return () if self.products_added else tuple(self.products.index(gate) for gate in self.lowered.read_products)
 
     @property
     def rounds(self) -> tuple[RoundText, ...]:

@@ -166,6 +166,7 @@ class Backend:
     built: Mapping[KernelKey, BuiltKernel] = field(default_factory=dict)
     has_graphs: bool = False
     has_lanes: bool = False
+    joins_products: bool = False  # an export has kernels of its own for each variant of a call
 
     def begin(self, like: Array, _keyed: KeyedArrays | None, _operands: Iterable[Array | None]) -> Recorder:
         self.recorder = Recorder(self, like)

@@ -64,6 +64,10 @@ class EmulatedBackend:
         return False
 
     @property
+    def joins_products(self) -> bool:
+        return True
+
+    @property
     def has_lanes(self) -> bool:
         """True: steps on lanes run in sequence."""
         return True

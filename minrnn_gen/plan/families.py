@@ -47,8 +47,8 @@ FAMILIES: tuple[Family, ...] = (
     vectors.STEP,
 )
 
-# Kernels around pools of states, which serve no pass of a cell themselves.
-MOVING: tuple[Family, ...] = (pointwise.SLOTS, pointwise.DRAFTS)
+# Kernels that move rows around calls, and serve no pass of a cell themselves.
+MOVING: tuple[Family, ...] = (pointwise.SLOTS, pointwise.DRAFTS, pointwise.JOINED)
 
 
 def solutions(problem: Problem) -> Iterator[Solution]:
@@ -105,6 +105,8 @@ def families_of(problem: Problem) -> tuple[Family, ...]:
     """Return the families that may serve `problem`, whatever its sizes, the preferred one first."""
     if problem.kernel_pass == "dropout":
         return (pointwise.DROPOUT,)
+    if problem.kernel_pass == "joined":
+        return (pointwise.JOINED,)
     if problem.kernel_pass in ("slots", "drafts"):
         return (pointwise.SLOTS if problem.kernel_pass == "slots" else pointwise.DRAFTS,)
     if problem.kernel_pass == "arguments":

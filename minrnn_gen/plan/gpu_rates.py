@@ -14,6 +14,10 @@ FITTED_ON = DEFAULT_GPU
 # Multiply-adds in 16 bits, with sums in fp32, that the tensor cores of an SM make in a cycle: what datasheets say of dense
 # products, over SMs and clock (A100, RTX 3090, L40S, H200, RTX 5090). B200 has other instructions for more; as Hopper's.
 TENSOR_PRODUCTS_PER_SM_CYCLE = {"8.0": 1024, "8.6": 256, "8.9": 512, "9.0": 2048, "10.0": 2048, "12.0": 256}
+# The fraction of this rate that products of all steps reach (docs/lab-notes.md); by an H200's datasheet, products in other
+# dtypes take so many times as long.
+PRODUCT_EFFICIENCY = 0.65
+TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 16, "fp64": 16}
 # Special-function results per SM and cycle (CUDA C++ Programming Guide, arithmetic instruction throughput).
 TRANSCENDENTALS_PER_SM_CYCLE = 16.0
 # Time from a launch on an idle stream to the kernel's end, measured with empty kernels on an H200.
@@ -98,6 +102,12 @@ def _scales(gpu: Measured) -> Scales:
         cluster=ratio("cluster_exchange_ns", cycle),
         grid=ratio("grid_exchange_ns", cycle),
     )
+
+
+def products_per_s(gpu: GpuProfile, dtype: str) -> float:
+    """Return the multiply-adds that products of all steps make in a second, in a dtype of `TIMES_OF_16_BITS`."""
+    per_s = tensor_products(gpu.compute_capability) * gpu.sm_count * gpu.sm_clock_hz
+    return PRODUCT_EFFICIENCY * per_s / TIMES_OF_16_BITS[dtype]
 
 
 def tensor_products(compute_capability: str) -> float:

@@ -33,7 +33,8 @@ class Specialization:
     runs from the last step to the first. `states_out`: the dtype of the states after every step, if they are written. `packed`:
     sequences are concatenated, and their tiles not known before the launch. `input_size`: the input size of x if the kernel
     projects it. `pool`: the dtype of the states of a pool, whose slots a step reads and writes in place, if it does. `replays`:
-    the kept steps of a draft run again before its new steps.
+    the kept steps of a draft run again before its new steps. `products_added`: the pre-activations that a backward reads
+    include the products with R; it neither reads these nor writes their gradients.
     """
 
     alignment_bytes: int
@@ -44,6 +45,7 @@ class Specialization:
     input_size: int = 0
     pool: StatesOut = "none"
     replays: bool = False
+    products_added: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kernels whose plan chooses only the threads of a block: single steps by channels, dropout, slots and drafts."""
+"""Kernels whose plan chooses only the threads of a block: single steps by channels, joined rows, dropout, slots and drafts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ REGISTERS_FIXED = 24
 DROPOUT_REGISTERS = 40
 # Registers of a thread that moves values of one slot: addresses, strides and places.
 SLOTS_REGISTERS = 40
+# Registers of a thread that copies two vectors of a row: their addresses, strides and the row's place in its sequence.
+JOINED_REGISTERS = 64
 
 
 def elementwise_family(
@@ -86,6 +88,16 @@ def drafts_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
     return {"launch": launch_us(problem.gpu)}
 
 
+def _joined_registers(_problem: Problem) -> int:
+    return JOINED_REGISTERS
+
+
+def joined_us(problem: Problem, _candidate: Candidate) -> Mapping[str, Amount]:
+    """Joined rows are bound by memory: each value is read and written. Counted is the part as wide as y."""
+    moved_bytes = 2 * problem.element_count * problem.precision.storage_bytes
+    return {"memory": moved_bytes / problem.gpu.bandwidth_bytes_per_s * 1e6, "launch": launch_us(problem.gpu)}
+
+
 def _dropout_registers(_problem: Problem) -> int:
     return DROPOUT_REGISTERS
 
@@ -102,5 +114,6 @@ def dropout_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
 SCAN = elementwise_family("scan_step", "elementwise", _registers, predicted_us)
 DIAGONAL = elementwise_family("diagonal_step", "elementwise", _registers, predicted_us)
 DROPOUT = elementwise_family("dropout", "elementwise", _dropout_registers, dropout_us)
+JOINED = elementwise_family("joined", "elementwise", _joined_registers, joined_us)
 SLOTS = elementwise_family("slots", "elementwise", _slots_registers, slots_us)
 DRAFTS = elementwise_family("drafts", "elementwise", _slots_registers, drafts_us)

@@ -12,10 +12,13 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, PlannedProblem, Specializati
 from minrnn_gen.plan.many_sizes import Amount
 from minrnn_gen.precision import Fp32Product, Precision
 
-# "arguments" are what products of a dense cell multiply instead of its output, made again for a backward; "dropout" is between
-# layers, whatever their cell, "slots" moves states between a pool and rows, and "drafts" says where drafted steps have theirs.
+# "arguments" are what products of a dense cell multiply instead of its output, made again for a backward; "joined" are rows of
+# two matrices next to each other, the operand of several products at once; "dropout" is between layers, whatever their cell,
+# "slots" moves states between a pool and rows, and "drafts" says where drafted steps have theirs.
 # "filter" is a linear filter, whose recursion is the cell, "filter_backward" its gradients.
-KernelPass = Literal["forward", "backward", "step", "arguments", "dropout", "slots", "drafts", "filter", "filter_backward"]
+KernelPass = Literal[
+    "forward", "backward", "step", "arguments", "joined", "dropout", "slots", "drafts", "filter", "filter_backward"
+]
 Layout = Literal["BTD", "TBD", "BDT"]
 # How a kernel multiplies by R: tensor cores in 16 bits, three of their products in tf32, one of them, or fused multiply-adds.
 MatrixProduct = Literal["mma_16bit", "tf32x3", "tf32", "fma"]
@@ -201,6 +204,11 @@ class Problem:
     def registers_per_value(self) -> int:
         """Registers of a thread that one value of the arithmetic takes."""
         return self.precision.arithmetic_bytes // REGISTER_BYTES
+
+    @property
+    def products_moved(self) -> int:
+        """Values of products with R that a backward reads for a cell and step, and as many gradients that it writes."""
+        return 0 if self.specialization.products_added else len(self.cell.recurrent_gates)
 
     @property
     def element_count(self) -> int:

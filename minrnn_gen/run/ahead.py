@@ -45,6 +45,13 @@ def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes
     return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
 
 
+def joined_specialization(builder: Builder) -> Specialization:
+    """Return the specialization of joined rows of x and of the output, in arrays without gaps."""
+    spec = builder.spec
+    storage_bytes = precision_of(spec.precision).storage_bytes
+    return Specialization(alignment_of(*(size * storage_bytes for size in (spec.input_size or 0, spec.hidden_size))))
+
+
 def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:
     """Build the kernel of one pass of plain calls of these sizes, by default the typical ones.
 
@@ -88,11 +95,14 @@ def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tup
     kept: StatesOut = "arithmetic" if has_matrix and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
     passes: list[tuple[KernelPass, Specialization]] = []
+    joins = spec.training and builder.joins_products(sizes.batch)
     if not resets and (projected := projected_at(builder, sizes)):
         passes.append(("forward", projected))
     for reverse in RUNS_REVERSED[spec.direction]:
         passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
-        passes += [("backward", replace(specialization, reverse=reverse))] if spec.training else []
+        passes += [("backward", replace(specialization, reverse=reverse, products_added=joins))] if spec.training else []
+    if joins:
+        passes.append(("joined", joined_specialization(builder)))
     if spec.training and builder.cell_shape.makes_again:
         passes.append(("arguments", builder.hinted_specialization))
     if not has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:

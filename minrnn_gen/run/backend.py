@@ -155,6 +155,10 @@ class Backend(Protocol):
         """Whether steps of a run may be on lanes; they may not where other programs replay the recording."""
 
     @property
+    def joins_products(self) -> bool:
+        """Whether a backward may join the operands of its products, by `run.dense.joined`."""
+
+    @property
     def half(self) -> Backend:
         """Backend for half of the GPU, so that two runs fit concurrently."""
 
@@ -186,9 +190,13 @@ class Backend(Protocol):
 
 
 class WideGradients(NamedTuple):
-    """Gradients in the arithmetic dtype, not yet summed, with the fields of `BackwardResult`; None where absent."""
+    """Gradients in the arithmetic dtype, not yet summed, with the fields of `BackwardResult`; None where absent.
+
+    `weight`: where the run has it with that of R.
+    """
 
     sums: Array | None
     R: Array | None = None
     vectors: tuple[Array, ...] = ()
     shared: tuple[Array, ...] = ()
+    weight: Array | None = None

@@ -75,6 +75,10 @@ class CudaBackend:
         return self._kernels.built
 
     @property
+    def joins_products(self) -> bool:
+        return True
+
+    @property
     def has_lanes(self) -> bool:
         """Whether steps of a run may be on lanes; they may not where runs are recorded whole, for replay by other programs."""
         return self.has_graphs

@@ -7,7 +7,7 @@ from typing import Literal
 
 from minrnn_gen.build.builder import Builder
 from minrnn_gen.config.gpu_profile import GpuProfile
-from minrnn_gen.plan.gpu_rates import bytes_per_s, tensor_products
+from minrnn_gen.plan.gpu_rates import PRODUCT_EFFICIENCY, TIMES_OF_16_BITS, bytes_per_s, tensor_products
 from minrnn_gen.plan.kernel_plan import KernelPlan
 from minrnn_gen.plan.problem import KernelKey, Sizes
 from minrnn_gen.plan.size_classes import Occupied, SizedKernel, occupied, predicted_us
@@ -17,10 +17,8 @@ BackwardOrForward = Literal["forward", "backward"]
 # Measured on an H200 (docs/lab-notes.md): a piece's overhead in addition to its steps, for the launch, the prologue and an
 # event, and the host's time for each step on a lane.
 PIECE_US, HOST_STEP_US = 12.0, 24.0
-# The fractions of the tensor cores' 16-bit rate that products of all steps reach, and products of a piece; by an H200's
-# datasheet, products in other dtypes take so many times as long.
-PRODUCT_EFFICIENCY, PIECE_PRODUCT_EFFICIENCY = 0.65, 0.45
-TIMES_OF_16_BITS = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 16, "fp64": 16}
+# The fraction of the tensor cores' 16-bit rate that products of a piece reach.
+PIECE_PRODUCT_EFFICIENCY = 0.45
 # The least predicted gain for kernels of shares: measurements differ from predictions by up to as much.
 GAIN_LEAST = 1.2
 

@@ -214,7 +214,7 @@ class GpuRun:
             dinputs=tuple(recorder.new_array(array.shape, array.dtype, fill=fill) for array in call.inputs),
         )
         wide = self._cells.backward(recorder, forward, incoming, gradients)
-        dx, dweight = self._through_projection(recorder, call, gradients.dx)
+        dx, dweight = self._through_projection(recorder, call, gradients.dx, wide.weight)
         of_wide = (wide.sums, dweight, wide.R, wide.vectors, wide.shared)
         computed = BackwardResult(dx, gradients.dinitial, *of_wide, gradients.dinputs)
         result = (None if into is not None else in_slots(interface, recorder, call, computed, incoming.given_only)) or computed
@@ -257,13 +257,19 @@ class GpuRun:
             recorder.multiply(projection(call.x, call.weight, product, axes[-1] == "t", in_tf32))
         return replace(call, x=product, x_axes=axes, weight=None)
 
-    def _through_projection(self, recorder: Recorder, call: Call, gradient: Array) -> tuple[Array, Array | None]:
-        """Return the gradients of x and of the weight from the gradient of the pre-activations."""
+    def _through_projection(
+        self, recorder: Recorder, call: Call, gradient: Array, dweight: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Return the gradients of x and of the weight, unless that is known, from the gradient of the pre-activations."""
         if call.weight is None:
             return gradient, None
         time_is_last = call.x_axes[-1] == "t"
         has_rows = bool(call.rows and call.time)
-        dx = recorder.new_array(call.x.shape, call.x.dtype)
+        dx, in_tf32 = recorder.new_array(call.x.shape, call.x.dtype), self._interface.precision.multiplies_in_tf32
+        if has_rows:
+            recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last, in_tf32))
+        if dweight is not None:
+            return dx, dweight
         carried = self._interface.precision.arithmetic_dtype
         dweight = recorder.new_array(call.weight.shape, carried, fill=None if has_rows else 0)
         if has_rows:
@@ -271,8 +277,6 @@ class GpuRun:
             if lengths is not None:
                 # Values beyond a length have no gradient, but NaN times zero there would be NaN.
                 x = recorder.zeroed_beyond(x, call.x_axes, lengths)
-            in_tf32 = self._interface.precision.multiplies_in_tf32
-            recorder.multiply(x_gradient(gradient, call.weight, dx, time_is_last, in_tf32))
             for product in weight_gradient(gradient, x, dweight, time_is_last, in_tf32, recorder.loop):
                 recorder.multiply(product)
         return dx, dweight

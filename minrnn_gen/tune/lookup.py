@@ -15,6 +15,7 @@ from minrnn_gen.build.tuned_choice import Choice, Trial
 from minrnn_gen.errors import ToolchainMissing
 from minrnn_gen.gpu import device as gpu_device
 from minrnn_gen.gpu.driver import driver_release
+from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelKey, Problem, Sizes
 from minrnn_gen.tune.device import open_measurer
 from minrnn_gen.tune.history import History, open_history
@@ -73,7 +74,7 @@ class TunedLookup:
     def _setting(self, problem: Problem, cell_digest: str) -> Setting:
         here = problem.gpu.name == self.gpu
         return setting_of(
-            problem,
+            replace(problem, specialization=_as_measured(problem.specialization)),
             cell_digest,
             device=self.device if here else "",
             driver=self.driver if here else "",
@@ -140,12 +141,17 @@ class JustTuned:
         return [
             (key.sizes, Choice(built.plan.name, built.plan.variables, built.chosen))
             for key, built in keys
-            if (key.kernel_pass, key.specialization) == (problem.kernel_pass, problem.specialization)
+            if (key.kernel_pass, key.specialization) == (problem.kernel_pass, _as_measured(problem.specialization))
         ]
 
     def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Say whether a choice is right; those that won were checked."""
         return any(built.plan == trial.plan for built in self.winners) or self.lookup.accepts(choice, trial)
+
+
+def _as_measured(specialization: Specialization) -> Specialization:
+    """Return the specialization whose measurements count: the best candidate of a backward is so whatever its gates include."""
+    return replace(specialization, products_added=False)
 
 
 @dataclass(frozen=True)

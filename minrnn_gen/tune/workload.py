@@ -13,6 +13,7 @@ import numpy
 
 from minrnn_gen.build.artifact import BuiltKernel
 from minrnn_gen.build.builder import Builder
+from minrnn_gen.build.joined_choice import JoinedChoice
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
 from minrnn_gen.build.target import Target
@@ -80,6 +81,11 @@ class TrialBuilder(Builder):
     def projection(self) -> ProjectionChoice:
         """Let a trial that multiplies x itself run every call that it can."""
         return ProjectionChoice(is_everywhere=bool(self._key and self._key.specialization.input_size))
+
+    @cached_property
+    def joined(self) -> JoinedChoice:
+        """Let a trial whose gates include the products run every call that it can."""
+        return JoinedChoice(is_everywhere=bool(self._key and self._key.specialization.products_added))
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:
         """Return the trial for calls of its pass and specialization; for a dense cell it also decides how calls run."""
@@ -200,6 +206,8 @@ class Workload:
     def _spec(self, **changes: Any) -> Spec:
         specialization = self.plan.problem.specialization
         direction, input_size = "reverse" if specialization.reverse else "forward", specialization.input_size or None
+        if specialization.products_added:
+            input_size = self.plan.problem.hidden_size  # of a weight beside R
         return load_spec(json.loads(self.trial.recipe), input_size=input_size, direction=direction, **changes)
 
     def _run(self, kernel: Kernel, arguments: Arguments) -> Callable[[], Arrays]:

@@ -62,7 +62,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     *({"model": "selective", "state_size": 4, "layout": layout} for layout in ("BTD", "BDT")),
     {"model": "complex_lru"},
 )
-PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "dropout", "slots", "drafts")
+PASSES: tuple[KernelPass, ...] = ("forward", "backward", "step", "joined", "dropout", "slots", "drafts")
 FILTER = {"model": filter_spec("fp32", 2).model, "layout": "BDT", "precision": "fp32"}
 FILTER_PASSES: tuple[KernelPass, ...] = ("filter", "filter_backward")
 # Resets are bits of the parameters, kept states a parameter: with all of either, and with neither.
@@ -91,6 +91,9 @@ def plans_of(builder: Builder, kernel_pass: KernelPass) -> Iterator[KernelPlan]:
             for rank, candidate in enumerate(solution.candidates):
                 kinds.setdefault(kind_of(dict(candidate)), rank)
             yield from map(solution.plan, kinds.values())
+    if kernel_pass == "backward" and builder.programs.products_are_added:
+        for solution in builder.solutions(builder.key_of(kernel_pass, replace(hinted, products_added=True))):
+            yield solution.plan(0)
     if kernel_pass == "forward" and builder.spec.input_size:
         yield builder.solve(builder.key_of(kernel_pass, replace(hinted, input_size=builder.spec.input_size))).plan(0)
 
@@ -174,7 +177,7 @@ LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
     "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "reads", "writes",
-    "keeps", "starts", "next_output",
+    "keeps", "starts", "next_output", "left", "right", "shift", "sequences",
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def problems_of(
         phases=(PhaseShape("scalar", 1, 2, True),) if kind == "block-affine" else (),
     )
     for kernel_pass, layout, precision, gpu, alignment in itertools.product(
-        ("forward", "backward", "step", "arguments", "dropout", "filter", "filter_backward"),
+        ("forward", "backward", "step", "arguments", "joined", "dropout", "filter", "filter_backward"),
         ("BTD", "TBD", "BDT"),
         ("fp32", "bf16"),
         ("h200", "t4"),

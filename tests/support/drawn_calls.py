@@ -122,7 +122,7 @@ class Subject:
 
     @cached_property
     def is_scan(self) -> bool:
-        return self.builder.recurrence.kind == "affine-diagonal"
+        return self.builder.programs.recurrence.kind == "affine-diagonal"
 
     def has(self, name: str) -> bool:
         if name == "recurrent_bias":

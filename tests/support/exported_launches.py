@@ -294,6 +294,7 @@ class PlannedRun:
     shared: dict[str, int] = field(default_factory=dict)
     has_graphs: bool = False
     has_lanes: bool = False
+    joins_products: bool = False
 
     def begin(self, *_: Any) -> PlannedRun:
         self.shared = {}

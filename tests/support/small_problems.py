@@ -23,6 +23,7 @@ from support.round_cells import DEEP, OF_TWO_STATES, PRODUCT_ALONE, RESET_BEFORE
 from support.tangents_apart import ask_for_tangents, halves_of_gates, results_apart, without_gap
 from support.unasked import leave_out_vectors
 
+from minrnn_gen.build.joined_choice import JoinedChoice
 from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import Store
 from minrnn_gen.call import pool_checks
@@ -75,6 +76,7 @@ class WantedBuilder(EmulatedBuilder):
     """Builds, of each pass, the candidate with most of the variables wanted, and of these the one with the fewest threads."""
 
     wanted: tuple[tuple[str, int], ...] = ()
+    joins: bool = False
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
         """Return the kernel as for long sequences, whatever the sizes."""
@@ -86,6 +88,11 @@ class WantedBuilder(EmulatedBuilder):
     def projection(self) -> ProjectionChoice:
         """In the kernel of the scan where its variables are wanted, whatever the sizes."""
         return WantedProjection("channel_warpgroups" in dict(self.wanted))
+
+    @property
+    def joined(self) -> JoinedChoice:
+        """Wherever products can share an operand, where it `joins`."""
+        return JoinedChoice(is_everywhere=self.joins)
 
     def solve(self, key: KernelKey) -> Solution:
         """Return the candidates of the family that has most of the variables wanted, of several the preferred one's."""
@@ -136,23 +143,23 @@ class Problem:
     spec: tuple[tuple[str, Any], ...]
     wanted: tuple[tuple[str, int], ...]
     kernel_pass: str
-    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of
-    # a dense cell, a "whole" tile of sequences, where one ends halfway, or where most of the steps that all have are without
-    # a reset ("whole resets"), or a tile more without steps ("empty resets"); or it is of a "part" of a second tile, half of
-    # it and a step; or it has "resets", less than two rounds, and sequences that end early or have no steps; or it is "bare",
-    # without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is NaN, with resets before
-    # every step ("cut"), of all gates or of all but the last ("cut first"); or in "pieces": every row begins at a multiple of
-    # 16 bytes; or time is in "halves", each a launch, of one sequence or of a "whole" tile; or it asks for "all" states; or
-    # the states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles" of two sequences, whose
-    # states may be "slow" to change; or sequences, one of them without steps, are "packed" one behind the other; or a warp of
-    # each block comes "late"; or gradients of parameters with n values are "unasked" for; or tangents of gates lie "apart",
-    # in an array without a gradient or with one that is "asked" for; or states begin at no vector's place ("odd"), or inputs
-    # S.* of a sequence do ("odd rows"); or x is STRIDED, or GROWING has a channel of zeros. Of a filter it is "long", or of
-    # "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has "zeros" and poles
-    # beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or padding has the
-    # slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or of several
-    # tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that notes
-    # them.
+    # A call is "long", of more than two rounds of tiles; or of two "whole" ones, where a sequence ends with the first; or, of a
+    # dense cell, a "whole" tile of sequences, where one ends halfway, and x is NaN "beyond", or where most of the steps that
+    # all have are without a reset ("whole resets"), or a tile more without steps ("empty resets"); or it is of a "part" of a
+    # second tile, half of it and a step; or it has "resets", less than two rounds, and sequences that end early or have no
+    # steps; or it is "bare", without what may be left out; or "mixed", with vectors of float32 beside 16-bit storage; or R is
+    # NaN, with resets before every step ("cut"), of all gates or of all but the last ("cut first"); or in "pieces": every row
+    # begins at a multiple of 16 bytes; or time is in "halves", each a launch, of one sequence or of a "whole" tile; or it asks
+    # for "all" states; or the states of one sequence begin as "nan", every bit of them set; or it is of whole "tiles" of two
+    # sequences, whose states may be "slow" to change; or sequences, one of them without steps, are "packed" one behind the
+    # other; or a warp of each block comes "late"; or gradients of parameters with n values are "unasked" for; or tangents of
+    # gates lie "apart", in an array without a gradient or with one that is "asked" for; or states begin at no vector's place
+    # ("odd"), or inputs S.* of a sequence do ("odd rows"); or x is STRIDED, or GROWING has a channel of zeros. Of a filter it
+    # is "long", or of "whole" steps of threads, or of one "row", or of a "step", or of "groups" of tiles; or a channel has
+    # "zeros" and poles beyond 1, or "grows". Of a pool it is one of support.pools, of a form there; states may be "narrow", or
+    # padding has the slot after the last one ("beyond"). Of drafts it is rounds of them, of lengths or in a "narrow" cache, or
+    # of several tiles ("long"), or inputs S.* of a step begin at no vector's place ("odd steps"), or a call of the kernel that
+    # notes them.
     call: str
 
     def __str__(self) -> str:
@@ -160,7 +167,7 @@ class Problem:
 
 
 # The passes of the kernels of a call, where it is of several.
-PASSES_OF = {"backward": OF_BACKWARD, "pool": ("step", "slots"), "draft": ("step", "slots", "drafts")}
+PASSES_OF = {"backward": (*OF_BACKWARD, "joined"), "pool": ("step", "slots"), "draft": ("step", "slots", "drafts")}
 
 
 @dataclass
@@ -264,7 +271,8 @@ STORE = Path(tempfile.gettempdir()) / "minrnn-mutate-store"
 def prepare(problem: Problem) -> Prepared:
     """Plan, compile and run a problem as it stands; raises AssertionError where something is wrong with it."""
     spec = _spec_of({"gpu": "h200", "precision": "fp32", **dict(problem.spec)})
-    builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted)
+    joins = problem.name.startswith("joined")
+    builder = WantedBuilder(spec, target_of(spec), Store(STORE), wanted=problem.wanted, joins=joins)
     specialization = replace(builder.hinted_specialization, reverse=RUNS_REVERSED[spec.direction][0])
     kernel = InterpretedKernel(builder, (builder.build(builder.choose("forward", specialization, builder.hinted_sizes)),))
     is_complex = precision_of(spec.precision).storage_dtype.startswith("complex")
@@ -402,7 +410,7 @@ def _case_of(problem: Problem, plan: KernelPlan) -> Case:
     has_resets = "resets" in problem.call
     if plan.family == "dense":
         tile = plan.variables.get("batch_tile", 2)
-        if problem.call in ("packed", "whole", "halves whole"):
+        if problem.call in ("packed", "whole", "whole bare", "halves whole", "beyond"):
             return Case(tile + (problem.call == "packed"), DENSE_STEPS)
         if problem.call == "whole resets":
             return Case(tile, STEPS_AROUND_RESETS, True)
@@ -486,9 +494,12 @@ def _varied(inputs: Inputs, call: str, case: Case) -> Inputs:
         if call.startswith("pieces"):
             lengths[0] = case.time - 3  # within a piece, and not in the first tile
         return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
-    if call == "whole":
+    if call in ("whole", "beyond"):
         lengths = numpy.array([case.time // 2] + [case.time] * (case.batch - 1))
-        return Inputs({**inputs.forward, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
+        x = inputs.forward["x"].copy()
+        if call == "beyond":
+            x[0, case.time // 2 :] = numpy.nan
+        return Inputs({**inputs.forward, "x": x, "lengths": lengths}, inputs.dy, inputs.dstate, inputs.step)
     if call.endswith("mixed"):
         forward, step = ({name: _wider(name, one) for name, one in each.items()} for each in (inputs.forward, inputs.step))
         return Inputs(forward, inputs.dy, inputs.dstate, step)
@@ -626,6 +637,8 @@ DENSE = {
 PAIRS = {"products_per_tile": 2, "batch_tile": 4}
 TWO_WARPS, CLUSTER, GRID, TICKETS = {"time_warps": 2}, {"cluster_blocks": 2}, {"grid_blocks": 2}, {"lookback": 1}
 # Of products by warpgroups.
+# Of few inputs, which no vector of the widest copies ends with.
+JOINED: dict[str, Any] = {"input_size": 12}
 LARGE = {
     "cluster_blocks": 1, "split_k_blocks": 1, "row_tiles": 1, "split_k_warpgroups": 1, "column_groups": 1, "batch_tile": 8,
     "streams_matrix": 0,
@@ -1292,6 +1305,18 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
         ("tf32 once", ONCE | {"model": "gru", "hidden_size": 40}, DENSE | CLUSTER, "long resets", BOTH),
         ("tf32 once, odd units", ONCE | {"model": "elman", "hidden_size": 25}, DENSE, "resets", BOTH),
         ("tf32 once, shared", ONCE | {"model": "lstm", "hidden_size": 128}, DENSE | {"row_warps": 8}, "resets", BOTH),
+    ),
+    # Backwards whose products share an operand: rows of x and of the output before each step.
+    "joined": (
+        ("warps", LSTM | JOINED, DENSE, "long resets packed whole-bare mixed nan beyond", BACKWARD),
+        ("odd units", ONCE | JOINED | {"model": "elman", "hidden_size": 25}, DENSE, "long resets", BACKWARD),
+        ("cluster", LSTM | JOINED | {"layout": "TBD"}, DENSE | CLUSTER, "resets mixed", BACKWARD),
+        ("reverse", FP16 | REVERSE | JOINED | {"model": "slstm", "hidden_size": 24}, DENSE, "resets packed", BACKWARD),
+        ("fp64", FP64 | JOINED | {"model": "lstm", "hidden_size": 12}, DENSE, "resets", BACKWARD),
+        ("both directions", LSTM | JOINED | {"direction": "bidirectional"}, DENSE, "resets packed", BACKWARD),
+        ("warpgroups", LSTM | JOINED | {"hidden_size": 64}, LARGE, "long resets whole mixed", BACKWARD),
+        ("groups of columns", LSTM | JOINED, LARGE | {"column_groups": 2, "row_tiles": 2}, "resets", BACKWARD),
+        ("one by one", FP16 | JOINED | {"model": "lstm", "hidden_size": 20}, BY_THREADS, "long resets", BACKWARD),
     ),
     "large": (
         ("four products", LSTM, LARGE | {"row_tiles": 2}, "long resets whole whole-resets bare mixed cut-resets", BOTH),

@@ -47,6 +47,7 @@ class DescribingBackend:
     """Describes runs; a call of the next one has `inputs` arrays."""
 
     has_graphs = has_lanes = False
+    joins_products = True
 
     def __init__(self, kernels: PlannedKernels, inputs: int, is_symbolic: bool) -> None:
         self.kernels, self.inputs, self.is_symbolic = kernels, inputs, is_symbolic

@@ -148,7 +148,7 @@ class Partition:
         cell, precision = self.problem.cell, self.problem.precision
         storage_values, arithmetic_values = cell.step_values, 0
         if self.is_backward:
-            storage_values, arithmetic_values = storage_values + 1 + len(cell.recurrent_gates), len(cell.states)
+            storage_values, arithmetic_values = storage_values + 1 + self.problem.products_moved, len(cell.states)
             storage_values += bool(cell.rounds)  # of those of the output and of arguments each at least one has room
             # As many in a row as a warp has units, for each part of the head that it has units of.
             arithmetic_values += cell.mean_rows * means.parts_of_warp(self.problem, self.units_per_warp)
@@ -159,7 +159,7 @@ class Partition:
     def moved_bytes(self) -> float:
         """Bytes that a group reads from memory and writes to it in a step."""
         cell, units = self.problem.cell, self.row_warps * self.units_per_warp
-        written = cell.step_values + self.operand_width if self.is_backward else 1
+        written = cell.step_values + self.problem.products_moved if self.is_backward else 1
         of_block = self.row_warps * self.stage_bytes(1) + units * written * self.problem.precision.storage_bytes
         # The last units of warps may be beyond the head.
         return self.batch_tile * of_block * self.problem.head_dim / units

@@ -164,14 +164,14 @@ class WarpgroupPartition(WarpgroupTiling):
         if not self.is_backward:
             return self.tile_units * cell.step_values * precision.storage_bytes
         # The gates, the products before the step and the gradient of y, and the states before it.
-        storage_values, arithmetic_values = cell.step_values + len(cell.recurrent_gates) + 1, len(cell.states)
+        storage_values, arithmetic_values = cell.step_values + self.problem.products_moved + 1, len(cell.states)
         return self.tile_units * (storage_values * precision.storage_bytes + arithmetic_values * precision.arithmetic_bytes)
 
     @property
     def moved_bytes(self) -> float:
         """Bytes that the blocks of a group of columns read from memory and write to it in a step."""
         cell, precision = self.problem.cell, self.problem.precision
-        written = cell.step_values + self.operand_width if self.is_backward else 1
+        written = cell.step_values + self.problem.products_moved if self.is_backward else 1
         of_unit = self.stage_bytes / self.tile_units + written * precision.storage_bytes
         return self.batch_tile * self.problem.head_dim * of_unit
 

@@ -105,7 +105,7 @@ class NativeKernels:
             lowered = self.builder.programs.vectors_backward if kernel_pass == "backward" else self.builder.programs.vectors
             dtypes = (precision.arithmetic_dtype, precision.storage_dtype, x_dtype)
             return CpuVectorsPlan(kernel_pass, lowered, precision.name, *dtypes)
-        recurrence = self.builder.recurrence if self.builder.spec.scan_arithmetic == "log" else None
+        recurrence = self.builder.programs.recurrence if self.builder.spec.scan_arithmetic == "log" else None
         return _plan(self.builder.cell, kernel_pass, precision, x_dtype, self.reads_y, recurrence)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
@@ -196,25 +196,41 @@ def forward_arguments(
 
 
 @dataclass(frozen=True, slots=True)
+class ProductArrays:
+    """Products of R with the outputs of one direction, which a backward reads, and their gradients, which it writes.
+
+    `products` [rows, heads, gates of R, head_dim] and `first_products` [batch, ...]: the products of all outputs and of the
+    initial output; `dproducts` and `first_dproducts`: their gradients. `row_strides`: from a sequence and from a step to the
+    next, in rows.
+    """
+
+    products: Array
+    first_products: Array
+    dproducts: Array
+    first_dproducts: Array
+    row_strides: tuple[int, int]
+
+    def narrowed(self, start: int, count: int) -> ProductArrays:
+        """View `count` rows from `start` on."""
+        products, dproducts = (array.narrowed(0, start, count) for array in (self.products, self.dproducts))
+        return replace(self, products=products, dproducts=dproducts)
+
+
+@dataclass(frozen=True, slots=True)
 class BackwardArrays:
     """Scratch of a backward of one direction, in addition to the call's arrays: see templates/stepwise_backward.cu.j2.
 
-    `read_states`: the states after each step that it reads. `products` [rows, heads, gates of R, head_dim] and `first_products`
-    [batch, ...]: the products of all outputs and of the initial output; `dproducts` and `first_dproducts`: their gradients.
-    `arguments` [rows, hidden]: the operands of each round's products, instead of the output. `means` [rows, heads, means]: the
-    forward's means over units, where a kernel reads them. `row_strides`: from a sequence and from a step to the next, in rows.
-    In a piece of time, all arrays begin at its first step; `earlier` and `later` say whether a piece precedes and follows it.
-    The piece reads the rows of an earlier piece, and continues the sums of a later one.
+    `read_states`: the states after each step that it reads. `apart`: the products with R, None where pre-activations include
+    them. `arguments` [rows, hidden]: the operands of each round's products, instead of the output. `means` [rows, heads, ..]:
+    the forward's means over units, where a kernel reads them. In a piece of time, all arrays begin at its first step; `earlier`
+    and `later` say whether a piece precedes and follows it. The piece reads the rows of an earlier piece, and continues the
+    sums of a later one.
     """
 
     read_states: tuple[Array, ...]
     incoming: IncomingGradient
-    products: Array
-    first_products: Array
     gradients: Gradients
-    dproducts: Array
-    first_dproducts: Array
-    row_strides: tuple[int, int]
+    apart: ProductArrays | None = None
     arguments: tuple[Array, ...] = ()
     means: Array | None = None
     earlier: bool = False
@@ -239,8 +255,8 @@ def backward_arguments(
     """Return the arguments of a persistent backward; with a scratch of `stepwise_backward_begin`, without its first two."""
     import numpy
 
-    gradients, dy = arrays.gradients, arrays.incoming.dy
-    clip_type = numpy.float64 if arrays.products.dtype == "float64" else numpy.float32
+    gradients, dy, apart = arrays.gradients, arrays.incoming.dy, arrays.apart
+    clip_type = numpy.float64 if dy.dtype == "float64" else numpy.float32
     values = {
         **_inputs(names, call),
         **_left_by_forward(names, call, layout, arrays),
@@ -250,8 +266,7 @@ def backward_arguments(
         "dx": gradients.dx.address,
         **_strides(call, "dx", DENSE_X_AXES, gradients.dx, call.x_axes),
         **named("dinput", names.inputs, gradients.dinputs),
-        "dproducts": arrays.dproducts.address,
-        "first_dproducts": arrays.first_dproducts.address,
+        **({"dproducts": apart.dproducts.address, "first_dproducts": apart.first_dproducts.address} if apart else {}),
         **named("dinitial", names.states, gradients.dinitial),
         "sums": address_or_null(gradients.sums),
         "clip": clip_type(clip),
@@ -272,16 +287,17 @@ def _means(name: str, names: ArrayNames, arrays: BackwardArrays) -> dict[str, An
 
 
 def _left_by_forward(names: ArrayNames, call: Call, layout: str, arrays: BackwardArrays) -> dict[str, Any]:
-    """The states after each step that a backward reads, and the recomputed products."""
-    states = arrays.read_states
+    """The states after each step that a backward reads, and the recomputed products, if these are apart."""
+    states, apart = arrays.read_states, arrays.apart
     like_y = next(iter((*states, *call.inputs)), None)
-    return {
+    values = {
         **named("saved", names.saved_states, states),
         **_strides(call, "y", DENSE_Y_AXES, like_y, Y_AXES[layout]),
-        "products": arrays.products.address,
-        "first_products": arrays.first_products.address,
-        **stride_values("row", "bt", dict(zip("bt", arrays.row_strides, strict=True))),
     }
+    if apart:
+        values |= {"products": apart.products.address, "first_products": apart.first_products.address}
+        values |= stride_values("row", "bt", dict(zip("bt", apart.row_strides, strict=True)))
+    return values
 
 
 def _inputs(names: ArrayNames, call: Call) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class MadeAgain:
             kernel = recorder.load(recorder.choose("arguments", self.specialization, sizes_of(part)))
             arguments = recorder.new_array((rows, interface.hidden_size), interface.precision.storage_dtype, fill=fill)
             kernel.launch(arguments_launch(kernel.plan, self.names, part, interface.layout, of_run, number, arguments))
-            for product in row_products(interface, "BTD", packed, one_sequence(arguments), of_run.products, runs):
+            assert of_run.apart is not None
+            for product in row_products(interface, "BTD", packed, one_sequence(arguments), of_run.apart.products, runs):
                 recorder.multiply(product)
             made.append(arguments)
         return tuple(made)

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import NamedTuple
 
 from minrnn_gen.call.address import Address
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
-from minrnn_gen.call.interface import Y_AXES, Interface
-from minrnn_gen.call.pieces import Piece, narrowed_in_time, piece_of_call, piece_of_incoming
 from minrnn_gen.config.environment import layers_run_beside_each_other
 from minrnn_gen.gpu.graph import Scratch
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of
 from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
+from minrnn_gen.run.dense.backward import Backward, RunBack
 from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
+from minrnn_gen.run.dense.joined import JoinedProducts
 from minrnn_gen.run.dense.launch import (
     BackwardArrays,
     NamedArguments,
+    ProductArrays,
     backward_arguments,
     forward_arguments,
     persistent_launches,
@@ -42,54 +42,6 @@ from minrnn_gen.run.scan.runs import read_states, sizes_of
 
 # The number of sizes of calls whose choice is remembered.
 CHOICES_HELD = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """A backward of one direction under way: its call, y, the initial output, its arrays, and R with its heads in front."""
-
-    part: Call
-    y: Array
-    first: Array | None
-    arrays: BackwardArrays
-    packed: Address
-
-    def piece(
-        self, interface: Interface, piece: Piece, dfinal: Sequence[Array | None], dinitial: tuple[Array, ...]
-    ) -> Backward:
-        """Return a piece of this backward, which reads the gradients of its final states and writes its initial states'."""
-        part, arrays = self.part, self.arrays
-        row = piece.start * arrays.row_strides[1]
-        y_axes = Y_AXES[interface.layout]
-        of_piece = replace(
-            arrays,
-            read_states=tuple(narrowed_in_time(states, y_axes, piece) for states in arrays.read_states),
-            incoming=piece_of_incoming(interface, arrays.incoming, piece, dfinal),
-            products=arrays.products.narrowed(0, row, part.rows * piece.steps),
-            means=arrays.means.narrowed(0, row, part.rows * piece.steps) if arrays.means else None,
-            gradients=replace(
-                arrays.gradients,
-                dx=narrowed_in_time(arrays.gradients.dx, part.x_axes, piece),
-                dinitial=dinitial,
-                dinputs=tuple(narrowed_in_time(gradient, y_axes, piece) for gradient in arrays.gradients.dinputs),
-            ),
-            dproducts=arrays.dproducts.narrowed(0, row, part.rows * piece.steps),
-            earlier=piece.has_earlier,
-            later=piece.has_later,
-        )
-        initial = (None,) * len(part.initial) if piece.has_earlier else part.initial
-        return replace(self, part=piece_of_call(interface, part, piece, initial), arrays=of_piece)
-
-
-class _RunBack(NamedTuple):
-    """A pending backward of one direction: its call, the initial output, and the arrays that it reads and writes."""
-
-    part: Call
-    first: Array | None
-    outputs: Outputs
-    incoming: IncomingGradient
-    gradients: Gradients
-    dR: Array
 
 
 @dataclass(frozen=True)
@@ -139,8 +91,9 @@ class DenseRun(CellRun):
         dense = self.half if self.beside("backward", sizes) else self
         # The product of x and the weight is contiguous.
         rows = (call.R,) if call.weight is not None else (call.R, call.x)
+        added = self._joins(call)
         for reverse in self.interface.runs_reversed:
-            exact = self._specialization(replace(call, reverse=reverse), "none", *rows)
+            exact = self._specialization(replace(call, reverse=reverse), "none", *rows, products_added=added)
             dense.backend.build_ahead("backward", exact, sizes)
         if self.builder.cell_shape.makes_again:
             dense.backend.build_ahead("arguments", dense.builder.hinted_specialization, sizes)
@@ -170,29 +123,31 @@ class DenseRun(CellRun):
             sums = recorder.new_array(shape, carried, fill=None if call.batch else 0)
         written = replace(gradients, sums=sums)
         packed_shape = (interface.heads, len(interface.recurrent_gates), interface.head_dim, interface.head_dim)
-        dR = recorder.new_array((directions, *packed_shape), carried, fill=0)
+        joins = self._joins(call)
+        dR = recorder.new_array((directions, *packed_shape), carried, fill=None if joins else 0)
+        dweight = recorder.new_array(call.weight.shape, carried) if joins and call.weight else None
         if call.batch:
             first = self._initial_output(recorder, call)
-            runs = [
-                _RunBack(
-                    part,
-                    first.selected(0, run) if first is not None and interface.directions else first,
-                    outputs_of_run(interface, forward.outputs, run),
-                    incoming_of_run(interface, incoming, run),
-                    gradients_of_run(interface, projected.x_axes, written, run),
-                    dR.selected(0, run),
-                )
-                for run, part in runs_of(interface, projected)
-            ]
+            runs: list[RunBack] = []
+            for number, part in runs_of(interface, projected):
+                initial = first.selected(0, number) if first is not None and interface.directions else first
+                outputs = outputs_of_run(interface, forward.outputs, number)
+                arriving = incoming_of_run(interface, incoming, number)
+                of_run = gradients_of_run(interface, projected.x_axes, written, number)
+                joined = self._joined(call, part, outputs.y, initial, dweight, number)
+                runs.append(RunBack(part, initial, outputs, arriving, of_run, dR.selected(0, number), joined))
 
             def chosen(dense: DenseRun) -> Iterator[KernelKey]:
-                return (dense._choose_back(recorder, run.part, run.incoming, dense._read_states(run.outputs)) for run in runs)
+                return (
+                    dense._choose_back(recorder, run.part, run.incoming, dense._read_states(run.outputs), products_added=joins)
+                    for run in runs
+                )
 
             with self._on_lanes(recorder, "backward", projected, chosen) as (dense, on_lane):
                 for lane, run in enumerate(runs):
                     with on_lane(lane):
                         dense._run_back(recorder, run)
-        return WideGradients(sums, dR)
+        return WideGradients(sums, dR, weight=dweight)
 
     @contextmanager
     def _on_lanes(
@@ -264,12 +219,8 @@ class DenseRun(CellRun):
         of_run = BackwardArrays(
             self._read_states(outputs),
             incoming,
-            products,
-            first_products,
             gradients,
-            dproducts,
-            first_dproducts,
-            row_strides_of(part, interface.layout),
+            ProductArrays(products, first_products, dproducts, first_dproducts, row_strides_of(part, interface.layout)),
         )
         again = MadeAgain(interface, self.names_backward, self.gates, self.builder.hinted_specialization)
         of_run = replace(of_run, arguments=again.arguments(recorder, part, of_run, packed, None if writes_all else 0))
@@ -292,16 +243,18 @@ class DenseRun(CellRun):
     def finish_back(self, recorder: Recorder, backward: Backward, dR: Array) -> None:
         """Add up the gradient of R, of all rows at once."""
         interface, part, arrays, first = self.interface, backward.part, backward.arrays, backward.first
+        apart = arrays.apart
+        assert apart is not None
         if part.rows and part.time > 1:
             layout, of_output = interface.layout, self.gates.of_output
-            for product in recurrent_gradient(interface, layout, backward.y, arrays.dproducts, dR, of_output, recorder.loop):
+            for product in recurrent_gradient(interface, layout, backward.y, apart.dproducts, dR, of_output, recorder.loop):
                 recorder.multiply(product)
         if first is not None:
             rows = as_rows(first)
-            for product in recurrent_gradient(interface, "BTD", rows, arrays.first_dproducts, dR, self.gates.of_output):
+            for product in recurrent_gradient(interface, "BTD", rows, apart.first_dproducts, dR, self.gates.of_output):
                 recorder.multiply(product)
         for arguments, runs in zip(arrays.arguments, self.gates.rounds, strict=False):
-            for product in recurrent_gradient(interface, "BTD", one_sequence(arguments), arrays.dproducts, dR, runs):
+            for product in recurrent_gradient(interface, "BTD", one_sequence(arguments), apart.dproducts, dR, runs):
                 recorder.multiply(product)
 
     def _states_out(self, outputs: Outputs) -> StatesOut:
@@ -316,13 +269,33 @@ class DenseRun(CellRun):
         assert part.R is not None
         return self._choose(recorder, "forward", part, self._states_out(outputs), part.x, part.R, outputs.y, *part.inputs)
 
-    def _choose_back(self, recorder: Recorder, part: Call, incoming: IncomingGradient, states: tuple[Array, ...]) -> KernelKey:
+    def _choose_back(
+        self,
+        recorder: Recorder,
+        part: Call,
+        incoming: IncomingGradient,
+        states: tuple[Array, ...],
+        *,
+        products_added: bool = False,
+    ) -> KernelKey:
         assert part.R is not None
-        return self._choose(recorder, "backward", part, "none", part.x, part.R, incoming.dy, *states, *part.inputs)
+        read = (part.x, part.R, incoming.dy, *states, *part.inputs)
+        return self._choose(recorder, "backward", part, "none", *read, products_added=products_added)
 
-    def _run_back(self, recorder: Recorder, run: _RunBack) -> None:
-        part, first, outputs, incoming, gradients, dR = run
-        kernel = self._choose_back(recorder, part, incoming, self._read_states(outputs))
+    def _run_back(self, recorder: Recorder, run: RunBack) -> None:
+        part, first, outputs, incoming, gradients, dR, joined = run
+        states = self._read_states(outputs)
+        if joined:
+            R = part.R
+            assert R is not None
+            operand = joined.operand(recorder)
+            part = replace(part, x=joined.sums(recorder, operand, part.x))
+            kernel = self._choose_back(recorder, part, incoming, states, products_added=True)
+            arrays = BackwardArrays(states, incoming, gradients)
+            self.run_back(recorder, Backward(part, outputs.y, first, arrays, R.address), kernel)
+            joined.write_gradients(recorder, operand, gradients.dx, dR)
+            return
+        kernel = self._choose_back(recorder, part, incoming, states)
         is_persistent = self.backend.plan(kernel).is_persistent
         backward = self.begin_back(recorder, part, outputs, incoming, gradients, first=first, is_persistent=is_persistent)
         self.run_back(recorder, backward, kernel)
@@ -352,17 +325,42 @@ class DenseRun(CellRun):
         for launch in persistent_launches(kernel.plan, part, arguments(None), workspace, resident, recorder.loop):
             kernel.launch(launch)
 
+    def _joins(self, call: Call) -> bool:
+        """Say whether the backward of a call joins the operands of its products."""
+        if call.weight is None or not (self.backend.joins_products and call.rows and call.time and call.batch):
+            return False
+        return self.builder.joins_products(call.batch)
+
+    def _joined(
+        self, call: Call, part: Call, y: Array, first: Array | None, dweight: Array | None, run: int
+    ) -> JoinedProducts | None:
+        """The joined products of a direction, whose `part` is a call with x projected; None without `dweight` to write."""
+        if dweight is None or call.weight is None:
+            return None
+        rows = call.weight.shape[0] // len(self.interface.runs_reversed)
+        weight, of_run = (array.narrowed(0, run * rows, rows) for array in (call.weight, dweight))
+        direct = replace(part, x=call.x, x_axes=call.x_axes, weight=weight)
+        return JoinedProducts(self.interface, direct, y, first, of_run)
+
     def _choose(
-        self, recorder: Recorder, kernel_pass: KernelPass, part: Call, states_out: StatesOut, *rows: Array
+        self,
+        recorder: Recorder,
+        kernel_pass: KernelPass,
+        part: Call,
+        states_out: StatesOut,
+        *rows: Array,
+        products_added: bool = False,
     ) -> KernelKey:
         """The kernel for a call of one direction; `rows`: the arrays that it reads by a head of a row at once."""
-        return recorder.choose(kernel_pass, self._specialization(part, states_out, *rows), sizes_of(part))
+        specialization = self._specialization(part, states_out, *rows, products_added=products_added)
+        return recorder.choose(kernel_pass, specialization, sizes_of(part))
 
-    def _specialization(self, part: Call, states_out: StatesOut, *rows: Array) -> Specialization:
+    def _specialization(self, part: Call, states_out: StatesOut, *rows: Array, products_added: bool = False) -> Specialization:
         head_bytes = self.interface.head_dim * self.interface.precision.storage_bytes
         return Specialization(
             alignment_bytes=alignment_of(alignment_of_call(*rows), head_bytes),
             reverse=part.reverse,
             resets=part.sequences.resets is not None,
             states_out=states_out,
+            products_added=products_added,
         )

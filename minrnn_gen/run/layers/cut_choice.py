@@ -60,6 +60,9 @@ def choose_cut(
     has_pieces = sizes.batch and sizes.time >= PIECES[0] * PIECE_STEPS_LEAST and all(map(_has_pieces, builders))
     if layers < 2 or not has_pieces:
         return None
+    # Pieces have their products apart, which give other bits.
+    if kernel_pass == "backward" and any(builder.joins_products(sizes.batch) for builder in builders):
+        return None
     products = [Products.of(builder, kernel_pass, sizes) for builder in builders]
     one_by_one_us = layers * expected_of(builders[-1], kernel_pass, sizes).us
     one_by_one_us += sum(product.us(gpu, is_cut=False) for product in products)

@@ -10,7 +10,8 @@ from minrnn_gen.call.array import Array
 from minrnn_gen.call.interface import Interface
 from minrnn_gen.call.pieces import Piece, narrowed_in_time
 from minrnn_gen.run.backend import Recorder
-from minrnn_gen.run.dense.runs import Backward, DenseRun
+from minrnn_gen.run.dense.backward import Backward
+from minrnn_gen.run.dense.runs import DenseRun
 from minrnn_gen.run.layers.dropout import Dropout
 from minrnn_gen.run.projection import weight_gradient, x_gradient_of_piece
 

@@ -70,6 +70,7 @@ class PlannedBackend:
     """A backend that describes runs of calls with `inputs` slots, and performs none; `program` is that of the last run."""
 
     has_graphs = has_lanes = False
+    joins_products = True
     program: Program
 
     def __init__(self, kernels: PlannedOnly, inputs: int) -> None:
