@@ -26,8 +26,8 @@ GROUP_TILES = 32
 TILE_STATES_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_TILE_STATE = 5
 
-# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/lab-notes.md), these two and the cycles of an
-# instruction to drawn problems, too. What prepares the arguments of special functions shows where a cell has nine, as rg_lru.
+# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/lab-notes.md), the next two and the cycles
+# of an instruction to drawn problems, too. What prepares the arguments of special functions shows in rg_lru, which has nine.
 INSTRUCTIONS_PER_TRANSCENDENTAL = 2.5
 TEXT_NS_PER_OPERATION = 11.0  # several instructions, read from memory where the first tile needs them
 INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for

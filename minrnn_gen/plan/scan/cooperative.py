@@ -131,9 +131,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds.
 
-    `chain`: the consecutive tiles of a block, each with the instructions and waits of its warps, and the special functions, whose
-    rate all warps of an SM share. `launch`: includes the launch that fills the workspace with ones. `fill_and_drain`: what does
-    not overlap at both ends.
+    `chain`: the consecutive tiles of a block, each with the instructions and waits of its warps, and the special functions of
+    all warps of the SM. `launch`: includes the launch that fills the workspace with ones. `fill_and_drain`: what does not
+    overlap at both ends.
     """
     block, gpu, kernel_pass = resources(problem, candidate), problem.gpu, problem.kernel_pass
     channels_per_lane, time_warps = candidate["channels_per_lane"], candidate["time_warps"]

@@ -21,8 +21,8 @@ DOUBLE_BYTES, COUNTER_BYTES, VECTOR_BYTES = 8, 4, 16
 REGISTERS = {"filter": (48, 72, 96, 112), "filter_backward": (80, 96, 112, 128)}
 # Per group of tiles: its last tile publishes the state after it, and the first tile of the next group reads it.
 L2_TRIPS_PER_GROUP = 2.0
-# Latency of a tile: for each entry of a power, and for each state at each of a thread's steps. Fitted to nine drawn problems on an
-# H200 (docs/lab-notes.md), as are the next two.
+# Latency of a tile: for each entry of a power, and for each state at each of a thread's steps. Fitted to nine drawn problems on
+# an H200 (docs/lab-notes.md), as are the next two.
 CYCLES_PER_ENTRY, CYCLES_PER_STATE = 340.0, 40.0
 # Of a tile for each entry of a power, whatever the tile's threads: blocks of an SM add up.
 SM_CYCLES_PER_ENTRY = 52.0
@@ -33,8 +33,8 @@ CYCLES_OF_START = 28_500.0
 PRODUCTS_PER_STATE, PRODUCTS_PER_SM_CYCLE = 4, 64
 ARRAYS = {"filter": 2, "filter_backward": 4}
 READ = {"filter": 1, "filter_backward": 3}
-# Powers of the recursion, a matrix for each lane: for the steps of a lane, of a warp and of a tile. Half the lanes multiply their
-# own at each of the levels, which read it and write it.
+# Powers of the recursion, a matrix for each lane: for the steps of a lane, of a warp and of a tile. At each of the levels half
+# the lanes multiply their own, which they read and write.
 TABLES, LEVELS = 3, 5
 BANKS, BANK_BYTES = 32, 4
 # One for each lane of the warp that reads what they publish.
