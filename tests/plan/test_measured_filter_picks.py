@@ -17,7 +17,7 @@ from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.plan.scan import filter as filters
 from minrnn_gen.raw_scan.filter_kernels import filter_builder
 
-RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "filter_candidates_h200.json"
+RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "filter_times_h200.json"
 MEASURED: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
 # Of what was measured (docs/lab-notes.md), and what the cost model was fitted to.
 MEDIAN_MOST, WORST_MOST = 1.03, 1.10
