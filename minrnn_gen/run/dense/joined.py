@@ -21,6 +21,7 @@ from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.gpu.cublas import Matrix, Product, factor
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Sizes, alignment_of
+from minrnn_gen.precision import Precision
 from minrnn_gen.program.number import divided_up, divisor_of, least
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.dense.launch import row_strides_of
@@ -149,6 +150,11 @@ class JoinedProducts:
         steps = [self.call.x.shape[-1], self.interface.hidden_size, *self.y.strides[:-1]]
         offsets += [divisor_of(step) * self.y.itemsize for step in steps]
         return Specialization(max(alignment_of(*offsets), self.y.itemsize))
+
+
+def joined_specialization(inputs: int, units: int, precision: Precision) -> Specialization:
+    """Return the specialization of joined rows of x and of the output, in arrays without gaps."""
+    return Specialization(alignment_of(*(size * precision.storage_bytes for size in (inputs, units))))
 
 
 def _as_matrix(R: Array, rows: int) -> Array:

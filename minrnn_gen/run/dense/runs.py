@@ -20,7 +20,7 @@ from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.dense.backward import Backward, RunBack
 from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
-from minrnn_gen.run.dense.joined import JoinedProducts
+from minrnn_gen.run.dense.joined import JoinedProducts, joined_specialization
 from minrnn_gen.run.dense.launch import (
     BackwardArrays,
     NamedArguments,
@@ -95,6 +95,9 @@ class DenseRun(CellRun):
         for reverse in self.interface.runs_reversed:
             exact = self._specialization(replace(call, reverse=reverse), "none", *rows, products_added=added)
             dense.backend.build_ahead("backward", exact, sizes)
+        if added:
+            joined = joined_specialization(call.x.shape[-1], self.interface.hidden_size, self.interface.precision)
+            dense.backend.build_ahead("joined", joined, sizes)
         if self.builder.cell_shape.makes_again:
             dense.backend.build_ahead("arguments", dense.builder.hinted_specialization, sizes)
 
