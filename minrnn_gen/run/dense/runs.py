@@ -292,7 +292,7 @@ class DenseRun(CellRun):
             R = part.R
             assert R is not None
             operand = joined.operand(recorder)
-            part = replace(part, x=joined.sums(recorder, operand, part.x))
+            part = replace(part, x=joined.sums(recorder, operand))
             kernel = self._choose_back(recorder, part, incoming, states, products_added=True)
             arrays = BackwardArrays(states, incoming, gradients)
             self.run_back(recorder, Backward(part, outputs.y, first, arrays, R.address), kernel)
@@ -343,7 +343,7 @@ class DenseRun(CellRun):
         rows = call.weight.shape[0] // len(self.interface.runs_reversed)
         weight, of_run = (array.narrowed(0, run * rows, rows) for array in (call.weight, dweight))
         direct = replace(part, x=call.x, x_axes=call.x_axes, weight=weight)
-        return JoinedProducts(self.interface, direct, y, first, of_run)
+        return JoinedProducts(self.interface, direct, part, y, first, of_run)
 
     def _choose(
         self,
