@@ -136,12 +136,12 @@ def _factors(expression: Expr, known: Mapping[str, _Factors | None]) -> _Factors
             sign = 1 if name == "add" else -1
             total = {second: left.get(second, 0) + sign * right.get(second, Fraction()) for second in left | right}
             return {second: factor for second, factor in total.items() if factor}
-        case ("negate", _, [dict() as one], _):
-            return {second: -factor for second, factor in one.items()}
+        case ("negate", _, [dict() as inner], _):
+            return {second: -factor for second, factor in inner.items()}
         case ("multiply", _, [dict() as left, dict() as right], [number]):
             return {second: factor * number for second, factor in (left | right).items()}
-        case (_, "detach", [dict() as one], _):
-            return one
+        case (_, "detach", [dict() as inner], _):
+            return inner
     return None
 
 

@@ -48,8 +48,8 @@ class TunedLookup:
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the best known candidate for the problem, or for the nearest sizes on the same GPU."""
-        found = ((setting, self.history.best(setting)) for setting in self._settings(problem, cell_digest))
-        setting, best = next(((setting, best) for setting, best in found if best), (None, None))
+        bests = ((setting, self.history.best(setting)) for setting in self._settings(problem, cell_digest))
+        setting, best = next(((setting, best) for setting, best in bests if best), (None, None))
         if best is None:
             return None
         where = best.setting.device
@@ -74,7 +74,7 @@ class TunedLookup:
     def _settings(self, problem: Problem, cell_digest: str) -> Iterator[Setting]:
         """Yield the settings whose measurements count, the problem's own first."""
         here = problem.gpu.name == self.gpu
-        own = setting_of(
+        setting = setting_of(
             problem,
             cell_digest,
             device=self.device if here else "",
@@ -82,7 +82,7 @@ class TunedLookup:
             toolchain=toolchain_version() or "",
             sources=templates_digest(),
         )
-        return (replace(own, specialization=one) for one in _counting_for(problem.specialization))
+        return (replace(setting, specialization=counting) for counting in _counting_for(problem.specialization))
 
     def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Run the choice on the GPU, where there is one to run it on; a wrong choice is remembered as wrong.
