@@ -43,7 +43,8 @@ def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes
         raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
     if kernel_pass == "forward" and (projected := projected_at(builder, sizes)):
         return projected
-    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
+    joins = kernel_pass == "backward" and builder.joins_products(sizes.batch)
+    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0], products_added=joins)
 
 
 def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:

@@ -31,8 +31,9 @@ from minrnn_gen.interpret.verify import backward_of, forward_of, share_of
 from minrnn_gen.kernel import Kernel
 from minrnn_gen.plan.problem import Sizes
 from minrnn_gen.precision import error_allowed
-from minrnn_gen.run.ahead import passes_of
+from minrnn_gen.run.ahead import passes_of, plain_specialization
 from minrnn_gen.run.kernels import CompiledKernels
+from minrnn_gen.run.recording.plain_program import plain_program
 from minrnn_gen.run.target import target_of
 
 LAYER = {"model": "lstm", "hidden_size": 128, "input_size": 64, "precision": "bf16", "gpu": "h200"}
@@ -119,6 +120,13 @@ def test_cells_layers_and_sizes_that_are_joined() -> None:
 def _asked(model: str) -> tuple[CellPrograms, Any]:
     builder = builder_of(model=model, precision="fp32")
     return builder.programs, builder.target.profile
+
+
+def test_what_is_explained_is_what_calls_run() -> None:
+    builder = builder_of()
+    for batch, added in ((MANY, True), (MANY - 1, False)):
+        assert plain_specialization(builder, "backward", Sizes(batch, 9)).products_added == added
+        assert ("joined" in plain_program(builder, "backward", Sizes(batch, 9))) == added
 
 
 def test_a_share_of_the_gpu_runs_what_the_whole_chose() -> None:
