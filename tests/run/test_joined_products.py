@@ -219,7 +219,7 @@ def drawn_inputs(draw: st.DrawFn, kernel: InterpretedKernel) -> Inputs:
 @pytest.mark.skipif(not HAS_COMPILER, reason="the kernels' text is compiled by a host C++ compiler, and there is none")
 @pytest.mark.usefixtures("cache_of_emulated_kernels")
 @pytest.mark.parametrize("number", one_in(2, range(len(SPECS))))
-@settings(max_examples=examples(24))
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_gradients_are_those_of_products_apart_and_of_fp64(number: int, data: st.DataObject) -> None:
     joined, apart, exact = kernels_of(number)
