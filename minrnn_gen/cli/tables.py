@@ -37,7 +37,7 @@ class Table:
         self.rows.append((*texts, *[""] * (len(self.headings) - len(texts))))
 
     def plain(self) -> list[str]:
-        """Return the lines, each as wide as the table."""
+        """Return the lines, without trailing blanks, which a narrow terminal would wrap into empty lines."""
         rows = [self.headings, *self.rows] if self.headings else self.rows
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         if not self.headings and widths:
@@ -49,7 +49,7 @@ class Table:
             for text, (width, is_right) in zip(row, columns, strict=True):
                 yield text.rjust(width) if is_right else text.ljust(width)
 
-        return [(" " * _GAP).join(placed(row)) for row in rows]
+        return [(" " * _GAP).join(placed(row)).rstrip() for row in rows]
 
     def __rich__(self) -> RichTable:
         from rich.table import Table as RichTable
