@@ -29,7 +29,7 @@ def named_reset_states(interface: Interface, reset_states: Any, resets: Any) -> 
     for name in interface.states:
         if named.get(name) is None:
             raise BadInput(
-                f"reset_states is without '{name}'; give all of {', '.join(interface.states)}, or leave it out for zeros"
+                f"reset_states lacks '{name}'; give all of {', '.join(interface.states)}, or leave it out for zeros"
             )
     return named
 

@@ -71,7 +71,7 @@ def _architecture(
 
 
 def _with_names_of_torch(made: Architecture, hidden_size: int, proj_size: int) -> Architecture:
-    """Return the architecture of layers with `proj_size`, whose gates of the output torch has in one matrix and one bias."""
+    """Return the architecture of layers with `proj_size`: torch has the output's gates as one matrix and one bias."""
     layers, shapes = [], dict[str, tuple[int, ...]]()
     for layer in made.names:
         directed = []

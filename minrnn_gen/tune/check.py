@@ -56,7 +56,7 @@ class ResultsInMemory:
     results: list[Result] = field(default_factory=list)
 
     def known(self, _setting: Setting) -> Sequence[Result]:
-        """Return nothing: a check reports only its own measurements."""
+        """Return no history: a check reports only its own measurements."""
         return ()
 
     def add(self, results: Sequence[Result]) -> None:
