@@ -123,7 +123,7 @@ def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: 
     for name, place in norm_uses.items():
         if vectors:
             raise place.error(
-                f"{name} is over units, which a cell with the axis n cannot be; leave it out, or list every state and "
+                f"{name} is over units, which cells with the axis n do not support; leave it out, or list every state and "
                 "parameter with one value per channel"
             )
         if not product_uses:
