@@ -289,7 +289,7 @@ class Store:
         return None
 
     def _discard_damaged(self, path: Path, reason: object) -> None:
-        _notice(f"{path}: damaged ({reason}); it is removed, to be made again")
+        _notice(f"{path}: damaged ({reason}); it is removed, to be rebuilt")
         self._discard(path)
 
     def _placed(self, scratch: Path, path: Path, entry: Entry) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -100,7 +101,13 @@ class Screen:
         from rich.console import Console
 
         # Every text is taken as it is: what users named may look like markup.
-        Console(markup=False, highlight=False, emoji=False, width=self._width, height=self._height).print(shown, **how)
+        screen = Console(markup=False, highlight=False, emoji=False, width=self._width, height=self._height)
+        if not self._is_plain:
+            screen.print(shown, **how)
+            return
+        with screen.capture() as printed:
+            screen.print(shown, **how)
+        sys.stdout.write(re.sub(r" +$", "", printed.get(), flags=re.MULTILINE))
 
     def _fits(self, line: str) -> bool:
         return len(line) <= self._width and line.isascii() and line.isprintable()
