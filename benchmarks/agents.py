@@ -7,7 +7,7 @@ that ours with resets takes. Errors are those of y against float64, for the firs
 the PPO update of CleanRL's `ppo_atari_lstm.py` at its sizes, with the loop over steps and with one call, by the host's clock.
 
 All kernels are compiled first, in as many processes as there are cores: TorchRL's have some dozen candidates each, which would
-take minutes one by one. `--compile` compiles them and stops; `--only GRU` leaves out all else.
+take minutes one by one. `--compile` compiles them and stops, and `--compiled` finds them there; `--only GRU` leaves out the rest.
 """
 
 from __future__ import annotations
@@ -260,12 +260,14 @@ if __name__ == "__main__":
     _allow_tf32()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.agents")
     parser.add_argument("--compile", action="store_true", help="compile all kernels and stop")
+    parser.add_argument("--compiled", action="store_true", help="compile nothing ahead: a run with --compile did")
     parser.add_argument(
         "--only", choices=sorted({layer.kind for layer in LAYERS}), help="layers of this kind, without the update"
     )
     options = parser.parse_args()
     asked = [layer for layer in LAYERS if options.only in (None, layer.kind)]
-    compile_ahead(asked, with_update=options.only is None)
+    if not options.compiled:
+        compile_ahead(asked, with_update=options.only is None)
     if not options.compile:
         if options.only is None:
             measure_update()

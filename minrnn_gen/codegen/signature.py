@@ -259,7 +259,7 @@ def _groups(variant: Variant) -> Parameters:
 
 
 def _persistent_forward(variant: Variant, names: ArrayNames) -> Parameters:
-    yield from _dense_forward(names, variant.kept_type, "; absent where none are kept")
+    yield from _dense_forward(names, variant.kept_type, ", or null; absent where none are kept")
     yield from states_out_of("final", names, "outputs.final")
     yield from sizes_of("batch", "time")
     yield from _groups(variant)

@@ -27,6 +27,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
 from minrnn_gen.run.in_place import InPlace
+from minrnn_gen.run.kept import StatesAsked
 from minrnn_gen.run.recording.replay import Trace
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
@@ -46,11 +47,13 @@ class Run(Protocol):
     @property
     def preactivation_dtype(self) -> str: ...
 
-    def states_dtype(self, states_out: StatesOut, saves: bool, /) -> str | None: ...
+    def states_dtype(self, states_out: StatesAsked, saves: bool, /) -> str | None: ...
+
+    def states_written(self, states_out: StatesAsked, /) -> tuple[str, ...]: ...
 
     def products_shape(self, rows: int, time: int, /) -> tuple[int, ...]: ...
 
-    def forward(self, call: Call, states_out: StatesOut, saves: bool, of_layer: bool, /) -> Forward: ...
+    def forward(self, call: Call, asked: StatesAsked, saves: bool, of_layer: bool, /) -> Forward: ...
 
     def step(self, call: Call, /) -> StepResult: ...
 
@@ -222,7 +225,7 @@ class Executor:
         checked = check_gradient(self.interface, memory.inspect, forward.outputs.y, dy, dstate, forward.call.batch)
         return self.cpu.record_backward(flat, forward, checked, reads_x)
 
-    def _restored(self, states_out: StatesOut, flat: KeyedArrays, slots: BackwardSlots) -> RestoredBackward | None:
+    def _restored(self, states_out: StatesAsked, flat: KeyedArrays, slots: BackwardSlots) -> RestoredBackward | None:
         """Return the backward of a forward, restored from the inputs and results in `slots`, if its trace is kept."""
         arrays = flat.arrays
         call = keyed(("forward", states_out, True, False), arrays[slots.inputs])
@@ -371,21 +374,22 @@ class Executor:
         # Slots in host memory are checked, call by call.
         return None if is_on_cpu(arguments.x) else keyed(operation, flat + pool.arrays)
 
-    def _states_out(self, all_states: bool, saves: bool) -> StatesOut:
-        """Return the dtype in which a forward writes the states after every step."""
+    def _states_out(self, all_states: bool, saves: bool) -> StatesAsked:
+        """Return which states a forward writes after every step, and in which dtype."""
         if all_states:
             return "arithmetic"
         if not (saves and self._backward_reads_states):
             return "none"
-        return "arithmetic" if self.interface.recurrent_gates else "storage"
+        return "read" if self.interface.recurrent_gates else "storage"
 
     @cached_property
     def _backward_reads_states(self) -> bool:
         return bool(self.builder.lowered_backward.needs_saved_states)
 
     def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
-        interface, dtype = self.interface, run.states_dtype(self._states_out(all_states, True), True)
-        layouts = [] if dtype is None else [(interface.states_shape(name, batch, time), dtype) for name in interface.states]
+        interface, asked = self.interface, self._states_out(all_states, True)
+        dtype, names = run.states_dtype(asked, True), run.states_written(asked)
+        layouts = [] if dtype is None else [(interface.states_shape(name, batch, time), dtype) for name in names]
         if shape := run.products_shape(batch, time):
             layouts.append((shape, interface.precision.arithmetic_dtype))
         if interface.input_size:

@@ -26,6 +26,7 @@ from minrnn_gen.run.dense.direction_choice import DirectionsChoice
 from minrnn_gen.run.drafts import Draft
 from minrnn_gen.run.ending import in_slots, of_layers
 from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.kept import StatesAsked, states_read
 from minrnn_gen.run.projection import projection, weight_gradient, x_gradient
 from minrnn_gen.run.recording.replay import ByKey, Finished, Trace, TraceCache, without_slots
 from minrnn_gen.run.saved import Forward
@@ -74,12 +75,17 @@ class GpuRun:
         """The dtype of x once it is projected."""
         return self._interface.precision.storage_dtype
 
-    def states_dtype(self, states_out: StatesOut, _saves: bool) -> str | None:
+    def states_dtype(self, states_out: StatesAsked, _saves: bool) -> str | None:
         """The dtype in which a forward writes states, or None where it writes none."""
         precision = self._interface.precision
         if self._interface.has_vectors and states_out == "storage":
             return None  # a backward computes them again
-        return {"none": None, "storage": precision.storage_dtype, "arithmetic": precision.arithmetic_dtype}[states_out]
+        kept, rounded = precision.arithmetic_dtype, precision.storage_dtype
+        return {"none": None, "storage": rounded, "arithmetic": kept, "read": kept}[states_out]
+
+    def states_written(self, states_out: StatesAsked) -> tuple[str, ...]:
+        """The names of the states that a forward writes, if it writes any."""
+        return states_read(self._builder) if states_out == "read" else self._interface.states
 
     @staticmethod
     def products_shape(_rows: int, _time: int) -> tuple[int, ...]:
@@ -87,17 +93,18 @@ class GpuRun:
         return ()
 
     def forward(
-        self, call: Call, states_out: StatesOut, saves: bool, of_layer: bool = False, into: Sequence[Array] = ()
+        self, call: Call, asked: StatesAsked, saves: bool, of_layer: bool = False, into: Sequence[Array] = ()
     ) -> Forward:
-        """Run over time; `states_out`: the dtype in which the states after every step are written; `saves`: for a backward.
+        """Run over time; `asked`: which states after every step are written, and in which dtype; `saves`: for a backward.
 
         `into`: existing arrays for y and these states, written except beyond lengths. `of_layer`: final states may be in the
         dtype of y, with a leading axis of 1 where they have no axis of directions.
         """
         if saves:
             self._cells.expect_backward(call)
-        interface = self._interface
+        interface, written = self._interface, self.states_written(asked)
         storage, carried = interface.precision.storage_dtype, interface.precision.arithmetic_dtype
+        states_out: StatesOut = "arithmetic" if asked == "read" else asked
         if interface.has_vectors:
             states_out = "none" if states_out == "storage" else states_out
         elif storage == carried and states_out != "none":
@@ -106,7 +113,7 @@ class GpuRun:
         # Kernels write nothing beyond a length.
         fill = None if call.sequences.lengths is None else 0
         shape = interface.y_shape(call.rows, call.time)
-        kept = [interface.states_shape(name, call.rows, call.time) for name in interface.states]
+        kept = [interface.states_shape(name, call.rows, call.time) for name in written]
         states_dtype = self.states_dtype(states_out, saves)
         recorder = self._backend.begin(call.x, call.keyed, (*call.flat(), *into))
         y, *kept_arrays = into or (

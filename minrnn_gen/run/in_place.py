@@ -17,8 +17,8 @@ from minrnn_gen.call.key import KeyedArrays, keyed
 from minrnn_gen.call.results import ForwardResult
 from minrnn_gen.call.validate import check_call, check_dtype, check_exact_shape
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.gpu import GpuRun
+from minrnn_gen.run.kept import StatesAsked
 from minrnn_gen.run.saved import Forward
 
 
@@ -32,7 +32,7 @@ class InPlace:
     interface: Interface
     gpu: GpuRun
 
-    def forward(self, arrays: Sequence[Any], into: Sequence[Any], states_out: StatesOut) -> ForwardResult:
+    def forward(self, arrays: Sequence[Any], into: Sequence[Any], states_out: StatesAsked) -> ForwardResult:
         """Run a call, its arrays by slot, over time; write `into` y and the states of `states_out`."""
         call_key = keyed(("forward in place", states_out), [*arrays, *into])
         replay = self.gpu.forwards.replay(call_key)
@@ -42,12 +42,12 @@ class InPlace:
         written = self._described(call, into)
         check_dtype(written[0], (self.interface.precision.storage_dtype,))
         check_exact_shape(written[0], self.interface.y_shape(call.rows, call.time))
-        for name, array in zip(self.interface.states, written[1:], strict=False):  # those that `states_out` asks for
+        for name, array in zip(self.gpu.states_written(states_out), written[1:], strict=False):  # those that it asks for
             check_exact_shape(array, self.interface.states_shape(name, call.rows, call.time))
         return self.gpu.forward(call, states_out, False, into=written).result
 
     def backward(
-        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], dx: Any, states_out: StatesOut
+        self, arrays: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any], dx: Any, states_out: StatesAsked
     ) -> AnyGradients:
         """Run a call, its arrays by slot, against time, and write the gradient of x into `dx`.
 

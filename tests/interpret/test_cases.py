@@ -38,7 +38,7 @@ def together(plan: KernelPlan) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("spec", "ways"),
     [
-        ({"model": "min_gru", "hidden_size": 512, "precision": "bf16"}, {"lookback", "cluster_blocks", "time_warps"}),
+        ({"model": "min_gru", "hidden_size": 256, "precision": "bf16"}, {"lookback", "cluster_blocks", "time_warps"}),
         ({"model": "min_gru", "hidden_size": 3, "layout": "BDT"}, {"lookback", "time_warps"}),
         ({"model": "gru", "hidden_size": 64, "precision": "fp32"}, {"cluster_blocks", "split_k_warps"}),
     ],

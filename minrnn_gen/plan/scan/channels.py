@@ -26,23 +26,23 @@ GROUP_TILES = 32
 TILE_STATES_PER_SEGMENT_MAX = 4  # more under way at once cost more registers than the steps of a tile
 REGISTERS_PER_TILE_STATE = 5
 
-# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/lab-notes.md). There is nothing for the
-# special functions but their own time: what prepares their arguments did not show.
-INSTRUCTIONS_PER_TRANSCENDENTAL = 0.0
+# What follows was fitted to the candidates of 42 passes of problems on an H200 (docs/lab-notes.md), the next two and the cycles
+# of an instruction to drawn problems, too. What prepares the arguments of special functions shows in rg_lru, which has nine.
+INSTRUCTIONS_PER_TRANSCENDENTAL = 2.5
+TEXT_NS_PER_OPERATION = 11.0  # several instructions, read from memory where the first tile needs them
 INSTRUCTIONS_PER_SHUFFLE = 33.0  # a pair exchanged and composed, and waited for
 INSTRUCTIONS_PER_CLUSTER_BLOCK = 12.0  # a block's aggregate sent, received and applied
 INSTRUCTIONS_PER_FOLD = 6.12  # one warp's aggregate read and applied
 INSTRUCTIONS_PER_ROUND = {"forward": 67.0, "backward": 370.0}  # of a cluster, besides
 PARTITIONS = 4
 # Of one warp. Those that share a partition's scheduler fill each other's waits: a tile takes longer by a power of their number.
-CYCLES_PER_INSTRUCTION, WARPS_POWER = 3.3, 0.5
+CYCLES_PER_INSTRUCTION, WARPS_POWER = 2.7, 0.5
 SHARED_WAVE_BYTES = 128  # 32 banks of 4 bytes (CUDA C++ Programming Guide, shared memory of compute capability 5.x and on)
 # A tile state published and read through L2, and the wait for the slowest of the tiles before it.
 CYCLES_PER_HANDOVER = 7550.0
 # What follows was fitted to problems drawn on an H100, too. The blocks of an SM exchange one after the other: rg_lru 55 x 2,284
 # x 160 takes 265 us backward with tiles of one warp and 170 with tiles of four, however many blocks a cluster has.
 CYCLES_PER_CLUSTER_TILE = 68.0
-TEXT_NS_PER_OPERATION = 15.0  # several instructions, read from memory where the first tile needs them
 # For each doubling of the bytes in flight, where blocks read rows of one burst, without a cluster that keeps them together.
 NARROW_EXCESS_SHARE = 0.15
 CLUSTER_EXCESS_SHARE = {"forward": 0.0, "backward": -0.08}  # blocks of a cluster read rows next to each other

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
+from minrnn_gen.plan.kernel_plan import OVERLAP_NORM
 from minrnn_gen.plan.limits import Quantity
 from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum, where
 from minrnn_gen.plan.problem import Problem
@@ -130,8 +131,9 @@ def resources(problem: Problem, candidate: Candidate) -> Resources:
 def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]:
     """Return the cost model's terms in microseconds.
 
-    `chain`: the consecutive tiles of a block, each with the instructions and waits of its warps. `launch`: includes the launch
-    that fills the workspace with ones. `fill_and_drain`: what does not overlap at both ends.
+    `chain`: the consecutive tiles of a block, each with the instructions and waits of its warps, and the special functions of
+    all warps of the SM. `launch`: includes the launch that fills the workspace with ones. `fill_and_drain`: what does not
+    overlap at both ends.
     """
     block, gpu, kernel_pass = resources(problem, candidate), problem.gpu, problem.kernel_pass
     channels_per_lane, time_warps = candidate["channels_per_lane"], candidate["time_warps"]
@@ -142,16 +144,22 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
     column_blocks = maximum(1, minimum(resident // columns, tiles))
     rounds = ceil(columns * column_blocks / resident)
     elements = candidate["steps_per_lane"] * channels_per_lane
-    of_warp = (
-        elements * gpu_rates.operations_per_element(problem) * CYCLES_PER_OPERATION[kernel_pass]
-        + time_warps * channels_per_lane * len(problem.cell.states) * CYCLES_PER_FOLD[kernel_pass]
-    )
+    operations = elements * gpu_rates.operations_per_element(problem) * CYCLES_PER_OPERATION[kernel_pass]
+    folds = time_warps * channels_per_lane * len(problem.cell.states) * CYCLES_PER_FOLD[kernel_pass]
     warps_per_scheduler = maximum(1.0, time_warps * block.blocks_per_sm / gpu.partitions_per_sm)
+    sharing = warps_per_scheduler ** WARPS_POWER[kernel_pass]
+    on_sm = minimum(block.blocks_per_sm, ceil(columns * column_blocks / gpu.sm_count))
+    functions = on_sm * time_warps * elements * problem.cell.transcendental_count * limits.WARP_LANES
+    # Neither hides the other quite, as in `total_us`.
+    of_elements = (
+        (operations * sharing) ** OVERLAP_NORM + (functions / gpu_rates.transcendentals_per_sm_cycle(gpu)) ** OVERLAP_NORM
+    ) ** (1 / OVERLAP_NORM)
     is_shared = minimum(column_blocks - 1, 1)
     of_tile = (
         CYCLES_PER_TILE[kernel_pass]
         + is_shared * CYCLES_PER_SHARED_TILE[kernel_pass]
-        + of_warp * warps_per_scheduler ** WARPS_POWER[kernel_pass]
+        + of_elements
+        + folds * sharing
         + (column_blocks - 1) / time_warps * CYCLES_PER_READ[kernel_pass]
     )
     iterations = rounds * (ceil(tiles / column_blocks) + candidate["lag"])

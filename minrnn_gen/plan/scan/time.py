@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from minrnn_gen.plan import gpu_rates, limits
 from minrnn_gen.plan.limits import Quantity
-from minrnn_gen.plan.many_sizes import Amount, ceil, maximum, minimum
+from minrnn_gen.plan.many_sizes import Amount, ceil, log2, maximum, minimum
 from minrnn_gen.plan.problem import WIDEST_COPY_BYTES, Problem
 from minrnn_gen.plan.scan import cost
 from minrnn_gen.plan.solver import Candidate, Constraint, Family, Resources, can_copy_asynchronously
@@ -46,6 +46,9 @@ INSTRUCTIONS_PER_COLUMN = 20.0  # its states, constants and ends
 CYCLES_PER_TILE = 54.0
 CYCLES_PER_INSTRUCTION = 1.3  # of one warp by itself
 CYCLES_PER_BARRIER_WARP = 50.0
+# Copies of less than 16 bytes go through L1 (PTX ISA, cp.async), and each of a warp's touches all lines of its tile, which have
+# to stay for the next one. Tiles of an SM beyond so many bytes are partly read again: by this share for each doubling.
+L1_BYTES_OF_TILES, REFETCHED_SHARE = 32 * 1024, 0.4
 # No power of what is missing: as long as the latency is hidden at all (Little's law), fewer bytes in flight are as good.
 MEMORY = cost.MemoryModel(
     wanted_per_read={"forward": 2.0, "backward": 2.2},
@@ -219,6 +222,10 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
         blocks = minimum(problem.gpu.sm_count * block.blocks_per_sm, -(-tiles // warps))
         steps_at_once = maximum(1, block.tile_steps * blocks * warps // columns)
     at_once, in_flight_bytes = problem.gpu.sm_count * block.blocks_per_sm, block.shared_map["stages"]
+    refetched: Amount = 0.0
+    if can_copy_asynchronously(problem) and problem.specialization.alignment_bytes < WIDEST_COPY_BYTES:
+        tiles_bytes = minimum(block.blocks_per_sm, ceil(blocks / problem.gpu.sm_count)) * in_flight_bytes / stages
+        refetched = REFETCHED_SHARE * log2(maximum(1.0, tiles_bytes / L1_BYTES_OF_TILES))
     terms = cost.predicted_us(
         problem,
         cost.TiledWork(
@@ -235,6 +242,7 @@ def predicted_us(problem: Problem, candidate: Candidate) -> Mapping[str, Amount]
             full_congestion=cost.congestion_of(problem, MEMORY, at_once, in_flight_bytes),
         ),
     )
+    terms = {**terms, "memory": terms["memory"] * (1 + refetched)}
     if not lookback:
         return terms
     first_numbers_us = stages * gpu_rates.CYCLES_PER_L2_TRIP / (problem.gpu.sm_clock_hz / 1e6)

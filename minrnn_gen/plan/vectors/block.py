@@ -197,7 +197,7 @@ class Block:
         return REGISTERS_FIXED[problem.kernel_pass] + under_way + words * (of_value * self.values + narrow + temporaries)
 
     def registers_compiled(self) -> int:
-        """Return how many a forward takes, within 10 of 120 compiled kernels of selective scans (root mean square).
+        """Return how many a forward takes, within 15 of 501 compiled kernels of selective scans (root mean square).
 
         The estimate has what all steps at once read of S.*, which the compiler loads one step after the other, and is 17 off.
         """

@@ -27,13 +27,13 @@ from minrnn_gen.cpu.recurrence import ScanMethod, Values
 from minrnn_gen.cpu.scan import ScanGradients, run_scan, run_scan_backward
 from minrnn_gen.cpu.steps import StepsGradients, run_steps, run_steps_backward
 from minrnn_gen.gpu import memory
-from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.cpu import views
 from minrnn_gen.run.cpu.native_run import NativeRun
 from minrnn_gen.run.cpu.products import project, weight_gradient, x_gradient
 from minrnn_gen.run.cpu.slots import forward_on_pool, step_on_pool
 from minrnn_gen.run.cpu.stretches import stretches_of
 from minrnn_gen.run.cpu.trace import keyed_by_threads
+from minrnn_gen.run.kept import StatesAsked
 from minrnn_gen.run.saved import Forward, owner_of
 
 
@@ -53,7 +53,7 @@ class CpuRun:
         """The shape of the products with R that a forward saves for a backward; nothing where it saves none."""
         return self.native.products_shape(rows, time)
 
-    def forward(self, call: Call, states_out: StatesOut, saves: bool, _of_layer: bool = False) -> Forward:
+    def forward(self, call: Call, states_out: StatesAsked, saves: bool, _of_layer: bool = False) -> Forward:
         """Run over time; states are written in the arithmetic dtype, whatever `states_out` says but "none".
 
         Where a backward follows (`saves`), a cell that is no scan writes its states, unless native code reads y alone: R
@@ -83,7 +83,11 @@ class CpuRun:
         """The dtype of x once it is projected."""
         return self.interface.precision.arithmetic_dtype
 
-    def states_dtype(self, states_out: StatesOut, saves: bool) -> str | None:
+    def states_written(self, _states_out: StatesAsked) -> tuple[str, ...]:
+        """The names of the states that a forward writes, if it writes any: all."""
+        return self.interface.states
+
+    def states_dtype(self, states_out: StatesAsked, saves: bool) -> str | None:
         """The dtype in which a forward writes states, None where it writes none; `saves`: a backward follows."""
         if self.interface.has_vectors and states_out == "storage" and self._native_serves_backward:
             return None  # a backward computes them again

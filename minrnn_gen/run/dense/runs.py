@@ -36,6 +36,7 @@ from minrnn_gen.run.dense.products import GateRounds, as_rows, one_sequence, rec
 from minrnn_gen.run.dense.step import DenseStep
 from minrnn_gen.run.dense.stepwise import StepwiseRun
 from minrnn_gen.run.expected_time import BackwardOrForward
+from minrnn_gen.run.kept import kept_by_name
 from minrnn_gen.run.launch import alignment_of_call
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.runs import read_states, sizes_of
@@ -173,11 +174,12 @@ class DenseRun(CellRun):
     def run_forward(self, recorder: Recorder, part: Call, outputs: Outputs, single_step: bool = False) -> None:
         """Run a call of one direction, or a piece of one."""
         layout, is_storage = self.interface.layout, self._states_out(outputs) == "storage"
+        kept = kept_by_name(self.builder, outputs.kept)
         self._run_steps(
             recorder,
             self._choose_forward(recorder, part, outputs),
             part,
-            lambda scratch: forward_arguments(self.names, part, layout, outputs, is_storage, scratch, single_step),
+            lambda scratch: forward_arguments(self.names, part, layout, outputs, kept, is_storage, scratch, single_step),
         )
 
     def begin_back(
@@ -263,7 +265,7 @@ class DenseRun(CellRun):
         return "storage" if outputs.kept[0].dtype == self.interface.precision.storage_dtype else "arithmetic"
 
     def _read_states(self, outputs: Outputs) -> tuple[Array, ...]:
-        return read_states(self.interface, self.builder, outputs)
+        return read_states(self.builder, outputs)
 
     def _choose_forward(self, recorder: Recorder, part: Call, outputs: Outputs) -> KernelKey:
         assert part.R is not None

@@ -28,6 +28,7 @@ from minrnn_gen.gpu.ranges import mark_ranges
 from minrnn_gen.run.backend import Backend, Recorder
 from minrnn_gen.run.dense.runs import DenseRun
 from minrnn_gen.run.gpu import added_up
+from minrnn_gen.run.kept import states_read
 from minrnn_gen.run.layers.dropout import Dropout
 from minrnn_gen.run.layers.layer_backward import LayerBackward
 from minrnn_gen.run.layers.wavefront import wavefront
@@ -153,14 +154,13 @@ class StackRun:
         precision, axes = interface.precision, interface.preactivation_axes
         batch, time = self._batch(x), x.shape[interface.x_axes.index("t")]
         final = self._states_of_all(recorder, batch)
-        reads_states = saves and bool(self._dense.builder.lowered_backward.needs_saved_states)
+        kept = states_read(self._dense.builder) if saves else ()
         layers: list[_Layer] = []
         for layer in range(count):
             below = layers[-1].outputs.y if layers else x
             dropout = self._dropout(recorder, arrays, layer, below, probability)
             call = self._call(arrays, layer, dropout.target if dropout else below)
             y_shape = interface.y_shape(batch, time)
-            kept = interface.states if reads_states else ()
             outputs = Outputs(
                 recorder.new_array(y_shape, precision.storage_dtype),
                 tuple(recorder.new_array(y_shape, precision.arithmetic_dtype) for _ in kept),

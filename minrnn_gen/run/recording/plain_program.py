@@ -24,6 +24,7 @@ from minrnn_gen.program.number import text
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.run.interface import interface_of
+from minrnn_gen.run.kept import StatesAsked
 from minrnn_gen.run.recording.describer import Describer
 from minrnn_gen.run.recording.replay import Finished
 
@@ -143,8 +144,8 @@ def plain_call(
     else:
         saves = kernel_pass == "backward"
         reads_states = saves and bool(builder.lowered_backward.needs_saved_states)
-        wide = "arithmetic" if interface.recurrent_gates else "storage"
-        forward = run.forward(call, wide if reads_states else "none", saves)  # type: ignore[arg-type]  # one of these
+        asked: StatesAsked = "read" if interface.recurrent_gates else "storage"
+        forward = run.forward(call, asked if reads_states else "none", saves)
         names |= _names_of(backend.program)
         if saves:
             first = backend.inputs + len(backend.program.buffers)

@@ -11,12 +11,12 @@ from minrnn_gen.build.projected import Projects, projected_at
 from minrnn_gen.call.arguments import Call, Gradients, IncomingGradient, Outputs
 from minrnn_gen.call.array import Array
 from minrnn_gen.call.directions import gradients_of_run, incoming_of_run, outputs_of_run, runs_of
-from minrnn_gen.call.interface import Interface
 from minrnn_gen.plan.kernel_plan import Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
 from minrnn_gen.program.number import most
 from minrnn_gen.run.backend import Launchable, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
+from minrnn_gen.run.kept import kept_by_name
 from minrnn_gen.run.launch import alignment_of_call
 from minrnn_gen.run.saved import Forward
 from minrnn_gen.run.scan.launch import backward_launch_of, forward_launch_of, parts_of, step_launch_of, workspace_bytes_of
@@ -82,7 +82,7 @@ class ScanRun(CellRun):
         self, recorder: Recorder, forward: Forward, incoming: IncomingGradient, gradients: Gradients
     ) -> Iterator[_RunBack]:
         interface, projected, storage = self.interface, forward.projected, self.interface.precision.storage_dtype
-        states = (recorder.cast(array, storage) for array in read_states(interface, self.builder, forward.outputs))
+        states = (recorder.cast(array, storage) for array in read_states(self.builder, forward.outputs))
         read = Outputs(forward.outputs.y, tuple(states), ())
         for run, part in runs_of(interface, projected):
             states_of_run, arriving = outputs_of_run(interface, read, run).kept, incoming_of_run(interface, incoming, run)
@@ -139,8 +139,9 @@ def specialization_of(call: Call, states_out: StatesOut, *rows: Array) -> Specia
     )
 
 
-def read_states(interface: Interface, builder: Builder, outputs: Outputs) -> tuple[Array, ...]:
+def read_states(builder: Builder, outputs: Outputs) -> tuple[Array, ...]:
     """Return the states that a backward reads, as written; y where it is one of them."""
     lowered = builder.lowered_backward
-    states = dict(zip(interface.states, outputs.kept, strict=True)) if outputs.kept else {}
-    return tuple(outputs.y if name == lowered.output_state else states[name] for name in lowered.read_states)
+    states = kept_by_name(builder, outputs.kept)
+    read = (outputs.y if name == lowered.output_state else states[name] for name in lowered.read_states)
+    return tuple(array for array in read if array is not None)
