@@ -7,8 +7,7 @@ that ours with resets takes. Errors are those of y against float64, for the firs
 the PPO update of CleanRL's `ppo_atari_lstm.py` at its sizes, with the loop over steps and with one call, by the host's clock.
 
 All kernels are compiled first, in as many processes as there are cores: TorchRL's have some dozen candidates each, which would
-take minutes one by one. `--compile` compiles them and stops, and `--compiled` finds them there; `--only GRU` leaves out the
-rest.
+take minutes one by one. `--compile` compiles them and stops, and `--compiled` finds them there; `--only GRU` leaves out others.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from minrnn_gen.program.number import Number
 
 # Values of a state in all sequences from which the steps of a backward wait for memory (docs/lab-notes.md).
 STEP_VALUES_LEAST = 1 << 16
+# The operands of products that were measured as faster, all of tensor cores.
+MEASURED = ("fp16", "bf16", "tf32")
 # Values of more bytes are joined for so many units: with more units steps are bound by their products, and the gradients of
 # both matrices take as long in one product as in two.
 NARROW_BYTES, WIDE_UNITS_MOST = 2, 64
@@ -39,10 +41,12 @@ def _gains(programs: CellPrograms, gpu: GpuProfile) -> bool:
 
     spec, storage_bytes = programs.spec, precision_of(programs.spec.precision).storage_bytes
     gates, units, inputs = len(programs.cell.gates), spec.hidden_size, spec.input_size or 0
+    dtype = "tf32" if spec.precision == "fp32" and spec.fp32_product == "tf32" else spec.precision
+    if dtype not in MEASURED or not (dtype == "fp16" or gpu.has_bf16_arithmetic):
+        return False
     if storage_bytes > NARROW_BYTES and units > WIDE_UNITS_MOST:
         return False
     # Of a row, products and their gradients are not moved, nor are gradients read twice; joined rows are written and read.
     values = 3 * gates * units - 2 * units - 3 * inputs
-    in_tf32 = spec.precision == "fp32" and spec.fp32_product == "tf32"
-    multiplied_s = gates * units * inputs / products_per_s(gpu, "tf32" if in_tf32 else spec.precision)
+    multiplied_s = gates * units * inputs / products_per_s(gpu, dtype)
     return values * storage_bytes / gpu.bandwidth_bytes_per_s > multiplied_s

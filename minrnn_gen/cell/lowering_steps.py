@@ -166,10 +166,12 @@ class LoweredStepsBackward:
 
     @property
     def products_are_added(self) -> bool:
-        """Whether each gate has a product with R added, and a step depends on their sums alone: both have the same gradient."""
+        """Whether each gate has a product with R added: a backward reads their sum alone, and both have the same gradient."""
+        if self.recurrent_gates != self.gates or self.rounds or self.levels:
+            return False
         results = dict(self.backward.results)
-        are_same = all(results[f"gradient_R_{gate}"] == results[f"gradient_W_{gate}"] for gate in self.recurrent_gates)
-        return self.recurrent_gates == self.gates and are_same and not self.rounds and not self.levels
+        are_same = all(results[f"gradient_R_{gate}"] == results[f"gradient_W_{gate}"] for gate in self.gates)
+        return are_same and self.backward.reads_sums_alone((f"W_{gate}", f"R_{gate}") for gate in self.gates)
 
     @property
     def read_states(self) -> tuple[str, ...]:

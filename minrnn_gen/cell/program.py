@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +65,19 @@ class Program:
                 needed.update(symbol.name for symbol in symbols_of(statement.expression))
         return Program(tuple(name for name in self.inputs if name in needed), tuple(kept), results)
 
+    def reads_sums_alone(self, pairs: Iterable[tuple[str, str]]) -> bool:
+        """Say whether both inputs of each pair are seen to count as their sum alone, in conditions and detached values too.
+
+        Each value is a function of the sums plus multiples of second inputs, whose factors are followed: a first input is its
+        sum less the second one. Anything but a sum or a multiple has to be of the sums alone.
+        """
+        factors: dict[str, _Factors | None] = {}
+        for first, second in pairs:
+            factors[first], factors[second] = {second: Fraction(-1)}, {second: Fraction(1)}
+        for statement in self.statements:
+            factors[statement.name] = _factors(statement.expression, factors)
+        return all(factors.get(name, {}) == {} for _, name in self.results)
+
     def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return {label: array} for arrays of the inputs by name.
 
@@ -102,6 +116,33 @@ def _divisors(expression: Expr) -> Iterator[Expr]:
         yield operands[1]
     for operand in operands:
         yield from _divisors(operand)
+
+
+_Factors = dict[str, Fraction]
+"""Of each second input that a value has in addition to sums."""
+
+
+def _factors(expression: Expr, known: Mapping[str, _Factors | None]) -> _Factors | None:
+    """Return the factors of second inputs in `expression`; None where it is no such sum."""
+    if isinstance(expression, Symbol):
+        return known.get(expression.name, {})
+    name, operands = operation(expression)
+    of_operands = [_factors(operand, known) for operand in operands]
+    if not any(of_operands) and None not in of_operands:
+        return {}
+    numbers = [operand.value for operand in operands if isinstance(operand, Number)]
+    match name, expression.spelling, of_operands, numbers:
+        case ("add" | "subtract", _, [dict() as left, dict() as right], _):
+            sign = 1 if name == "add" else -1
+            total = {second: left.get(second, 0) + sign * right.get(second, Fraction()) for second in left | right}
+            return {second: factor for second, factor in total.items() if factor}
+        case ("negate", _, [dict() as inner], _):
+            return {second: -factor for second, factor in inner.items()}
+        case ("multiply", _, [dict() as left, dict() as right], [number]):
+            return {second: factor * number for second, factor in (left | right).items()}
+        case (_, "detach", [dict() as inner], _):
+            return inner
+    return None
 
 
 _Evaluation = Callable[[Mapping[str, Array], np.dtype[Any]], Array]

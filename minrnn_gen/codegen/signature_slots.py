@@ -70,6 +70,7 @@ def joined_rows(_variant: Variant, _names: ArrayNames) -> Parameters:
         yield Parameter(name, "int64", "in rows", "launch.target")
     for side in ("left", "right"):
         yield Parameter(f"{side}_size", "int64", "", f"launch.{side}")
+    yield Parameter("resets_only", "int64", "1: rows without a reset stay as they are", "launch.resets_only")
     shift = "steps from the row of right to that of left: 1, against time -1, of matrices 0"
     yield Parameter("shift", "int64", shift, "launch.shift")
     yield from sizes_of("batch", "time")

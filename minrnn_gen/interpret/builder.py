@@ -16,6 +16,7 @@ from minrnn_gen.build.projection_choice import ProjectionChoice
 from minrnn_gen.build.store import digest
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes
+from minrnn_gen.program.number import Number
 
 if TYPE_CHECKING:
     from minrnn_gen.plan.solver import Candidate, Solution
@@ -47,6 +48,10 @@ class EmulatedBuilder(Builder):
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, _sizes: Sizes) -> KernelKey:
         """Return the kernel that a call of the typical sizes runs on a GPU."""
         return super().choose(kernel_pass, specialization, self.sizes or self.hinted_sizes)
+
+    def joins_products(self, _batch: Number) -> bool:
+        """Say whether a backward of the typical sizes joins the operands of its products on a GPU."""
+        return super().joins_products((self.sizes or self.hinted_sizes).batch)
 
     def build_all(self, wanted: Iterable[KernelKey], _watch: Watch = unwatched) -> tuple[BuiltKernel, ...]:
         """Build several kernels."""

@@ -17,6 +17,7 @@ from minrnn_gen.plan.kernel_plan import KernelPlan, Specialization, StatesOut
 from minrnn_gen.plan.problem import KernelKey, KernelPass, Sizes, alignment_of, step_sequences_max
 from minrnn_gen.precision import precision_of
 from minrnn_gen.run.backend import Backend
+from minrnn_gen.run.dense.joined import joined_specialization
 from minrnn_gen.run.expected_time import BackwardOrForward
 from minrnn_gen.run.gpu import GpuRun
 
@@ -42,14 +43,8 @@ def plain_specialization(builder: Builder, kernel_pass: KernelPass, sizes: Sizes
         raise BadInput("a backward needs training: true, but the spec says false; allowed for it: pass forward")
     if kernel_pass == "forward" and (projected := projected_at(builder, sizes)):
         return projected
-    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0])
-
-
-def joined_specialization(builder: Builder) -> Specialization:
-    """Return the specialization of joined rows of x and of the output, in arrays without gaps."""
-    spec = builder.spec
-    storage_bytes = precision_of(spec.precision).storage_bytes
-    return Specialization(alignment_of(*(size * storage_bytes for size in (spec.input_size or 0, spec.hidden_size))))
+    joins = kernel_pass == "backward" and builder.joins_products(sizes.batch)
+    return replace(builder.specialization_at(sizes), reverse=RUNS_REVERSED[spec.direction][0], products_added=joins)
 
 
 def build_plain(builder: Builder, kernel_pass: KernelPass, sizes: Sizes | None = None) -> BuiltKernel:
@@ -81,10 +76,12 @@ def _plain_keys(builder: Builder) -> Iterator[KernelKey]:
         yield builder.choose("step", specialization, sizes)
 
 
-def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tuple[KernelPass, Specialization], ...]:
+def passes_of(
+    builder: Builder, sizes: Sizes, resets: bool = False, whole: Builder | None = None
+) -> tuple[tuple[KernelPass, Specialization], ...]:
     """Return the passes and specializations of calls with contiguous arrays of these sizes, and of their gradients.
 
-    `resets`: the calls have resets.
+    `resets`: the calls have resets. `whole`: the builder for the whole GPU, where `builder` is for a share of it.
     """
     spec, specialization = builder.spec, replace(builder.specialization_at(sizes), resets=resets)
     has_matrix = builder.cell_shape.has_matrix
@@ -95,14 +92,14 @@ def passes_of(builder: Builder, sizes: Sizes, resets: bool = False) -> tuple[tup
     kept: StatesOut = "arithmetic" if has_matrix and precision.storage_dtype != precision.arithmetic_dtype else "storage"
     specializations = [specialization, *([replace(specialization, states_out=kept)] if keeps else [])]
     passes: list[tuple[KernelPass, Specialization]] = []
-    joins = spec.training and builder.joins_products(sizes.batch)
+    joins = spec.training and (whole or builder).joins_products(sizes.batch)
     if not resets and (projected := projected_at(builder, sizes)):
         passes.append(("forward", projected))
     for reverse in RUNS_REVERSED[spec.direction]:
         passes += [("forward", replace(variant, reverse=reverse)) for variant in specializations]
         passes += [("backward", replace(specialization, reverse=reverse, products_added=joins))] if spec.training else []
     if joins:
-        passes.append(("joined", joined_specialization(builder)))
+        passes.append(("joined", joined_specialization(spec.input_size or 0, spec.hidden_size, precision)))
     if spec.training and builder.cell_shape.makes_again:
         passes.append(("arguments", builder.hinted_specialization))
     if not has_matrix and len(RUNS_REVERSED[spec.direction]) == 1:
@@ -133,7 +130,7 @@ def prepare(
     passes: tuple[BackwardOrForward, ...] = ("forward", "backward") if builder.spec.training else ("forward",)
     beside = tuple(size for size in wanted if any(run.directions_beside(kernel_pass, size) for kernel_pass in passes))
     if beside:
-        _prepare(builder.half, backend.half.plan, beside, watch, resets)
+        _prepare(builder.half, backend.half.plan, beside, watch, resets, whole=builder)
 
 
 def _prepare(
@@ -143,16 +140,19 @@ def _prepare(
     watch: Watch,
     resets: bool,
     slots: bool = False,
+    whole: Builder | None = None,
 ) -> None:
-    """Build the kernels of one builder; `plan` builds one and returns its plan.
+    """Build the kernels of one builder, as `passes_of` has them; `plan` builds one and returns its plan.
 
     A dense cell's calls are first planned with the hinted specialization: calls that run stepwise need no other kernels.
     """
     first: dict[_Request, None] = {}
     others: dict[_Request, _Request] = {}
     for sizes in wanted:
-        for kernel_pass, specialization in passes_of(builder, sizes, resets):
-            asked = builder.hinted_specialization if builder.cell_shape.has_matrix else specialization
+        for kernel_pass, specialization in passes_of(builder, sizes, resets, whole):
+            asked = specialization
+            if builder.cell_shape.has_matrix and kernel_pass in ("forward", "backward"):
+                asked = replace(builder.hinted_specialization, products_added=specialization.products_added)
             first[kernel_pass, asked, sizes] = None
             others[kernel_pass, specialization, sizes] = kernel_pass, asked, sizes
         for kernel_pass, specialization in (*_steps_of(builder, sizes), *(_on_slots(builder, sizes) if slots else ())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -48,8 +48,8 @@ class TunedLookup:
 
     def choice(self, problem: Problem, cell_digest: str) -> Choice | None:
         """Return the best known candidate for the problem, or for the nearest sizes on the same GPU."""
-        setting = self._setting(problem, cell_digest)
-        best = self.history.best(setting)
+        bests = ((setting, self.history.best(setting)) for setting in self._settings(problem, cell_digest))
+        setting, best = next(((setting, best) for setting, best in bests if best), (None, None))
         if best is None:
             return None
         where = best.setting.device
@@ -62,25 +62,27 @@ class TunedLookup:
 
     def measured(self, problem: Problem, cell_digest: str) -> Sequence[tuple[Sizes, Choice]]:
         """Return the sizes at which candidates were measured on this GPU, with the best of each; the last measured first."""
-        setting = self._setting(problem, cell_digest)
-        bests = []
-        for batch, time in self.history.sizes_measured(setting):
-            best = self.history.best(replace(setting, batch=batch, time=time))
-            if best and best.is_exact:
-                why = f"measured, {best.median_us:.4g} us on {best.setting.device}"
-                bests.append((Sizes(batch, time), Choice(best.family, best.variables, why)))
-        return bests
+        bests: dict[Sizes, Choice] = {}
+        for setting in self._settings(problem, cell_digest):
+            for batch, time in self.history.sizes_measured(setting):
+                best = self.history.best(replace(setting, batch=batch, time=time))
+                if best and best.is_exact:
+                    why = f"measured, {best.median_us:.4g} us on {best.setting.device}"
+                    bests.setdefault(Sizes(batch, time), Choice(best.family, best.variables, why))
+        return [*bests.items()]
 
-    def _setting(self, problem: Problem, cell_digest: str) -> Setting:
+    def _settings(self, problem: Problem, cell_digest: str) -> Iterator[Setting]:
+        """Yield the settings whose measurements count, the problem's own first."""
         here = problem.gpu.name == self.gpu
-        return setting_of(
-            replace(problem, specialization=_as_measured(problem.specialization)),
+        setting = setting_of(
+            problem,
             cell_digest,
             device=self.device if here else "",
             driver=self.driver if here else "",
             toolchain=toolchain_version() or "",
             sources=templates_digest(),
         )
+        return (replace(setting, specialization=counting) for counting in _counting_for(problem.specialization))
 
     def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Run the choice on the GPU, where there is one to run it on; a wrong choice is remembered as wrong.
@@ -137,21 +139,21 @@ class JustTuned:
 
     def _won(self, problem: Problem) -> list[tuple[Sizes, Choice]]:
         """The winners of the problem's pass and specialization, with the sizes at which they won."""
-        keys = [(KernelKey.of(built.plan), built) for built in self.winners]
-        return [
-            (key.sizes, Choice(built.plan.name, built.plan.variables, built.chosen))
-            for key, built in keys
-            if (key.kernel_pass, key.specialization) == (problem.kernel_pass, _as_measured(problem.specialization))
-        ]
+        keys, won = [(KernelKey.of(built.plan), built) for built in self.winners], dict[Sizes, Choice]()
+        for specialization in _counting_for(problem.specialization):
+            for key, built in keys:
+                if (key.kernel_pass, key.specialization) == (problem.kernel_pass, specialization):
+                    won.setdefault(key.sizes, Choice(built.plan.name, built.plan.variables, built.chosen))
+        return [*won.items()]
 
     def accepts(self, choice: Choice, trial: Trial) -> bool:
         """Say whether a choice is right; those that won were checked."""
         return any(built.plan == trial.plan for built in self.winners) or self.lookup.accepts(choice, trial)
 
 
-def _as_measured(specialization: Specialization) -> Specialization:
-    """Return the specialization whose measurements count: the best candidate of a backward is so whatever its gates include."""
-    return replace(specialization, products_added=False)
+def _counting_for(specialization: Specialization) -> tuple[Specialization, ...]:
+    """Return the specializations whose measurements count: what is best of products apart is a good guess of added ones."""
+    return tuple(dict.fromkeys((specialization, replace(specialization, products_added=False))))
 
 
 @dataclass(frozen=True)

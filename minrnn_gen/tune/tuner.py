@@ -84,8 +84,12 @@ class TunedKernel:
 
 
 def kernels_of(builder: Builder) -> tuple[KernelKey, ...]:
-    """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included."""
-    return tuple(builder.key_of(*of_pass) for of_pass in passes_of(builder, builder.hinted_sizes))
+    """Return the kernels that calls with contiguous arrays of the hinted sizes run, gradients included.
+
+    The one that joins rows is left out: memory bounds it, and only the threads of a block could be chosen.
+    """
+    passes = passes_of(builder, builder.hinted_sizes)
+    return tuple(builder.key_of(*of_pass) for of_pass in passes if of_pass[0] != "joined")
 
 
 def tune(

@@ -177,7 +177,7 @@ LAUNCH = {
     "float32_vectors", "keeps_storage", "workspace", "first_group", "first_step", "step_in_chunk", "round", "checkpoints",
     "part_ends", "phase", "preactivations", "source", "mask", "target", "row_stride", "rows", "row_length", "scale",
     "x", "y", "dy", "b", "a", "zi", "zf", "dx", "db", "da", "dzi", "dzf", "time", "channels", "reads", "writes",
-    "keeps", "starts", "next_output", "left", "right", "shift", "sequences",
+    "keeps", "starts", "next_output", "left", "right", "resets_only", "shift", "sequences",
 }  # fmt: skip
 
 

@@ -1308,13 +1308,13 @@ FAMILIES: dict[str, tuple[tuple[str, dict[str, Any], dict[str, int], str, tuple[
     ),
     # Backwards whose products share an operand: rows of x and of the output before each step.
     "joined": (
-        ("warps", LSTM | JOINED, DENSE, "long resets packed whole-bare mixed nan beyond", BACKWARD),
+        ("warps", LSTM | JOINED, DENSE, "long resets packed whole-bare mixed nan beyond cut-resets", BACKWARD),
         ("odd units", ONCE | JOINED | {"model": "elman", "hidden_size": 25}, DENSE, "long resets", BACKWARD),
         ("cluster", LSTM | JOINED | {"layout": "TBD"}, DENSE | CLUSTER, "resets mixed", BACKWARD),
         ("reverse", FP16 | REVERSE | JOINED | {"model": "slstm", "hidden_size": 24}, DENSE, "resets packed", BACKWARD),
         ("fp64", FP64 | JOINED | {"model": "lstm", "hidden_size": 12}, DENSE, "resets", BACKWARD),
-        ("both directions", LSTM | JOINED | {"direction": "bidirectional"}, DENSE, "resets packed", BACKWARD),
-        ("warpgroups", LSTM | JOINED | {"hidden_size": 64}, LARGE, "long resets whole mixed", BACKWARD),
+        ("both directions", LSTM | JOINED | {"direction": "bidirectional"}, DENSE, "resets packed cut-resets", BACKWARD),
+        ("warpgroups", LSTM | JOINED | {"hidden_size": 64}, LARGE, "long resets whole mixed cut-resets", BACKWARD),
         ("groups of columns", LSTM | JOINED, LARGE | {"column_groups": 2, "row_tiles": 2}, "resets", BACKWARD),
         ("one by one", FP16 | JOINED | {"model": "lstm", "hidden_size": 20}, BY_THREADS, "long resets", BACKWARD),
     ),

@@ -200,6 +200,28 @@ def test_a_scan_that_multiplies_x_itself_is_tuned_and_found_again(builder_of: Bu
     assert taken_by_calls(builder_of(**spec), 64, 512) == first
 
 
+@pytest.mark.usefixtures("compiler")
+def test_a_backward_of_joined_products_is_tuned_and_takes_what_was_best_apart_until_then(builder_of: BuilderOf) -> None:
+    spec = {"model": "lstm", "hidden_size": 128, "input_size": 64, "precision": "bf16", "training": True, "time": 64}
+    builder = builder_of(**spec, batch=1024)
+    keys = {key.kernel_pass: key for key in kernels_of(builder)}
+    assert keys.keys() == {"forward", "backward"} and keys["backward"].specialization.products_added
+    apart = next(
+        key for key in kernels_of(builder_of(**spec | {"input_size": None}, batch=1024)) if key.kernel_pass == "backward"
+    )
+    history, taken = open_history(builder.store), []
+    for key, place in ((apart, 1), (keys["backward"], 2)):
+        pool = CandidatePool(builder, key, FakeMeasurer(), history)
+        best = [*pool.ranked][place]
+        pool.measurer = FakeMeasurer(lambda one, best=best: 1.0 if one == best else 9.0)  # type: ignore[misc]
+        assert winner_of(KernelTuning(pool, None, 60.0, lambda _: None).run()) == best
+        builder.store.clear()
+        again = builder_of(**spec, batch=1024)
+        built = again.build(again.choose(*keys["backward"]))
+        taken.append((key_of(built.plan.name, built.plan.variables), best))
+    assert [found == best for found, best in taken] == [True, True]
+
+
 def taken_by_calls(builder: Builder, batch: int, time: int) -> CandidateKey:
     specialization = projected_at(builder, Sizes(batch, time))
     assert specialization is not None

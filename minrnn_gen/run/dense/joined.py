@@ -7,6 +7,7 @@ pre-activations and products and writes the gradients of both, which are equal, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from minrnn_gen.codegen.signature_groups import ArrayNames
 from minrnn_gen.gpu.cublas import Matrix, Product, factor
 from minrnn_gen.plan.kernel_plan import Specialization
 from minrnn_gen.plan.problem import Sizes, alignment_of
+from minrnn_gen.precision import Precision
 from minrnn_gen.program.number import divided_up, divisor_of, least
 from minrnn_gen.run.backend import Recorder
 from minrnn_gen.run.dense.launch import row_strides_of
@@ -43,6 +45,12 @@ class _Rows(NamedTuple):
         return cls(array, dict(zip(axes, array.strides, strict=True)), array.shape[-1])
 
     @classmethod
+    def of_gates(cls, array: Array, axes: str) -> _Rows:
+        """Return the rows of pre-activations of one direction, whose gates lie next to each other."""
+        strides = dict(zip(axes, array.strides, strict=True))
+        return cls(array, strides, math.prod(size for axis, size in zip(axes, array.shape, strict=True) if axis not in "bt"))
+
+    @classmethod
     def of_matrix(cls, matrix: Array) -> _Rows:
         """Return the rows of a matrix."""
         return cls(matrix, {"b": 0, "t": matrix.strides[0]}, matrix.shape[1])
@@ -58,12 +66,14 @@ class _Rows(NamedTuple):
 class JoinedProducts:
     """The products of a call of one direction before and after its steps run back.
 
-    `call`: with x not projected, and the weight and R of this direction. `y`: its outputs. `first`: the initial output in the
-    storage dtype, None for zeros. `dweight` [outputs, I]: the gradient of the weight, in the arithmetic dtype.
+    `call`: with x not projected, and the weight and R of this direction. `projected`: the same with x projected. `y`: its
+    outputs. `first`: the initial output in the storage dtype, None for zeros. `dweight` [outputs, I]: the gradient of the
+    weight, in the arithmetic dtype.
     """
 
     interface: Interface
     call: Call
+    projected: Call
     y: Array
     first: Array | None
     dweight: Array
@@ -73,18 +83,24 @@ class JoinedProducts:
         call, layout = self.call, self.interface.layout
         rows = recorder.new_array((call.rows * call.time, call.x.shape[-1] + self.interface.hidden_size), call.x.dtype)
         left, right = _Rows.over_time(call.x, call.x_axes), _Rows.over_time(self.y, Y_AXES[layout])
-        self._join(recorder, left, right, rows, dict(zip("bt", row_strides_of(call, layout), strict=True)), call)
+        self._join(recorder, left, right, rows, self._row_strides, call)
         return rows
 
-    def sums(self, recorder: Recorder, operand: Array, like: Array) -> Array:
-        """Return the sums of pre-activations and products of all steps, in the shape of pre-activations."""
-        (rows, width), weight, R = operand.shape, self._weight, self.call.R
+    def sums(self, recorder: Recorder, operand: Array) -> Array:
+        """Return the sums of pre-activations and products of all steps, in the shape of pre-activations.
+
+        At a reset they are the pre-activations, whatever R holds: 0 times NaN would be NaN.
+        """
+        (rows, width), weight, R, projected = operand.shape, self._weight, self.call.R, self.projected
         assert R is not None
         joined = recorder.new_array((weight.shape[0], width), operand.dtype)
         self._copy(recorder, weight, _as_matrix(R, weight.shape[0]), joined)
-        sums = recorder.new_array(like.shape, operand.dtype)
+        sums = recorder.new_array(projected.x.shape, operand.dtype)
         left, right, result = factor(operand, width), factor(joined, width, transposed=True), factor(sums, weight.shape[0])
         recorder.multiply(Product(rows, weight.shape[0], width, left, right, result, in_tf32=self._in_tf32))
+        if projected.sequences.resets is not None:
+            of_gates = _Rows.of_gates(projected.x, projected.x_axes)
+            self._join(recorder, of_gates, None, sums, self._row_strides, projected, resets_only=True)
         return sums
 
     def write_gradients(self, recorder: Recorder, operand: Array, dx: Array, dR: Array) -> None:
@@ -100,6 +116,10 @@ class JoinedProducts:
         self._copy(recorder, total.narrowed(1, inputs, width - inputs), None, _as_matrix(dR, outputs))
 
     @property
+    def _row_strides(self) -> dict[str, int]:
+        return dict(zip("bt", row_strides_of(self.call, self.interface.layout), strict=True))
+
+    @property
     def _weight(self) -> Array:
         assert self.call.weight is not None
         return self.call.weight
@@ -113,9 +133,20 @@ class JoinedProducts:
         self._join(recorder, _Rows.of_matrix(left), _Rows.of_matrix(right) if right else None, to, {"b": 0, "t": 1})
 
     def _join(
-        self, recorder: Recorder, left: _Rows, right: _Rows | None, to: Array, row: dict[str, int], steps: Call | None = None
+        self,
+        recorder: Recorder,
+        left: _Rows,
+        right: _Rows | None,
+        to: Array,
+        row: dict[str, int],
+        steps: Call | None = None,
+        *,
+        resets_only: bool = False,
     ) -> None:
-        """Write joined rows; of the `steps` of a call, those of the right are of the step before."""
+        """Write joined rows; of the `steps` of a call, those of the right are of the step before.
+
+        `resets_only`: rows of steps without a reset stay as they are.
+        """
         unit_bytes = self.interface.precision.storage_bytes
         rows, time = (steps.rows, steps.time) if steps else (1, left.array.shape[0])
         sequences = steps.sequences if steps else None
@@ -133,6 +164,7 @@ class JoinedProducts:
             "ends": address_or_null(sequences.lengths if sequences else None),
             "target": to.address,
             **stride_values("row", "bt", row),
+            "resets_only": int(resets_only),
             "shift": (-1 if steps.reverse else 1) if steps else 0,
             "batch": rows,
             "time": time,
@@ -144,11 +176,16 @@ class JoinedProducts:
     @cached_property
     def _specialization(self) -> Specialization:
         """Of the widest copies that all rows allow; what a run allocates starts at multiples of them."""
-        arrays = (self.call.x, self.y, self._weight, self.call.R, self.first)
+        arrays = (self.call.x, self.projected.x, self.y, self._weight, self.call.R, self.first)
         offsets = [pointer_divisor(array.pointer) for array in arrays if array]
         steps = [self.call.x.shape[-1], self.interface.hidden_size, *self.y.strides[:-1]]
         offsets += [divisor_of(step) * self.y.itemsize for step in steps]
         return Specialization(max(alignment_of(*offsets), self.y.itemsize))
+
+
+def joined_specialization(inputs: int, units: int, precision: Precision) -> Specialization:
+    """Return the specialization of joined rows of x and of the output, in arrays without gaps."""
+    return Specialization(alignment_of(*(size * precision.storage_bytes for size in (inputs, units))))
 
 
 def _as_matrix(R: Array, rows: int) -> Array:

@@ -20,7 +20,7 @@ from minrnn_gen.run.backend import Backend, Recorder, WideGradients
 from minrnn_gen.run.cell_run import CellRun
 from minrnn_gen.run.dense.backward import Backward, RunBack
 from minrnn_gen.run.dense.direction_choice import DIRECTIONS, DirectionsChoice, choose_directions
-from minrnn_gen.run.dense.joined import JoinedProducts
+from minrnn_gen.run.dense.joined import JoinedProducts, joined_specialization
 from minrnn_gen.run.dense.launch import (
     BackwardArrays,
     NamedArguments,
@@ -96,6 +96,9 @@ class DenseRun(CellRun):
         for reverse in self.interface.runs_reversed:
             exact = self._specialization(replace(call, reverse=reverse), "none", *rows, products_added=added)
             dense.backend.build_ahead("backward", exact, sizes)
+        if added:
+            joined = joined_specialization(call.x.shape[-1], self.interface.hidden_size, self.interface.precision)
+            dense.backend.build_ahead("joined", joined, sizes)
         if self.builder.cell_shape.makes_again:
             dense.backend.build_ahead("arguments", dense.builder.hinted_specialization, sizes)
 
@@ -291,7 +294,7 @@ class DenseRun(CellRun):
             R = part.R
             assert R is not None
             operand = joined.operand(recorder)
-            part = replace(part, x=joined.sums(recorder, operand, part.x))
+            part = replace(part, x=joined.sums(recorder, operand))
             kernel = self._choose_back(recorder, part, incoming, states, products_added=True)
             arrays = BackwardArrays(states, incoming, gradients)
             self.run_back(recorder, Backward(part, outputs.y, first, arrays, R.address), kernel)
@@ -342,7 +345,7 @@ class DenseRun(CellRun):
         rows = call.weight.shape[0] // len(self.interface.runs_reversed)
         weight, of_run = (array.narrowed(0, run * rows, rows) for array in (call.weight, dweight))
         direct = replace(part, x=call.x, x_axes=call.x_axes, weight=weight)
-        return JoinedProducts(self.interface, direct, y, first, of_run)
+        return JoinedProducts(self.interface, direct, part, y, first, of_run)
 
     def _choose(
         self,
