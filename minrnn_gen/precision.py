@@ -46,8 +46,8 @@ class Precision:
     """How values are stored and computed.
 
     `storage_*` describes x, R, weight and y; `arithmetic_*` describes the carried state and every operation.
-    `functions` is how the functions of equations are computed on a GPU: "accurate" to a few units in the last place, or "fast",
-    docs/numerics.md; the table has what is taken unless a spec chooses: fast where rounding to storage hides it.
+    `functions` is the default of a spec's key: "accurate" to a few units in the last place, or "fast", where rounding to
+    storage hides the error (docs/numerics.md).
     `multiplies_in_tf32`: matrix products on a GPU round fp32 to tf32, and add in fp32.
     Roundoffs are the unit roundoff u = 2^-p of a format with p significand bits (IEEE 754-2019, table 3.5), of complex numbers
     that of each part.

@@ -22,7 +22,12 @@ def html_of(record: Record, titles: Mapping[TableName, str]) -> str:
         *(_table(title, record.of_table(name)) for name, title in titles.items() if record.of_table(name)),
         section("How it was measured", "", facts(list(record.method.items()))),
     ]
-    return page(f"{record.command}, {record.gpu}", sections, chart.STYLE, chart.SCRIPT)
+    return page(f"{_short(record.command)}, {record.gpu}", sections, chart.STYLE, chart.SCRIPT)
+
+
+def _short(command: str) -> str:
+    """Return a command without its options, which the provenance has: a heading that fits a phone."""
+    return command.partition(" --")[0].removeprefix("python -m ")
 
 
 def _as_html(markdown: str) -> str:
@@ -65,7 +70,7 @@ def _table(title: str, rows: Sequence[Row]) -> str:
         lines.append(cells + ([_share(shares[problem])] if has_shares else []))
     last = [f"{OURS}, share of the best other"] if has_shares else []
     below = "".join(f"<p>[{number}] {_as_html(sentence)}</p>" for sentence, number in notes.items())
-    brackets = "in brackets the share of a copy's speed and the largest relative error"
+    brackets = "in brackets the fraction of copy bandwidth and the largest relative error"
     words = f"{_unit(rows[0].problem)}; {brackets}. Blue is the fastest."
     return section(title, words, chart.table([rows[0].problem.size_names, *names, *last], lines) + below)
 

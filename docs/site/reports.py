@@ -57,7 +57,7 @@ def with_reports(markdown: str, page: str) -> str:
     up = posixpath.relpath(FOLDER, posixpath.dirname(page) or ".")
     if page == RESULTS:
         links = ", ".join(f"[{command}]({up}/{Path(path).stem}.html)" for command, path in published().items())
-        words = f"The same as pages with sortable, searchable tables and interactive curves: {links}."
+        words = f"The same results as pages with sortable, searchable tables and interactive curves: {links}."
     elif page in DECISIONS:
         example, kernel_pass = DECISIONS[page]
         words = f"A decision as a page: [{example}, {kernel_pass}, for {GPU}]({up}/{example}_{kernel_pass}.html)."

@@ -272,7 +272,7 @@ class Builder:
     def keep(self, built: BuiltKernel) -> BuiltKernel:
         """Store `built` in the cache as the kernel of its pass, specialization and sizes; return the stored kernel.
 
-        The sizes that it serves are decided anew at the next request.
+        Its sizes get a new decision at the next request.
         """
         key = KernelKey.of(built.plan)
         self._classes.pop((key.kernel_pass, key.specialization), None)

@@ -77,7 +77,7 @@ class CellPrograms:
 
     @cached_property
     def products_are_added(self) -> bool:
-        """Whether each gate has a product with R added, of which a backward needs the sum alone."""
+        """Whether each gate adds a product with R, so that a backward needs only the sum."""
         from minrnn_gen.cell.lowering_steps import LoweredStepsBackward
 
         return isinstance(self.backward, LoweredStepsBackward) and self.backward.products_are_added

@@ -67,7 +67,7 @@ def read_request(path: Path, key: str) -> dict[str, Any]:
 
 
 def sweep(leftover: os.DirEntry[str]) -> None:
-    """Remove leftovers of a killed process of ours: a file, or a folder of plain files; anything else stays."""
+    """Remove leftovers of a killed minrnn-gen process: a file, or a folder of plain files; anything else stays."""
     if leftover.is_dir(follow_symlinks=False):
         with os.scandir(leftover.path) as inside:
             for file in inside:

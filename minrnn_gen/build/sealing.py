@@ -40,7 +40,7 @@ def unsealed(data: bytes, key: str) -> dict[str, Any]:
 def read_own(path: Path, size_bytes: int | None = None) -> bytes:
     """Return the content of a file of the store, of `size_bytes` where that is known; raises one of `UNREADABLE`.
 
-    A link, a pipe or a device does not count; Untrusted says that somebody else may have written the file.
+    Links, pipes and devices are refused; raises Untrusted if another user may have written the file.
     """
     # Looked at before it is opened: a pipe would block, a device would never end.
     status = os.lstat(path)

@@ -6,7 +6,7 @@
     <folder>/store-1/temporary/          what is being written or removed; leftovers of killed processes are swept by age
 
 Correctness rests on the rename and on the verification alone. Locks only spare work, and a disk that is read-only or full
-costs the cache, never the result. So do files that somebody else may have written (`build.trust`): what is kept here is run.
+costs the cache, never the result. So do files that another user may have written (`build.trust`): what is kept here is run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def templates_digest() -> str:
 
 @functools.cache
 def _modules_digest() -> str:
-    # Once per process: a module edited later is not the one that runs here. Templates are read anew, as they are rendered anew.
+    # Once per process: a module edited later is not the one that runs here. Templates are read again for every render.
     return digest(_tree_digest(PACKAGE_FOLDER, ".py"), _tree_digest(PACKAGE_FOLDER / "cell" / "library", ".yaml"))
 
 
@@ -123,7 +123,7 @@ class Store:
     """The cache in one folder, which need not exist yet; any number of processes and threads may use it at once.
 
     Keys are sha256 digests in hex, as `digest` returns them. Whatever cannot be read back as it was written is reported to the
-    logger "minrnn_gen", removed, and treated as absent. A folder that somebody else may write in, or that is a link, is neither
+    logger "minrnn_gen", removed, and treated as absent. A folder that another user may write in, or that is a link, is neither
     read nor written.
     """
 
@@ -229,16 +229,16 @@ class Store:
             for name in names:
                 try:
                     total += os.lstat(os.path.join(folder, name)).st_size
-                except OSError:  # removed by somebody else meanwhile
+                except OSError:  # removed by another process meanwhile
                     continue
         return total
 
     def forget_request(self, key: str) -> None:
-        """Remove the request `key`, so that its answer is decided anew."""
+        """Remove the request `key`, so that it is decided again."""
         self._discard(self._path("requests", key))
 
     def forget_requests(self) -> None:
-        """Remove every request, so that answers are decided anew; entries stay."""
+        """Remove every request, so that all are decided again; entries stay."""
         for path in self._paths("requests"):
             self._discard(path)
 
@@ -283,13 +283,13 @@ class Store:
                 _notice_untrusted(self.folder, str(reason))
                 self._discard(path)
         except UNREADABLE as reason:
-            # Not damaged, but removed or replaced by somebody else while it was being read: theirs stays.
+            # Not damaged, but removed or replaced by another process while it was being read: theirs stays.
             if _is_same_file(path, seen):
                 self._discard_damaged(path, reason)
         return None
 
     def _discard_damaged(self, path: Path, reason: object) -> None:
-        _notice(f"{path}: damaged ({reason}); it is removed, to be made again")
+        _notice(f"{path}: damaged ({reason}); it is removed, to be rebuilt")
         self._discard(path)
 
     def _placed(self, scratch: Path, path: Path, entry: Entry) -> Entry:
@@ -303,7 +303,7 @@ class Store:
         raise OSError(f"{path.name} cannot be put in place")
 
     def _discard(self, path: Path) -> bool:
-        # Renamed first: nobody ever sees an entry that is half removed.
+        # Renamed first, so that no process sees a half removed entry.
         try:
             scratch = self._new_temporary()
             os.rename(path, scratch)
@@ -320,12 +320,12 @@ class Store:
                 try:
                     if _TEMPORARY_NAME.fullmatch(leftover.name) and leftover.stat(follow_symlinks=False).st_mtime < oldest:
                         sweep(leftover)
-                except OSError:  # swept by somebody else meanwhile, or cannot be
+                except OSError:  # swept by another process meanwhile, or cannot be
                     continue
         return folder / f"{os.getpid()}-{os.urandom(8).hex()}"
 
     def _make_folder(self, kind: str) -> Path:
-        """Make and return a folder of the store; raises Untrusted where somebody else may write in it, or in one above."""
+        """Make and return a folder of the store; raises Untrusted if another user may write in it, or in one above."""
         make_private_folder(self.folder)
         folder = self.folder / _LAYOUT / kind
         demand_trust(self.folder, (_LAYOUT, kind))

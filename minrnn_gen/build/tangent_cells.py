@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minrnn_gen.config.spec import Spec
 
 Picks = tuple[tuple[int, bool], ...]
-"""Of each name of the tangent's kernel the place of the cell's own name, and whether it is that name's tangent."""
+"""For each name of the tangent's kernel: the index of the cell's own name, and whether it is that name's tangent."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TangentRecipe:
     `products`: for each of its gates of R, the index of the cell's own gate, and the product: of R with the state ("R"), of R
     with the state's tangent ("d"), or of R's tangent with the state ("dR"). `sums`: of each gate of R of the cell, whether the
     product with the output of the call, which is known, is added to x; where it is not, the product follows the cell's own
-    `inputs`. None where the kernel multiplies the output itself. `output`: the place of the state that is the cell's output,
+    `inputs`. None where the kernel multiplies the output itself. `output`: the index of the state that is the cell's output,
     where the kernel reads y.
     """
 

@@ -12,7 +12,7 @@ _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Untrusted(OSError):
-    """A file or folder that somebody else may have written, or a link where the cache has none; the message says which."""
+    """A file or folder that another user may have written, or a link where the cache has none; the message says which."""
 
 
 def distrust(status: os.stat_result) -> str | None:
@@ -28,7 +28,7 @@ def distrust(status: os.stat_result) -> str | None:
 
 
 def demand_trust(root: Path, inner: Iterable[str]) -> None:
-    """Raise Untrusted where somebody else may write in the cache's folder `root` or in `inner`, folders nested in this order.
+    """Raise Untrusted where another user may write in the cache's folder `root` or in `inner`, folders nested in this order.
 
     A missing folder is no reason to raise. Links that the user made may lead to `root`; below it no link is trusted.
     """

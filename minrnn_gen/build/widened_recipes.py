@@ -20,7 +20,7 @@ def without_projection(recipe: str) -> str:
 
 
 def with_heads(recipe: str, count: int, interface: Any, means_over_all: bool) -> str | None:
-    """Return the recipe with so many times the heads, or groups of a cell with the axis n.
+    """Return the recipe with `count` times the heads, or groups of a cell with the axis n.
 
     None where no spec has so many channels, or heads need each other, as in means over all units.
     """

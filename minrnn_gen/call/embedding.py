@@ -226,7 +226,7 @@ class Embedding:
         return _merged(self._padded(by_head, axis, self._width), axis)
 
     def _gathered(self, array: Any, axis: int, size: int) -> Any:
-        """Return so many units of an array that `_spread` has spread."""
+        """Undo `_spread`: return `size` units along the axis of a spread array."""
         return array if array.shape[axis] == size else self._first_of_heads(array, axis, size // self.outer.heads)
 
     def _first_of_heads(self, array: Any, axis: int, units: int) -> Any:

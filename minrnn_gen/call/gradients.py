@@ -107,7 +107,7 @@ def _of_slots_by_name(
 
 
 def gradients_by_slot(interface: Interface, tensors: Sequence[Any], raw: AnyGradients) -> list[Any]:
-    """Return the gradients of tensors of torch by slot, each in the form of its tensor, None for an absent tensor.
+    """Return the gradients of tensors of torch by slot, each shaped like its tensor, None for an absent tensor.
 
     No two overlap, since autograd adds to them; parts of the sums over time are adjacent in one buffer.
     """

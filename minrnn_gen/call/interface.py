@@ -218,11 +218,11 @@ class Interface:
         return self.projection_size if name in self.projected_states else self.hidden_size
 
     def state_shape(self, sequences: int) -> tuple[int, ...]:
-        """Return the shape of a state with H units and without the axis n, of so many sequences."""
+        """Return the shape of a state with H units and without the axis n, for a number of sequences."""
         return (*self.directions, sequences, self.hidden_size)
 
     def step_shape(self, sequences: int) -> tuple[int, ...]:
-        """Return the shape of y of a single step, of so many sequences."""
+        """Return the shape of y of a single step, for a number of sequences."""
         return (*self.directions, sequences, self.units_of_output)
 
     @property
@@ -233,7 +233,7 @@ class Interface:
         return {name: math.prod(self.shape(of.replace("t", ""), 1, 1)) for name, of in axes.items()}
 
     def shape_of_state(self, name: str, sequences: int) -> tuple[int, ...]:
-        """Return the shape of a state by its name, of so many sequences."""
+        """Return the shape of a state by its name, for a number of sequences."""
         shape = (*self.directions, sequences, self.units_of_state(name))
         return (*shape, self.state_size) if name in self.vector_states else shape
 

@@ -63,7 +63,7 @@ def _joined(
     for gate, shape in shapes.items():
         expected = (*interface.directions, *shape)
         if gate not in arrays:
-            raise BadInput(f"{name} is without {gate!r}; pass {name} = {{{_shown(shapes)}}}")
+            raise BadInput(f"{name} lacks {gate!r}; pass {name} = {{{_shown(shapes)}}}")
         if not hasattr(arrays[gate], "shape"):
             raise BadInput(f"{name}[{gate!r}] is {kind_of(arrays[gate])}; a NumPy, CuPy, torch or JAX array is expected")
         if tuple(arrays[gate].shape) != expected:

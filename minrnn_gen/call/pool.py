@@ -1,4 +1,4 @@
-"""Pools of states: arrays of slots, of which each sequence of a call reads one and writes one by index."""
+"""Pools of states: arrays of slots; each sequence of a call reads one slot and writes one, by index."""
 
 from __future__ import annotations
 

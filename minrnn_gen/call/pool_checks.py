@@ -77,9 +77,7 @@ def check_pool(interface: Interface, inspect: Inspect, state: Any) -> tuple[Arra
     states = known_names(state, interface.states, "state")
     for name in interface.states:
         if name not in states:
-            raise BadInput(
-                f"slots were given, but state is without '{name}'; give the pool, all of {', '.join(interface.states)}"
-            )
+            raise BadInput(f"slots were given, but state lacks '{name}'; give the pool, all of {', '.join(interface.states)}")
     pool = tuple(inspect(states[name], f"state['{name}']") for name in interface.states)
     count, precision = pool[0].shape[0] if pool[0].shape else 0, interface.precision
     dtypes = tuple(dict.fromkeys((precision.arithmetic_dtype, precision.storage_dtype)))

@@ -1,4 +1,4 @@
-"""Where the sequences of a call begin, end and start anew."""
+"""Where the sequences of a call begin, end and are reset."""
 
 from __future__ import annotations
 

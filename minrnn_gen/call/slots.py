@@ -1,4 +1,4 @@
-"""Slots: the places of arrays, by name, in the flat lists that a call, a stack of layers, a backward and an operator take."""
+"""Slots: the positions of arrays, by name, in the flat lists of a call, a stack of layers, a backward and an operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CallSlots(NamedTuple):
 
     @classmethod
     def of(cls, parameters: int, states: int, shared: int = 0, inputs: int = 0) -> CallSlots:
-        """Return the slots for a cell with so many parameters, states, inputs S.* and inputs X.*."""
+        """Return the slots for a cell with these numbers of parameters, states, inputs S.* and inputs X.*."""
         return cls(*runs_from(len(FIXED), parameters, states, shared, inputs))
 
     @property
@@ -72,7 +72,7 @@ class StackSlots(NamedTuple):
 
     @classmethod
     def of(cls, sequences: int, layers: int, parameters: int, states: int, masks: int) -> StackSlots:
-        """Return the slots for so many `layers` of a cell; `sequences` counts the arrays of sequences that the stack takes."""
+        """Return the slots for `layers` layers of a cell; `sequences` counts the arrays of sequences that the stack takes."""
         own = WEIGHTS.stop - WEIGHTS.start + parameters
         of_sequences, *of_layers, of_states, of_masks = runs_from(X + 1, sequences, *[own] * layers, states, masks)
         return cls(of_sequences, tuple(of_layers), of_states, of_masks)
@@ -102,12 +102,12 @@ class BackwardSlots(NamedTuple):
 
     @classmethod
     def of(cls, inputs: int, results: int, states: int) -> BackwardSlots:
-        """Return the slots after a forward with so many inputs and results, for a cell with so many states."""
+        """Return the slots after a forward, given its numbers of inputs and results and the cell's number of states."""
         return cls(*runs_from(0, inputs, results, 1 + states))
 
 
 def runs_from(first: int, *counts: int) -> list[slice]:
-    """Return consecutive runs of so many slots each, from slot `first` on."""
+    """Return consecutive runs of slots, of the given lengths, from slot `first` on."""
     runs = []
     for count in counts:
         runs.append(slice(first, first + count))

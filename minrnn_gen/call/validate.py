@@ -210,7 +210,7 @@ def check_plain(array: Array, dtypes: tuple[str, ...], shape: tuple[int, ...]) -
 
 
 def check_place(array: Array, beside: Array) -> None:
-    """Refuse an array that is not in the memory that `beside` is in."""
+    """Refuse an array that is not in the same memory as `beside`."""
     if array.device != beside.device:
         raise BadInput(f"{array.name} is {_place(array)}, but {beside.name} is {_place(beside)}; move it there")
 
@@ -343,7 +343,7 @@ def _states(
     states = known_names(mapping, interface.states, what)
     absent = [name for name in interface.states if name not in states]
     if all_or_none and states and absent:
-        raise BadInput(f"{what} is without '{absent[0]}'; give all of {', '.join(interface.states)}, or none for zeros")
+        raise BadInput(f"{what} lacks '{absent[0]}'; give all of {', '.join(interface.states)}, or none for zeros")
     carried = (interface.precision.arithmetic_dtype,)
     return tuple(
         check_plain(inspect(states[name], f"{what}['{name}']"), carried, interface.shape_of_state(name, batch))
@@ -361,14 +361,14 @@ def _inspected(
     for name in axes:
         if name not in arrays:
             shown_axes = ", ".join(AXIS_NAMES[axis] for axis in axes[name])
-            raise BadInput(f"{what} is without '{name}'; the cell reads {letter}.{name}, so pass it, [{shown_axes}]")
+            raise BadInput(f"{what} lacks '{name}'; the cell reads {letter}.{name}, so pass it, [{shown_axes}]")
     return tuple(inspect(arrays[name], f"{what}['{name}']") for name in axes)
 
 
 def check_shared(
     interface: Interface, inspect: Inspect, shared: Mapping[str, Any] | None, rows: int, time: int | None
 ) -> tuple[Array, ...]:
-    """Return the inputs S.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
+    """Return the inputs S.* of a call of `rows` x `time`, or of a single step (`time` None); raises BadInput."""
     axes = interface.shared_axes if time is not None else interface.shared_axes.replace("t", "")
     checked = _inspected(inspect, "shared", "S", shared, dict.fromkeys(interface.shared, axes))
     for array in checked:
@@ -381,7 +381,7 @@ def check_shared(
 def check_inputs(
     interface: Interface, inspect: Inspect, inputs: Mapping[str, Any] | None, rows: int, time: int | None
 ) -> tuple[Array, ...]:
-    """Return the inputs X.* of a call with so many rows and steps, or of a single step (`time` None); raises BadInput."""
+    """Return the inputs X.* of a call of `rows` x `time`, or of a single step (`time` None); raises BadInput."""
     axes = {name: interface.axes_of_input(name).replace("t", "t" if time is not None else "") for name in interface.inputs}
     checked = _inspected(inspect, "inputs", "X", inputs, axes)
     for name, array in zip(axes, checked, strict=True):

@@ -67,7 +67,7 @@ class Axes:
             )
         elif not is_wide and state in self._states:
             raise place.error(
-                f"{name} has n values per channel, but its expression is without the axis n; use what has it, such as "
+                f"{name} has n values per channel, but its expression lacks the axis n; use a name that has it, such as "
                 f"{state}[t-1], a parameter of [H, n] or S.<name>, or list the state as `{state}: 1`"
             )
 
@@ -82,7 +82,7 @@ class Axes:
         if self.is_wide(operand):
             return None
         return (
-            f"sum adds over the axis n, and {equation_text(operand)[:60]} is without it: one value per channel; "
+            f"sum adds over the axis n, and {equation_text(operand)[:60]} lacks it: one value per channel; "
             "use a state or a parameter listed with n, or S.<name>, or leave sum out"
         )
 
@@ -123,7 +123,7 @@ def check_norms(vectors: Vectors, norm_uses: Mapping[str, Place], product_uses: 
     for name, place in norm_uses.items():
         if vectors:
             raise place.error(
-                f"{name} is over units, which a cell with the axis n cannot be; leave it out, or list every state and "
+                f"{name} is over units, which cells with the axis n do not support; leave it out, or list every state and "
                 "parameter with one value per channel"
             )
         if not product_uses:

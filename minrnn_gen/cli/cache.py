@@ -59,7 +59,7 @@ def list_entries(as_json: AsJson = False) -> None:
 
 @app.command()
 def clear(as_json: AsJson = False) -> None:
-    """Remove every compiled kernel from the cache; they are made again when asked for."""
+    """Remove every compiled kernel from the cache; they are rebuilt on demand."""
     from minrnn_gen.build.store import Store
 
     store = Store(_folder())

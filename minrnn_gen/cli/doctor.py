@@ -100,7 +100,7 @@ def _cupy() -> Finding:
         except metadata.PackageNotFoundError:
             continue
         if why := why_no_cupy():
-            return Finding("CuPy", False, f"{state}, {why}", f"install it anew: {INSTALL_CUDA}", is_needed=True)
+            return Finding("CuPy", False, f"{state}, {why}", f"reinstall it: {INSTALL_CUDA}", is_needed=True)
         return Finding("CuPy", True, state, is_needed=True)
     return Finding("CuPy", False, "not installed", INSTALL_CUDA, is_needed=True)
 
@@ -134,7 +134,7 @@ def _nvrtc() -> Finding:
         compile_source(_PROBE, Microbenchmark("probe", Types(_PROBE_ARCH, "float32")))
     except MinrnnError as error:
         state = f"{version} is here, but compiles nothing ({error})"
-        return Finding("NVRTC", False, state, f"install it anew: {INSTALL_CUDA}, with --force-reinstall", is_needed=True)
+        return Finding("NVRTC", False, state, f"reinstall it: {INSTALL_CUDA}, with --force-reinstall", is_needed=True)
     return Finding("NVRTC", True, version, is_needed=True)
 
 
@@ -144,7 +144,7 @@ def _torch() -> Finding:
     except metadata.PackageNotFoundError:
         return Finding("torch", False, "not installed, and minrnn_gen.torch needs it", INSTALL_TORCH)
     if why := _why_not("minrnn_gen.torch"):
-        return Finding("torch", False, f"{version} cannot be imported ({why})", f"install it anew: {INSTALL_TORCH}")
+        return Finding("torch", False, f"{version} cannot be imported ({why})", f"reinstall it: {INSTALL_TORCH}")
     serves = "for CPUs alone" if version.endswith("+cpu") else "minrnn_gen.torch can be imported"
     if "+rocm" in version:
         serves = "for AMD GPUs, which are not supported: layers run on the CPU"
@@ -161,7 +161,7 @@ def _jax() -> Finding:
     except metadata.PackageNotFoundError:
         return Finding("JAX", False, "not installed, and minrnn_gen.jax needs it", INSTALL_JAX)
     if why := _why_not("minrnn_gen.jax"):
-        return Finding("JAX", False, f"{version} cannot be imported ({why})", f"install it anew: {INSTALL_JAX}")
+        return Finding("JAX", False, f"{version} cannot be imported ({why})", f"reinstall it: {INSTALL_JAX}")
     reason = why_no_handler() or ("" if LIBRARY is not None else "the package was installed without its C part")
     if reason:
         return Finding(
@@ -180,7 +180,7 @@ def _onnx() -> Finding:
     except metadata.PackageNotFoundError as missing:
         return Finding("ONNX", False, f"{missing.name} is not installed, and torch.onnx.export needs it", INSTALL_ONNX)
     if why := _why_not("onnx.defs, onnxscript.values"):
-        return Finding("ONNX", False, f"{state} cannot be imported ({why})", f"install it anew: {INSTALL_ONNX}")
+        return Finding("ONNX", False, f"{state} cannot be imported ({why})", f"reinstall it: {INSTALL_ONNX}")
     return Finding("ONNX", True, state)
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from minrnn_gen.build.artifact import BuiltKernel
 
 Batch = Annotated[
-    int | None, typer.Option("--batch", min=1, metavar="B", help="Of a call of so many sequences.", show_default=False)
+    int | None, typer.Option("--batch", min=1, metavar="B", help="Batch of the call to explain.", show_default=False)
 ]
-Time = Annotated[int | None, typer.Option("--time", min=1, metavar="T", help="Of a call of so many steps.", show_default=False)]
+Time = Annotated[int | None, typer.Option("--time", min=1, metavar="T", help="Its steps.", show_default=False)]
 Classes = Annotated[bool, typer.Option("--classes", help="The kernels of the pass for all sizes, and which sizes each serves.")]
 
 AsProgram = Annotated[bool, typer.Option("--program", help="The program of a call: buffers, launches and products.")]

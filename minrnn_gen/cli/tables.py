@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Table:
         self.rows.append((*texts, *[""] * (len(self.headings) - len(texts))))
 
     def plain(self) -> list[str]:
-        """Return the lines, each as wide as the table."""
+        """Return the lines, without trailing blanks, which a narrow terminal would wrap into empty lines."""
         rows = [self.headings, *self.rows] if self.headings else self.rows
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         if not self.headings and widths:
@@ -49,7 +50,7 @@ class Table:
             for text, (width, is_right) in zip(row, columns, strict=True):
                 yield text.rjust(width) if is_right else text.ljust(width)
 
-        return [(" " * _GAP).join(placed(row)) for row in rows]
+        return [(" " * _GAP).join(placed(row)).rstrip() for row in rows]
 
     def __rich__(self) -> RichTable:
         from rich.table import Table as RichTable
@@ -100,7 +101,13 @@ class Screen:
         from rich.console import Console
 
         # Every text is taken as it is: what users named may look like markup.
-        Console(markup=False, highlight=False, emoji=False, width=self._width, height=self._height).print(shown, **how)
+        screen = Console(markup=False, highlight=False, emoji=False, width=self._width, height=self._height)
+        if not self._is_plain:
+            screen.print(shown, **how)
+            return
+        with screen.capture() as printed:
+            screen.print(shown, **how)
+        sys.stdout.write(re.sub(r" +$", "", printed.get(), flags=re.MULTILINE))
 
     def _fits(self, line: str) -> bool:
         return len(line) <= self._width and line.isascii() and line.isprintable()

@@ -71,7 +71,7 @@ class GradientNames(CellNames):
 
     @property
     def read_gates(self) -> tuple[int, ...]:
-        """The places of the gates that the gradients depend on; the others are not read."""
+        """The indices of the gates that the gradients depend on; the others are not read."""
         return tuple(self.gates.index(gate) for gate in self.lowered.read_gates)
 
     @property
@@ -81,7 +81,7 @@ class GradientNames(CellNames):
 
     @property
     def read_inputs(self) -> tuple[int, ...]:
-        """The places of the inputs that the gradients depend on, among all inputs X.*."""
+        """The indices of the inputs that the gradients depend on, among all inputs X.*."""
         return tuple(map(self.inputs.index, self.read_input_names))
 
     @property

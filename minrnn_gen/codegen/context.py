@@ -83,7 +83,7 @@ class CellText(_ScanNames):
 
     @property
     def output_place(self) -> int:
-        """The place of the output among the states; -1 if the output is not a state."""
+        """The index of the output among the states; -1 if the output is not a state."""
         label = dict(self.lowered.output.results)["y"]
         return next((index for index, state in enumerate(self.states) if label == f"state_{state}"), -1)
 
@@ -125,12 +125,12 @@ class CellBackwardText(_ScanNames, GradientNames):
 
     @property
     def previous_places(self) -> tuple[int, ...]:
-        """The places of `previous_states` among all states."""
+        """The indices of `previous_states` among all states."""
         return tuple(self.states.index(state) for state in self.previous_states)
 
     @property
     def current_places(self) -> tuple[int, ...]:
-        """The places of `current_states` among all states."""
+        """The indices of `current_states` among all states."""
         return tuple(self.states.index(state) for state in self.current_states)
 
     @property

@@ -28,8 +28,8 @@ class ProgramText:
 class PhaseText(ProgramText):
     """One phase as the templates read it, with the program of a step's map.
 
-    `places` are the places of its states among all states, `type` is the C++ type of its map's numbers. `first_value` (in CUDA)
-    and `first_state` are the places of its numbers among the numbers that blocks exchange. `keeps_power`: A of all steps is one
+    `places`: the indices of its states among all states. `type` is the C++ type of its map's numbers. `first_value` (in CUDA)
+    and `first_state` are the offsets of its numbers among those that blocks exchange. `keeps_power`: A of all steps is one
     matrix.
     """
 
@@ -112,7 +112,7 @@ class CoupledText(StepsText):
 
     @cached_property
     def _constants(self) -> dict[int, int]:
-        """The place of each prepared value that is read."""
+        """The index of each prepared value that is read."""
         read = (value for parts in self._cuts for value in self._values(parts).values())
         return {value: place for place, value in enumerate(dict.fromkeys(read))}
 

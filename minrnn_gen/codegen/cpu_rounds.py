@@ -101,9 +101,9 @@ class MeansOfUnits:
 class NativeRound:
     """Products of one argument: the round `number` of a step, after the products of the previous output.
 
-    `places` are the places of its gates in R, and `first` is the number of earlier products in a step. `gradients`, the program
-    of the gradients of its products, is None in a forward. `of_units` are the means of the round's own program: the argument in
-    a forward, the gradients in a backward.
+    `places` are the indices of its gates in R, and `first` is the number of earlier products in a step. `gradients`, which
+    computes the gradients of its products, is None in a forward. `of_units` are the means of the round's own program: the
+    argument in a forward, the gradients in a backward.
     """
 
     number: int

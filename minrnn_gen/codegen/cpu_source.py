@@ -140,7 +140,7 @@ class NativePlan:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """The places of the arguments by name."""
+        """The indices of the arguments by name."""
         return {field.name: place for place, field in enumerate(self.fields)}
 
     @cached_property
@@ -281,7 +281,7 @@ class CpuPlan(MeansOfUnits, NativePlan):
         return "storage" if state == self.saved_in_storage else "real"
 
     def region_of(self, state: str) -> int:
-        """Return the place of a state among the regions of the workspace; the output of a dense cell has two regions."""
+        """Return the index of a state among the regions of the workspace; the output of a dense cell has two regions."""
         place = self.states.index(state)
         if not self.is_dense or self.output_state is None:
             return place

@@ -85,7 +85,7 @@ class CpuVectorsPlan(NativePlan):
         )
 
     def state_place(self, name: str) -> str:
-        """Return the place of a state among those of a block of channels."""
+        """Return the index of a state among those of a block of channels."""
         if name in self.wide_states:
             return f"[{self.wide_states.index(name)} * n + k]"
         return f"[{len(self.wide_states)} * n + {self.narrow_states.index(name)}]"

@@ -37,12 +37,12 @@ class LevelledText:
 
 
 def mean_places(levels: Sequence[Level]) -> dict[str, str]:
-    """Return the places of the means of levels, in the order of the levels."""
+    """Return the indices of the means of levels, in the order of the levels."""
     return {name: f"mean.at[{place}]" for place, name in enumerate(name for level in levels for name, _ in level.means)}
 
 
 def level_texts(levels: Sequence[Level], inputs: Sequence[Places]) -> tuple[LevelText, ...]:
-    """Return the levels of a program, given the places of the inputs of each."""
+    """Return the levels of a program, given the indices of each level's inputs."""
     texts, first = [], 0
     for level, placed in zip(levels, inputs, strict=True):
         results = tuple((f"at[{place}]", cuda_name(name)) for place, name in enumerate(level.summands))

@@ -35,7 +35,7 @@ class _StepsNames(ProductNames):
 
     @property
     def output_place(self) -> int:
-        """The place of the output among the states; -1 where it is none of them."""
+        """The index of the output among the states; -1 if it is not a state."""
         output = self.lowered.output_state
         return -1 if output is None else self.states.index(output)
 
@@ -285,12 +285,12 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def read_products(self) -> tuple[int, ...]:
-        """The places of the products of the previous output that the gradients depend on."""
+        """The indices of the products of the previous output that the gradients depend on."""
         return tuple(place for place in self._read_products if not self.round_of_products[place])
 
     @property
     def read_round_products(self) -> tuple[int, ...]:
-        """The places of the products of arguments that the gradients depend on."""
+        """The indices of the products of arguments that the gradients depend on."""
         return tuple(place for place in self._read_products if self.round_of_products[place])
 
     @property
@@ -331,7 +331,7 @@ class StepsBackwardText(_StepsNames, GradientNames):
 
     @property
     def saved_places(self) -> tuple[int, ...]:
-        """The places of `saved_states` among all states."""
+        """The indices of `saved_states` among all states."""
         return tuple(self.states.index(state) for state in self.saved_states)
 
     @property

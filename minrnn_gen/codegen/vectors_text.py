@@ -21,7 +21,7 @@ VALUE, UNROLL, LOOP = ".at[k]", "#pragma unroll", "for (int k = 0; k < VALUES; +
 
 @dataclass(frozen=True)
 class _Printer:
-    """Prints stages as the lines of a lane's function; `places` has the place of each input, value `k` of an input with n.
+    """Prints stages as the lines of a lane's function; `places` has the index of each input, value `k` of an input with n.
 
     A stage is statements once per channel, a loop over the lane's values, and sums of these over the lanes; each lane keeps its
     own part of `shares`. Values of a loop that are read after it stay in arrays.

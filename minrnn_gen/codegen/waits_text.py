@@ -18,7 +18,7 @@ class WaitText(ProgramText):
     """A part of a step, counted by `part` from 1 on, and the wait after it.
 
     For means the part gives their values, and then the contributions of lists to the squares of the last `lists` means; `first`
-    is the place of the first mean among all means of a step, and `count` how many arrive at once. `scope` says which units they
+    is the index of the first mean among all means of a step, and `count` how many arrive at once. `scope` says which units they
     are over, those of the head or of one of its parts. For a round, `number` from 1 on, the part gives the operand of
     `products` or, in a backward, their gradients; `gates` are their places. `held` has the values that later parts read.
     """
@@ -77,7 +77,7 @@ def statistics_in(waits: Sequence[Wait]) -> tuple[Statistic, ...]:
 
 
 def places_of_means(waits: Sequence[Wait]) -> dict[str, str]:
-    """Return the places of the means of a step, each before the mean of its squares."""
+    """Return the indices of the means of a step, each before the mean of its squares."""
     places: dict[str, str] = {}
     for place, statistic in enumerate(statistics_in(waits)):
         places |= {name: f"mean.at[{2 * place + add}]" for add, name in enumerate(statistic.means)}
@@ -93,8 +93,8 @@ def parts_text(
 ) -> PartsText:
     """Return the text of a step in parts.
 
-    `placed` returns the places of the inputs of a program, `results` the places of the last results by their names, and
-    `round_of` the places of a round's gates, and its products in words.
+    `placed` returns the indices of a program's inputs, `results` those of the last results by their names, and
+    `round_of` the indices of a round's gates, and a text of its products.
     """
     means = places_of_means(step.waits)
     elsewhere = {name: f"prepared.{cuda_name(name)}" for name in step.prepared}

@@ -71,7 +71,7 @@ def selective_state_update(
     for name, scale in (("state_scale", state_scale), ("intermediate_state_scales", intermediate_state_scales)):
         if scale is not None:
             raise BadInput(
-                f"{name} was given, but states of integers are not there; give states in a floating dtype, and no scale"
+                f"{name} was given, but integer states are not supported; give states in a floating dtype, and no scale"
             )
     if rand_seed is not None:
         raise BadInput("rand_seed was given, but states are rounded to nearest; leave it out")
@@ -82,7 +82,7 @@ def selective_state_update(
         raise BadInput("intermediate_states_buffer and dst_state_batch_indices were both given; states go to one of them")
     check_real(state, "state")
     if not state.is_floating_point():
-        raise BadInput(f"state has dtype {state.dtype}, but states of integers are not there; a floating dtype is expected")
+        raise BadInput(f"state has dtype {state.dtype}, but integer states are not supported; a floating dtype is expected")
     tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     indices = (state_batch_indices, dst_state_batch_indices, num_accepted_tokens)
     with torch.no_grad():

@@ -32,7 +32,7 @@ class LinearLayer:
 
 
 class _Cell:
-    """A cell of `_GATES`, in the order of its kernel, each with a layer `linear_{gate}` that every call reads anew."""
+    """A cell of `_GATES`, in the order of its kernel, each with a layer `linear_{gate}` that every call reads again."""
 
     _MODEL: ClassVar[str]
     _GATES: ClassVar[tuple[str, ...]]

@@ -131,7 +131,7 @@ def read_bytes(path: str | os.PathLike[str], where: str, *, ordinary: bool = Fal
 
 
 def demand_key(content: bytes, key: str, where: str, kind: str) -> None:
-    """Raise BadInput for the `content` of a file without `key`, which every file of this `kind` has.
+    """Raise BadInput if the `content` of a file lacks `key`, which every file of this `kind` has.
 
     Untrusted text may name any file: unless the file is of this kind, no error shows its content.
     """

@@ -173,7 +173,7 @@ class GpuProfile(pydantic.BaseModel):
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The numbers of `MEASURED` that this GPU has and nobody measured on it."""
+        """The numbers of `MEASURED` that this GPU has but that were never measured on it."""
         has_none = {"cluster_exchange_ns": not self.has_clusters, "products_per_sm_cycle": not self.has_bf16_arithmetic}
         measured = {field for field in MEASURED if NOT_MEASURED not in self.sources.get(field, NOT_MEASURED)}
         return tuple(field for field in MEASURED if field not in measured and not has_none.get(field))

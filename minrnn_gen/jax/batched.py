@@ -75,7 +75,7 @@ def _is_weight(request: Request, slot: int) -> bool:
 
 
 def _with_heads(request: Request, count: int) -> Request | None:
-    """Return the request with so many times the heads, or None where no spec has so many channels, or heads need each other."""
+    """Return the request with `count` times the heads, or None where no spec has so many channels, or heads need each other."""
     means_over_all = kernel_by(request.recipe).builder.cell_shape.means_over_all
     recipe = with_heads(request.recipe, count, request.interface, means_over_all)
     return None if recipe is None else replace(request, recipe=recipe)

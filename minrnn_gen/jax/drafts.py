@@ -18,7 +18,7 @@ from minrnn_gen.jax.slots import Cache, next_places
 
 
 def cache(spec: SpecLike, slots: int, draft: int, dtype: Any = None) -> Cache:
-    """Return the states of so many requests, zeros, with drafts of at most `draft` steps: a tree of arrays.
+    """Return zero states, one slot for each request, with drafts of at most `draft` steps: a tree of arrays.
 
     dtype: that of the states, by default that of the arithmetic. Raises BadInput for other sizes and dtypes, and for a spec in
     both directions.

@@ -297,7 +297,7 @@ class RNN:
             raise BadInput(f"params is {kind_of(params)}; a mapping is expected: {expected}")
         for name in shapes:
             if name not in params:
-                raise BadInput(f"params is without '{name}'; {expected}")
+                raise BadInput(f"params lacks '{name}'; {expected}")
         for name in params:
             if name not in shapes:
                 raise BadInput(f"params has an unknown name {name!r}{nearest_name(str(name), tuple(shapes))}; {expected}")

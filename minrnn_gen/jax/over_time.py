@@ -238,7 +238,7 @@ def _of_initial(request: Request, operands: Arrays, saved: Arrays, dy: Any, dfin
 
 
 def with_initial_states(flat: Sequence[Any], interface: Interface, sequences: int, dtype: Any) -> list[Any]:
-    """Return the arrays of a call of so many sequences with zeros for absent initial states."""
+    """Return the arrays of a call of `sequences` sequences, with zeros for absent initial states."""
     states = interface.slots.states
     initial = [
         jnp.zeros(interface.shape_of_state(name, sequences), dtype) if state is None else state

@@ -87,7 +87,7 @@ class CellShape:
     are over one of its `norm_parts` equal parts; with more than one, `waits_within_parts` of the waits are for such means.
     `phases`: coupled states in the order of their scans; `varying_counts` are operations and special functions of a step
     without values of parameters alone. Compilers keep such values over all steps where it `keeps_constants`; they compute
-    functions with branches, sines and cosines, for each tile anew. `is_dual`: states are pairs, each a scan
+    functions with branches, sines and cosines, again for each tile. `is_dual`: states are pairs, each a scan
     over dual numbers.
     """
 

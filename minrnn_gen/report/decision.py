@@ -31,7 +31,7 @@ def decision_page(built: BuiltKernel, solution: Solution, profile: GpuProfile, n
         section(
             "The search space",
             f"{plan.prediction.candidate_count:,} candidates fit, {sum(plan.prediction.rejected.values()):,} do not. "
-            "A larger dot is several.",
+            "A larger dot stands for several.",
             f'<div class="scroll">{_space(plan, solution)}</div>',
         ),
         section(

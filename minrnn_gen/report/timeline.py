@@ -45,7 +45,7 @@ def timeline_of(plan: KernelPlan) -> Timeline:
         words = f"Predicted, one thing after the other; the {plan.problem.time:,} steps of a call follow each other."
         return Timeline("Timeline of a step", words, unit, spans)
     launch = {name: us for name, us in terms.items() if name == "launch"}
-    words = "Predicted, of all steps together: what is above each other overlaps, but never quite."
+    words = "Predicted, for all steps together. Bars above each other overlap, though never fully."
     return Timeline("Timeline of a call", words, "us", _spans({**launch, **terms}))
 
 

@@ -186,7 +186,7 @@ class Backend(Protocol):
         """Return the graph of `key`, captured on first use, and the current stream; None where no graph is possible."""
 
     def striding_blocks(self, rows: int) -> int:
-        """Return the number of blocks of a kernel that strides over all elements of so many rows."""
+        """Return the number of blocks of a kernel that strides over all elements of a number of rows."""
 
 
 class WideGradients(NamedTuple):

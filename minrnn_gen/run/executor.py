@@ -281,7 +281,7 @@ class Executor:
         return GpuRun(self.interface, self.builder, self.backend.without_graphs())
 
     def draft_plan(self, steps: int, pool: StatesOut = "arithmetic") -> DraftPlan:
-        """Return how drafts of so many steps are taken back on a GPU; `pool`: the dtype of the cache's states."""
+        """Return how drafts of that many steps are rolled back on a GPU; `pool`: the dtype of the cache's states."""
         builder, hinted = self.builder, replace(self.builder.hinted_specialization, pool=pool)
         problem, predicted = builder.problem_of(builder.cell_shape, builder.key_of("step", hinted)), None
         if self.interface.has_vectors:
@@ -340,7 +340,7 @@ class Executor:
         return None if trace is None else (call_key, trace)
 
     def saved_layouts(self, batch: int, time: int, *, on_cpu: bool, all_states: bool = False) -> tuple[Layout, ...]:
-        """Return shape and dtype of each of `Saved.arrays()` of a call with so many rows and steps."""
+        """Return shape and dtype of each of `Saved.arrays()` of a call of `batch` x `time`."""
         return self._saved_layouts(self.cpu if on_cpu else self.gpu, batch, time, all_states)
 
     def keeps_states(self, *, on_cpu: bool) -> bool:

@@ -107,7 +107,7 @@ class JointCall(TangentCall):
 
     @property
     def _place(self) -> int:
-        """The place of the output among the states."""
+        """The index of the output among the states."""
         assert self.recipe.output is not None
         return self.recipe.output
 

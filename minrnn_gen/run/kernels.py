@@ -40,7 +40,7 @@ class BuiltKernels:
 
     @cached_property
     def half(self) -> Self:
-        """The kernels for half of the GPU, so that two runs fit concurrently."""
+        """The kernels planned for half of the GPU, so that two runs fit concurrently."""
         return type(self)(self._builder.half, ())
 
     def choose(self, kernel_pass: KernelPass, specialization: Specialization, sizes: Sizes) -> KernelKey:

@@ -74,7 +74,7 @@ class Steps:
     ) -> tuple[AnyArray, Cache]:
         """Run drafted steps that may be taken back, from and into slots of a cache; return (y, cache), x and y as of a call.
 
-        cache: of this kernel, with a draft of so many steps at least. slots: as of `step`. accepted: int32 or int64 [B], of any
+        cache: of this kernel, with at least that many draft steps. slots: as of `step`. accepted: int32 or int64 [B], of any
         stride: how many steps of the last draft of the slot are kept, by default none; the steps of x come after them. The next
         call, or `cache.commit`, says how many of these are kept; any other use of the slot requires `cache.commit` first.
         States are bit by bit those of single steps. lengths: int32 or int64 [B], the steps of each sequence; y is 0 beyond.
@@ -101,7 +101,7 @@ class Steps:
         return executor.forward_on_pool(arguments, pool), {**(arguments.state or {})}
 
     def cache(self, slots: int, draft: int = 0, dtype: Any = None, *, like: Any = None) -> Cache:
-        """Return a pool of zeros for the states of so many requests: pass `cache.states` to `step` as `state`.
+        """Return a pool of zero states, one slot for each request: pass `cache.states` to `step` as `state`.
 
         Its arrays are in the library and on the device of `like`, by default NumPy's. dtype: the dtype of states, or of
         storage. draft: the steps of the longest draft that `verify_draft` will run, whose states the cache keeps. Raises

@@ -4,7 +4,7 @@ Each class is a subclass of torch's class of its name: constructor, parameters, 
 messages of the constructor are torch's own. `isinstance(layer, torch.nn.LSTM)` therefore holds, as code that goes through a
 model's modules expects it: to initialise weights, to group parameters, to freeze layers.
 
-LSTMCell, GRUCell and RNNCell are torch's own. A call of theirs is one step, two products and one pointwise kernel, which torch
+LSTMCell, GRUCell and RNNCell are torch's own. A call of one runs one step, two products and one pointwise kernel, which torch
 launches from C++ in the time that a call from Python takes before its first launch.
 """
 
@@ -71,7 +71,7 @@ def _architecture(
 
 
 def _with_names_of_torch(made: Architecture, hidden_size: int, proj_size: int) -> Architecture:
-    """Return the architecture of layers with `proj_size`, whose gates of the output torch has in one matrix and one bias."""
+    """Return the architecture of layers with `proj_size`: torch has the output's gates as one matrix and one bias."""
     layers, shapes = [], dict[str, tuple[int, ...]]()
     for layer in made.names:
         directed = []

@@ -56,7 +56,7 @@ class ResultsInMemory:
     results: list[Result] = field(default_factory=list)
 
     def known(self, _setting: Setting) -> Sequence[Result]:
-        """Return nothing: a check reports only its own measurements."""
+        """Return no history: a check reports only its own measurements."""
         return ()
 
     def add(self, results: Sequence[Result]) -> None:
@@ -214,7 +214,7 @@ def check_here(gpu: str | None = None, is_quick: bool = False, watch: Watch = la
     if toolchain_version() is None:
         raise ToolchainMissing(f"check-gpu needs NVRTC to compile kernels: {INSTALL_CUDA}")
     if debug_build_is_asked_for():
-        raise BadInput("MINRNN_DEBUG is set, and times of debug builds say nothing of others; unset it to check a GPU")
+        raise BadInput("MINRNN_DEBUG is set, and debug builds are slower than others; unset it to check a GPU")
     if profile is None:
         profile = load_profile(live.profile.name) if live.profile_is_shipped else live.profile
     with closing(open_measurer()) as measurer, tempfile.TemporaryDirectory() as folder:

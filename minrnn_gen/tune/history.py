@@ -88,7 +88,7 @@ class History:
         """Return the best known candidate of `setting`, else of the nearest sizes on the same GPU, else None.
 
         A device or driver that is not known, as where no GPU is at hand, stands for any of them. A shipped result serves its
-        own sizes and toolchain alone: any other would need a run first, which nobody requested.
+        own sizes and toolchain alone: any other would need a run first, which was not requested.
         """
         alike = _alike(self.path(setting.gpu), setting)
         # Results of another GPU of the same profile, such as one with more memory, do not count.

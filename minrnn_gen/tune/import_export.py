@@ -38,7 +38,7 @@ def export_results(history: History, path: str, *, form: ExportFormat = "lines",
 def import_results(history: History, path: str) -> int:
     """Add the results in a file that are not there yet, and return how many; raises BadInput for a file without any.
 
-    Kernels compiled before are chosen anew at their next request.
+    Kernels compiled before are chosen again at their next request.
     """
     if not _is_file(path):
         raise BadInput(f"--import: {shown(path)} is no file; give one that --export wrote, or a history's own")

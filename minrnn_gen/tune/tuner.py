@@ -107,7 +107,7 @@ def tune(
     if toolchain_version() is None:
         raise ToolchainMissing(f"tuning needs NVRTC to compile candidates: {INSTALL_CUDA}")
     if builder.waits_are_bounded or debug_build_is_asked_for():
-        raise BadInput("MINRNN_DEBUG is set, and times of debug builds say nothing of others; unset it to tune")
+        raise BadInput("MINRNN_DEBUG is set, and debug builds are slower than others; unset it to tune")
     wanted = kernels_of(builder)
     end = time.monotonic() + limits.budget_s
     for done, key in enumerate(wanted):

@@ -42,7 +42,7 @@ FILLING_CHANNELS_PER_SM = 64
 SHORT_STEPS = 128
 # Alignment depends on sizes modulo this, in elements of any width.
 ALIGNMENT_ELEMENTS = 16
-# Passes that a call of `backward` runs; the arguments of products are made again for it alone.
+# Passes that a call of `backward` runs; the arguments of products are recomputed only for it.
 OF_BACKWARD: tuple[KernelPass, ...] = ("backward", "arguments")
 # The probability with which dropout drops a value.
 DROPPED = 0.5

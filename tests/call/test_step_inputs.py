@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
         ({**narrow, "gap": wide["gap"]}, r"inputs\['gap'\] has shape \[2, 4, 6\]; \[2, 4\] is expected"),
         (
             {name: narrow[name] for name in ("added", "mask")},
-            "inputs is without 'gap'; the cell reads X.gap, so pass it, .batch, time.",
+            "inputs lacks 'gap'; the cell reads X.gap, so pass it, .batch, time.",
         ),
         ({**narrow, "gap": narrow["gap"].astype("f4")}, "gap.* has dtype float32; float64 is expected"),
     ):

@@ -129,13 +129,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "h[t] = W.f + W.x",
         {**H, "output": "sum(h[t])"},
-        "h[t] has n values per channel, but its expression is without the axis n",
+        "h[t] has n values per channel, but its expression lacks the axis n",
     ),
-    ("h[t] = W.f * h[t-1] + sum(W.x)", {}, "sum adds over the axis n, and W.x is without it: one value per channel"),
+    ("h[t] = W.f * h[t-1] + sum(W.x)", {}, "sum adds over the axis n, and W.x lacks it: one value per channel"),
     (
         "h[t] = W.f * h[t-1]",
         {**H, "output": "sum(sum(h[t]))"},
-        "sum adds over the axis n, and sum(h[t]) is without it",
+        "sum adds over the axis n, and sum(h[t]) lacks it",
     ),
     ("h[t] = W.f * h[t-1]", {**H, "output": "h[t] * 2"}, "the output is one value per channel, but h[t] * 2 has the axis n"),
     (

@@ -73,7 +73,7 @@ def test_what_is_no_norm_is_refused_where_it_stands(tmp_path: Path, expression: 
 
 def test_cells_with_n_and_cells_without_a_product_have_no_norms() -> None:
     with pytest.raises(
-        BadInput, match="mean is over units, which a cell with the axis n cannot be; leave it out, or list every"
+        BadInput, match="mean is over units, which cells with the axis n do not support; leave it out, or list every"
     ):
         cell_of("h[t] = W.x + mean(sum(k[t-1]), head)\nk[t] = W.x * k[t-1] + S.b", states={"h": 1, "k": "n"}, shared=["b"])
     with pytest.raises(BadInput, match=r"mean is over units, and k\[t-1\] has the axis n; leave one of the two out"):

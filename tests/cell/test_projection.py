@@ -222,7 +222,7 @@ def test_a_wrong_R_is_refused_in_one_sentence() -> None:
         'R is one array, but the products of lstm_projected have two shapes; give {"i": …, "p": …}': numpy.zeros(
             (5, 1, 4, 4), "f4"
         ),
-        "R is without 'p'; pass R = {'i': [1, 4, 2], ": {gate: matrix for gate, matrix in R.items() if gate != "p"},
+        "R lacks 'p'; pass R = {'i': [1, 4, 2], ": {gate: matrix for gate, matrix in R.items() if gate != "p"},
         "R has an unknown gate 'q'; allowed are i, f, z, o, p": {**R, "q": R["p"]},
         "R['p'] has shape [1, 4, 2]; [1, 2, 4] is expected": {**R, "p": R["i"]},
         "R is missing; products multiply by it": None,

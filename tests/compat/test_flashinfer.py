@@ -112,7 +112,7 @@ def test_states_of_tokens_go_into_a_buffer() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "scale": ({"state_scale": 1}, "state_scale was given, but states of integers are not there"),
+    "scale": ({"state_scale": 1}, "state_scale was given, but integer states are not supported"),
     "seed": ({"rand_seed": 1}, "rand_seed was given, but states are rounded to nearest"),
     "algorithm": ({"algorithm": "fast"}, "algorithm is 'fast'; one of auto, simple"),
     "integers": ({"state": torch.zeros(SLOTS, HEADS, DIM, N, dtype=torch.int16)}, "state has dtype torch.int16"),

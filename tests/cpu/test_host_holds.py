@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     states = call["reset_states"]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"resets": None}, "reset_states was given without resets; give resets, which mark the steps that begin from them"),
-        ({"reset_states": {"h": states["h"]}}, "reset_states is without 'c'; give all of h, c, or leave it out for zeros"),
+        ({"reset_states": {"h": states["h"]}}, "reset_states lacks 'c'; give all of h, c, or leave it out for zeros"),
         ({"reset_states": {**states, "d": states["h"]}}, "reset_states has an unknown name 'd'; allowed are h, c"),
         ({"reset_states": [states["h"]]}, "reset_states is a list; a mapping of h, c is expected"),
         (

@@ -235,8 +235,8 @@ def test_inputs_that_do_not_fit_are_refused_in_one_sentence() -> None:
     x, v = np.zeros((2, 3, HIDDEN, 5), np.float32), {"v": np.zeros(HIDDEN, np.float32)}
     right = np.zeros((2, HIDDEN, 5), np.float32)
     wrong: list[tuple[Any, str]] = [
-        (None, r"inputs is without 'skip'; the cell reads X\.skip, so pass it, \[batch, hidden, time\]"),
-        ({"skip": right}, "inputs is without 'added'"),
+        (None, r"inputs lacks 'skip'; the cell reads X\.skip, so pass it, \[batch, hidden, time\]"),
+        ({"skip": right}, "inputs lacks 'added'"),
         ({"skip": right, "added": right, "addd": right}, "inputs has an unknown name 'addd'; allowed are skip, added"),
         ({"skip": right, "added": right.astype(np.float64)}, r"inputs\['added'\] has dtype float64; float32 is expected"),
         ({"skip": right, "added": right[:, :, :4]}, r"inputs\['added'\] has shape \[2, 6, 4\]; \[2, 6, 5\] is expected"),

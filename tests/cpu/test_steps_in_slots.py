@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "short": ({"slots": [0, 1]}, r"slots has shape \[2\]; \[5\] is expected"),
     "alone": ({"slots": None, "into_slots": LIVE}, "into_slots was given without slots"),
     "pad": ({"pad_slot": True}, "pad_slot is (a bool|bool|True); a whole number is expected"),
-    "no pool": ({"state": None}, "slots were given, but state is without 'h'; give the pool, all of h"),
+    "no pool": ({"state": None}, "slots were given, but state lacks 'h'; give the pool, all of h"),
     "rows": ({"state": {"h": np.zeros((SLOTS, 7), np.float32)}}, r"state\['h'\] has shape \[9, 7\]; \[9, 8\] is expected"),
     "dtype": ({"state": {"h": np.zeros((SLOTS, 8), np.float16)}}, r"state\['h'\] has dtype float16; float32 is expected"),
     "gaps": (

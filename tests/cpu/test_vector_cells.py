@@ -189,8 +189,8 @@ def test_a_projection_makes_the_gates_and_no_shared_input() -> None:
 
 
 WRONG = [
-    ({"shared": None}, "shared is without 'b'"),
-    ({"shared": {"b": np.zeros((2, 5, 1, 3))}}, "shared is without 'c'"),
+    ({"shared": None}, "shared lacks 'b'"),
+    ({"shared": {"b": np.zeros((2, 5, 1, 3))}}, "shared lacks 'c'"),
     ({"shared": {"b": np.zeros((2, 5, 1, 2)), "c": np.zeros((2, 5, 1, 3))}}, "shared['b'] has shape [2, 5, 1, 2]"),
     ({"shared": {"b": np.zeros((2, 5, 3)), "c": np.zeros((2, 5, 1, 3))}}, "[2, 5, 1, 3] is expected"),
     ({"parameters": {"a": np.zeros(4), "d": np.zeros(4)}}, "parameters['a'] has shape [4]; [4, 3] is expected"),

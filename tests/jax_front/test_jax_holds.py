@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     states = call["reset_states"]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"resets": None}, "reset_states was given without resets; give resets"),
-        ({"reset_states": {"h": states["h"]}}, "reset_states is without 'c'; give all of h, c"),
+        ({"reset_states": {"h": states["h"]}}, "reset_states lacks 'c'; give all of h, c"),
         (
             {"reset_states": {**states, "c": states["c"][:2]}},
             r"reset_states\['c'\] has shape \[2, 4\]; \[3, 4\] is expected, or \[4\]",

@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused() -> None:
     refusals = {
         "slots has dtype float32; int64 or int32 is expected": lambda: step(slots=jax.numpy.zeros(3, np.float32)),
         r"slots has shape \[2\]; \[3\] is expected": lambda: step(slots=READ[:2]),
-        "slots were given, but state is without 'h'": lambda: step(state=None),
+        "slots were given, but state lacks 'h'": lambda: step(state=None),
         "asked for under a gradient, which it lacks": lambda: jax.grad(lambda x: step(x)[0].sum())(x),
         "asked for under vmap, which it lacks": lambda: jax.vmap(step)(x[None]),
         "into_slots was given without slots": lambda: step(slots=None, into_slots=READ),

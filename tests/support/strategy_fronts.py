@@ -77,7 +77,7 @@ SERVED: dict[str, Served] = {
     "scan_backward_cooperative": Served(_SCAN, "backward", _LONG),
     "scan_forward_projected": Served(_PROJECTED, "forward", Sizes(64, 512)),
     "scan_step": Served(_SCAN, "step", _FEW),
-    "large_batch_forward": Served(_LSTM, "forward", _MANY),
+    "large_batch_forward": Served(_LSTM | {"hidden_size": 512}, "forward", _MANY),
     "large_batch_backward": Served(_LSTM, "backward", _MANY),
     "persistent_forward": Served(_LSTM, "forward", _FEW),
     "persistent_backward": Served(_LSTM, "backward", _FEW),

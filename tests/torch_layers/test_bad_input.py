@@ -123,7 +123,7 @@ R = torch.zeros(4, 1, HIDDEN, HIDDEN)
         ({"x": GATES[:, :, :3], "R": R}, "its gates axis is 3"),
         ({"x": GATES.double(), "R": R}, "x has dtype float64; float32 is expected"),
         ({"x": GATES, "R": R[:, :, :5]}, r"R has shape \[4, 1, 5, 6\]; \[4, 1, 6, 6\] is expected"),
-        ({"x": GATES, "R": R, "state": {"h": H[0]}}, "state is without 'c'; give all of h, c"),
+        ({"x": GATES, "R": R, "state": {"h": H[0]}}, "state lacks 'c'; give all of h, c"),
         ({"x": GATES, "R": R, "state": {"h": H[0], "c": H[0], "m": H[0]}}, "state has an unknown name 'm'; allowed are h, c"),
         ({"x": GATES, "R": R, "parameters": {"u": H[0, 0]}}, "parameters has an unknown name 'u'; this cell has no parameters"),
         ({"x": GATES, "R": R, "state": {"h": H, "c": H}}, r"state\['h'\] has shape \[1, 2, 6\]; \[2, 6\] is expected"),

@@ -12,7 +12,7 @@ from support.examples import examples
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
-    pytest.skip("this torch is without torch.distributed", allow_module_level=True)
+    pytest.skip("this torch lacks torch.distributed", allow_module_level=True)
 
 from support import ranks  # noqa: E402
 

@@ -66,7 +66,7 @@ MODES: dict[str, Callable[[], Any]] = {"plain": contextlib.nullcontext, "dispatc
 @pytest.fixture(scope="module")
 def over_ranks() -> Iterator[dict[str, Front]]:
     if not torch.distributed.is_available():
-        pytest.skip("this torch is without torch.distributed")
+        pytest.skip("this torch lacks torch.distributed")
     try:
         socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     call = as_tensors(drawn(kernel.interface, "plain", True, 3).call)
     of_function: list[tuple[dict[str, Any], str]] = [
         ({"resets": None}, "reset_states was given without resets; give resets"),
-        ({"reset_states": {"h": call["reset_states"]["h"]}}, "reset_states is without 'c'; give all of h, c"),
+        ({"reset_states": {"h": call["reset_states"]["h"]}}, "reset_states lacks 'c'; give all of h, c"),
         ({"reset_states": {**call["reset_states"], "d": None}}, "reset_states has an unknown name 'd'; allowed are h, c"),
         ({"reset_states": {"h": state, "c": state}}, r"reset_states\['h'\] has shape \[1, 4\]; \[3, 4\] is expected, or \[4\]"),
         ({"holds": call["resets"][:2]}, r"holds has shape \[2, 6\]; \[3, 6\] is expected, \[batch, time\]"),

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
-    pytest.skip("this torch is without torch.distributed", allow_module_level=True)
+    pytest.skip("this torch lacks torch.distributed", allow_module_level=True)
 
 from support.host_of_ranks import Silent, SilentPeerBuffers, call_on_rank, counted_runs, hosts_of_gpus, in_graphs  # noqa: E402
 

@@ -35,7 +35,7 @@ def norm_units(problem: Problem) -> int:
 
 
 def parts_of_block(problem: Problem, units: int, group_blocks: int) -> int:
-    """Return how many of these parts a block of so many units has, 1 if it has less than one."""
+    """Return how many of these parts a block of `units` units has, 1 if it has less than one."""
     return problem.cell.norm_parts if group_blocks == 1 else max(1, units // norm_units(problem))
 
 
@@ -45,7 +45,7 @@ def blocks_of_part(problem: Problem, units: int, group_blocks: int) -> int:
 
 
 def parts_of_warp(problem: Problem, units: int) -> int:
-    """Return the most parts that a warp of so many units has units of."""
+    """Return the most parts that the units of a warp may belong to."""
     of_part = norm_units(problem)
     return min(problem.cell.norm_parts, 1 if of_part % units == 0 else (units - 1) // of_part + 2)
 

@@ -68,7 +68,7 @@ MODELS = {
 
 
 def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_bytes: int) -> dict[str, Amount]:
-    """Return the terms of a step but for memory, where the busiest SM has so many blocks, each with so much of R in it."""
+    """Return the terms of a step except memory, given the blocks of the busiest SM and each block's share of R."""
     problem, gpu, tiling = partition.problem, partition.problem.gpu, partition.tiling
     model, scales, cycles_per_ns = MODELS[problem.kernel_pass], scales_of(gpu), gpu.sm_clock_hz / 1e9
     further_blocks = model.other_blocks * (blocks_of_busiest_sm - 1)
@@ -130,7 +130,7 @@ def terms_of_step_ns(partition: Partition, blocks_of_busiest_sm: Amount, matrix_
 
 
 def exchange_ns(partition: Partition, model: StepModel, blocks: Amount) -> Amount:
-    """Return the time of a step's exchange between blocks, where bytes come for so many blocks of an SM."""
+    """Return the time of a step's exchange between blocks, given the blocks of an SM that receive bytes."""
     scales, exchange_bytes = scales_of(partition.problem.gpu), partition.exchange_bytes
     if partition.grid_blocks > 1:
         words = exchange_bytes / 4

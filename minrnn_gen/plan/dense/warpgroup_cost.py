@@ -174,7 +174,7 @@ def _by_warps_ns(partition: WarpgroupPartition, columns: Amount) -> Amount:
 
 
 def _passes(problem: Problem) -> int:
-    """Return how often a step computes its cells: a backward prepares them anew for each round of products."""
+    """Return how often a step computes its cells: a backward prepares them again for each round of products."""
     return len(problem.cell.round_products) if problem.kernel_pass == "backward" else 1
 
 

@@ -20,7 +20,7 @@ class Workspace(threading.local):
         self._address = 0
 
     def of(self, size_bytes: int) -> tuple[int, Any]:
-        """Return the address of at least so many uninitialised bytes, and their owner."""
+        """Return the address of at least `size_bytes` uninitialised bytes, and their owner."""
         if self._memory.size >= size_bytes:
             return self._address, self._memory
         memory = numpy.empty(size_bytes, numpy.uint8)

@@ -140,7 +140,7 @@ class NativeKernels:
         return self.builder.spec.recurrent_gradient_clip
 
     def schedule(self, kernel_pass: CpuPass, call: Call, steps: int) -> Schedule:
-        """Return how the threads share a call whose longest sequence has so many steps."""
+        """Return how the threads share a call, given the steps of its longest sequence."""
         has_initial = any(state is not None for state in call.initial)
         has_rounds = bool(self.builder.cell.arguments)
         return schedule(self.interface, kernel_pass, call.batch, steps, has_initial, thread_count(), has_rounds)

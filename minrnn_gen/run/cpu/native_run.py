@@ -97,7 +97,7 @@ class NativeRun:
         return 0 if count * 2 > call.time else count
 
     def _run_in_pieces(self, recorder: NativeRecorder, kernel: CpuKernel, call: Call, outputs: Outputs, count: int) -> None:
-        """Project and run so many steps at once, whose pre-activations stay in cache; a piece starts from the last states."""
+        """Project and run a few steps at a time, so that pre-activations stay in cache; a piece starts from the last states."""
         interface, weight = self._interface, call.weight
         assert weight is not None
         axes = call.x_axes.replace("i", "") + interface.gate_axes

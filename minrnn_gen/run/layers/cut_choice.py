@@ -54,7 +54,7 @@ def choose_cut(
 ) -> CutChoice | None:
     """Return the fastest cut of a pass over layers, by their builders; None where running the layers in turn is as fast.
 
-    `share_of` gives the builder of all layers' recurrences for one of so many equal shares of the GPU.
+    `share_of` gives the builder of all layers' recurrences for one of n equal shares of the GPU.
     """
     layers, gpu = len(builders), builders[-1].target.profile
     has_pieces = sizes.batch and sizes.time >= PIECES[0] * PIECE_STEPS_LEAST and all(map(_has_pieces, builders))

@@ -211,7 +211,7 @@ def _addresses_of(functions: Sequence[Any]) -> tuple[int, ...]:
 
 
 class Program:
-    """Operations in order on arrays of one place: by C in one trip where all of them can be, else one by one."""
+    """Operations in order on arrays of one place: in one C call if C can run them all, else one by one."""
 
     __slots__ = ("__weakref__", "_in_c", "_multiplies", "_operations", "_place")
 

@@ -14,7 +14,7 @@ from minrnn_gen.torch import nn as by_kernels
 
 OURS: dict[type, Any] = {torch.nn.LSTM: by_kernels.LSTM, torch.nn.GRU: by_kernels.GRU, torch.nn.RNN: by_kernels.RNN}
 _KEPT = 1024
-# Methods of ours that nothing of ours calls: a subclass may have its own.
+# Methods that minrnn_gen never calls itself: a subclass may have its own.
 _UNUSED = {"explain", "prepare", "step"}
 _NEW_METHODS = ("__reduce__", "__reduce_ex__")
 
@@ -25,7 +25,7 @@ def base_of(kind: type) -> Any:
 
 
 def is_by_kernels(kind: type) -> bool:
-    """Say whether a class is one of ours or made by `combined`; subclasses of these do not count."""
+    """Say whether a class is one of minrnn_gen's or made by `combined`; subclasses of these do not count."""
     return "torch_class" in vars(kind)
 
 
@@ -83,7 +83,7 @@ def reason_against(module: Any) -> str | None:
 
 @functools.cache
 def _names_needed(base: Any) -> frozenset[str]:
-    """Return the names that the calls of ours need and torch's class and its instances do not have."""
+    """Return the names that minrnn_gen's calls need but torch's class and its instances lack."""
     ours = OURS[base].__mro__
     added = {name for part in ours[: ours.index(base)] for name in vars(part)}
     return frozenset(added - {*dir(base(1, 1, device="meta"))} - _UNUSED)

@@ -50,7 +50,7 @@ def _of_layer(inputs: ByName | None, what: str, shapes: Mapping[str, tuple[int, 
     tensors = known_names(inputs, tuple(shapes), what)
     for name, shape in shapes.items():
         if name not in tensors:
-            raise BadInput(f"{what} is without '{name}'; the cell reads X.{name}, so pass it, {list(shape)}")
+            raise BadInput(f"{what} lacks '{name}'; the cell reads X.{name}, so pass it, {list(shape)}")
         check_tensor(tensors[name], f"{what}['{name}']")
         if tuple(tensors[name].shape) != shape:
             raise BadInput(f"{what}['{name}'] has shape {list(tensors[name].shape)}; {list(shape)} is expected")

@@ -65,7 +65,7 @@ class DecodingStack(LayerStack):
         if slots is not None or into_slots is not None:
             raise BadInput("slots were given without a cache; give what layer.cache returns too, or leave them out")
         if resets is not None:
-            raise BadInput("resets was given to step, which has one step; where a sequence starts anew, set its state to zeros")
+            raise BadInput("resets was given to step, which has one step; to restart a sequence, set its state to zeros")
         self._check_steps()
         check_tensor(x_t, "x_t")
         if x_t.dim() not in (1, 2) or x_t.shape[-1] != self.input_size:
@@ -135,7 +135,7 @@ class DecodingStack(LayerStack):
     def cache(
         self, slots: int, draft: int = 0, *, dtype: torch.dtype | None = None, state_dtype: torch.dtype | None = None
     ) -> LayerCache:
-        """Return the states of so many requests in slots, zeros to begin with, for `step`.
+        """Return a pool of zero states for `step`, one slot for each request.
 
         dtype: dtype of the inputs of steps, by default the weights'. state_dtype: dtype of the states in slots, float32
         (float64 for float64) by default, or `dtype`. draft: the steps of the longest draft that `verify_draft` will run, whose

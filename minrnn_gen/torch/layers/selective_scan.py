@@ -73,7 +73,7 @@ class SelectiveScan(Settled, torch.nn.Module):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def reset_parameters(self) -> None:
-        """Draw the weights and steps anew; a starts at the logarithms of 1 to state_size, d at 1."""
+        """Draw new weights and steps; a starts at the logarithms of 1 to state_size, d at 1."""
         torch.nn.init.kaiming_uniform_(self.in_weight, a=math.sqrt(5))
         torch.nn.init.uniform_(self.step_weight, -(self.rank**-0.5), self.rank**-0.5)
         begin(self.step_bias, GATE_STARTS["selective", "dt"])

@@ -13,7 +13,7 @@ _BEHIND_CALL = "Tensor y, Tensor[] saved, Tensor dy, Tensor[] dstate"
 
 
 def in_order(call: Sequence[Any], states: int) -> tuple[Any, ...]:
-    """Return the arguments of an operator, lists of parameters and states last, as the tensors of a call of so many states.
+    """Return an operator's arguments, lists of parameters and states last, as the tensors of a call with `states` states.
 
     Another list before those two, of inputs S.* and X.* or of masks, comes after both.
     """

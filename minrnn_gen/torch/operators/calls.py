@@ -57,7 +57,7 @@ def forward(kernel: Kernel, tensors: Tensors, saves: bool, all_states: bool = Fa
 
 
 def step(kernel: Kernel, tensors: Tensors) -> list[Any]:
-    """Run one step and return y and the states after it; x is without an axis of time."""
+    """Run one step and return y and the states after it; x has no time axis."""
     result = kernel.executor.step(_arguments(kernel, tensors))
     return [result.y, *result.final]
 

@@ -137,5 +137,5 @@ def _in_order(mapping: Mapping[str, Any] | None, names: tuple[str, ...], what: s
     mapping = known_names(mapping, names, what)
     for name in names:
         if name not in mapping:
-            raise BadInput(f"{what} is without '{name}'; give all of {', '.join(names)}")
+            raise BadInput(f"{what} lacks '{name}'; give all of {', '.join(names)}")
     return tuple(mapping[name] for name in names)

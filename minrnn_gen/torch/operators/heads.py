@@ -34,7 +34,7 @@ class HeadAxis:
         return tensor if self.directions is None else tensor.flatten(self.directions, self.directions + 1)
 
     def unfold(self, tensor: Any, count: int) -> Any:
-        """Undo `fold` of so many calls."""
+        """Undo `fold` of `count` calls."""
         if self.directions is not None:
             tensor = tensor.unflatten(self.directions, (2, -1))
         tensor = tensor.unflatten(self.axis, (count, -1)).movedim(self.axis, 0)
@@ -93,7 +93,7 @@ def _differing(shape: Sequence[int], other: Sequence[int]) -> int:
 
 @lru_cache(maxsize=256)
 def wider_recipe(recipe: str, count: int) -> str | None:
-    """Return the recipe of a kernel on pre-activations with so many times the heads, None where there is none."""
+    """Return the recipe of a kernel on pre-activations with `count` times the heads, None where there is none."""
     kernel = kernel_by(recipe)
     return with_heads(recipe, count, kernel.interface, kernel.builder.cell_shape.means_over_all)
 

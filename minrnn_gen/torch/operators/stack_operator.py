@@ -86,7 +86,7 @@ class _Layers:
         return len(self.recipes) - 1 if self.dropout else 0
 
     def slots(self, tensors: Tensors, states: int) -> StackSlots:
-        """Return the slots of a call whose cell has so many states."""
+        """Return the slots of a call, given the cell's number of states."""
         layers = len(self.recipes)
         fixed = StackSlots.of(_SEQUENCES_COUNT, layers, 0, states, self.masks_count)
         return StackSlots.of(_SEQUENCES_COUNT, layers, (len(tensors) - fixed.masks.stop) // layers, states, self.masks_count)
@@ -98,7 +98,7 @@ class _Layers:
         return (tensors[X], *tensors[slots.sequences], [*tensors[slots.masks]], [*tensors[slots.own]], present)
 
     def dispatched(self, tensors: Tensors, states: int, saves: bool) -> Sequence[Any]:
-        """Call the operator for a cell with so many states."""
+        """Call the operator, given the cell's number of states."""
         return OPERATOR([*self.recipes], saves, self.dropout, *self.by_schema(tensors, states))  # type: ignore[no-any-return]
 
     def dropped_below(self, tensors: Tensors, layer: int, values: Any) -> Any:

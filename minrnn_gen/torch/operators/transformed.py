@@ -67,7 +67,7 @@ class _Call:
         return [Y_AXES[interface.layout].index("b"), *[len(interface.directions)] * self.final_count, *saved]
 
     def with_heads(self, count: int) -> _Call:
-        """Return the call with so many times the heads."""
+        """Return the call with `count` times the heads."""
         recipe = heads.wider_recipe(self.recipe, count)
         assert recipe is not None
         return _Call(recipe, self.all_states)
@@ -178,7 +178,7 @@ class _CallFunction(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradients of a call for its `wanted` tensors by slot, from so many `results` and gradients of `states`."""
+    """The gradients of a call for its `wanted` tensors by slot, from its `results` and the gradients of its `states`."""
 
     of: _Call
     wanted: tuple[bool, ...]

@@ -95,7 +95,7 @@ def agree(
 
 
 def compared(member: Member, device: torch.device, said: Mapping[str, Any], refusal: BadInput | None) -> list[dict[str, Any]]:
-    """Return what all ranks say, exchanged anew; `said` has a "form" and a "refusal". Raises as `agree` does."""
+    """Return what all ranks say, exchanged again; `said` has a "form" and a "refusal". Raises as `agree` does."""
     text = json.dumps(said, ensure_ascii=True, sort_keys=True)
     everyone = [json.loads(answer) for answer in exchanged(text, device, member)]
     if refusal is not None:

@@ -238,7 +238,7 @@ def choices(
         return seconds_of + GROUP_SECONDS if carried.at_once and count > 1 else max(seconds_of, least)
 
     def besides(count: int) -> float:
-        """Return what a pipeline takes besides its groups."""
+        """Return the time of a pipeline in addition to its groups' passes."""
         joins = allowed["pipeline"] * of_pass if count > 1 else 0.0
         return joins + (0.0 if carried.at_once else PIPELINE_SECONDS)
 

@@ -110,7 +110,7 @@ def head_member_of(value: Any) -> Member:
 def process_group_of(value: Any, name: str) -> Any:
     """Return torch's process group of a process group or a device mesh of one axis."""
     if not dist.is_available():
-        raise BadInput(f"{name} was given, but this torch is without torch.distributed; install one that has it")
+        raise BadInput(f"{name} was given, but this torch lacks torch.distributed; install one that has it")
     if value is dist.GroupMember.NON_GROUP_MEMBER:
         raise BadInput(f"{name} is a group without this rank; call on the ranks of the group alone")
     if isinstance(value, dist.ProcessGroup):

@@ -86,7 +86,7 @@ class StageMaps:
         return self._is_in_order and not self.is_constant
 
     def with_map(self, ends: Any) -> Any:
-        """Return the states of `kernel` for end states whose map nobody reads."""
+        """Return the states of `kernel` for end states whose map is not read."""
         return torch.cat((ends, self.nothing(ends)))
 
     def apart(self, ends: Any) -> tuple[Any, Any]:

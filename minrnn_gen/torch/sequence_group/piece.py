@@ -129,8 +129,8 @@ class Piece:
     def forward_again(self, call: Sequence[Any], state: Any, into: Sequence[Any], counts: Any = None) -> Any:
         """Run a call with entering states `state` `into` existing arrays; return the states after it.
 
-        `into`: y and, where they are kept, the states after every step. `counts`, a bool in the memory of x, says whether it
-        runs: where not, nothing is written and `state` is returned. On a GPU no host waits for it. None: it runs.
+        `into`: y and, where they are kept, the states after every step. `counts`, a bool in the memory of x, says whether
+        the call runs: if False, it writes nothing and returns `state`. On a GPU the host does not wait for it. None: it runs.
         """
         if self.runs_in_place(call):
             tensors = self._with_states(self._counting(call, counts), state)

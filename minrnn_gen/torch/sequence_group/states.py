@@ -23,7 +23,7 @@ def together(interface: Interface, states: Sequence[Any]) -> Any:
 
 
 def together_shape(interface: Interface, sequences: int) -> tuple[int, ...]:
-    """Return the shape of all states of so many sequences as one array."""
+    """Return the shape of all states of a number of sequences as one array."""
     first = interface.shape_of_state(interface.states[0], sequences)
     if states_axis(interface) == 0:
         return (len(interface.states), *first)
