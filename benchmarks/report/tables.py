@@ -12,7 +12,7 @@ LIMIT, PATH, BEST = "limit", "path", "of the best"
 OURS = "minrnn-gen"
 # Fact of a row: the seconds from compile(), or from the start of a build, to the first results.
 FIRST_CALL = "first_call_seconds"
-# Facts of a row: what many calls and tracing anew have left behind.
+# Facts of a row: what many calls and tracing anew have left over.
 GROWN, TARGETS, RECORDED = LEFT_BEHIND = "bytes grown", "targets registered", "calls recorded"
 # The longest failure that stands in a cell; a longer one is a note below the table.
 INLINE_CHARACTERS = 20
@@ -239,11 +239,11 @@ def first_calls_text(rows: Sequence[Row]) -> str:
 
 
 def left_behind_text(rows: Sequence[Row]) -> str:
-    """Return a table of what many calls have left behind; empty where no row says it."""
+    """Return a table of what many calls have left over; empty where no row says it."""
     counted = [row for row in rows if all(name in row.facts for name in LEFT_BEHIND)]
     if not counted:
         return ""
-    lines = [heading(f"left behind: {rows[0].problem.size_names}", LEFT_BEHIND)]
+    lines = [heading(f"left over: {rows[0].problem.size_names}", LEFT_BEHIND)]
     lines += [f"| {row.problem.label} | {' | '.join(str(row.facts[name]) for name in LEFT_BEHIND)} |" for row in counted]
     return "\n".join(lines) + "\n"
 

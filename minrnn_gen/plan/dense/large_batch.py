@@ -20,8 +20,8 @@ PRODUCTS_MOST = 4
 TILES_BETWEEN = (24, 48, 96, 160)
 # Rounds of cells.
 ROUNDS_MOST = 8
-# Cells of a lane in a backward, all unrolled: with 32, kernels took at least 1.12 times as long as the best of 14 problems that
-# were drawn on H200s, and 1.02 of an elman on an H100 (docs/lab-notes.md). A bit of a register for each says whether it was reset.
+# Cells of a lane in a backward, all unrolled. With 32, kernels took at least 1.12 times as long as the best of 14 problems
+# drawn on H200s, and 1.02 of an elman on an H100 (docs/lab-notes.md).
 CELLS_MOST = 16
 # Warpgroups that multiply: more have too few registers for a part of R.
 CONSUMERS_MOST = 4
