@@ -27,7 +27,7 @@ from minrnn_gen.plan.kernel_plan import StatesOut
 from minrnn_gen.run.backend import Backend
 from minrnn_gen.run.gpu import GpuRun, RestoredBackward
 from minrnn_gen.run.in_place import InPlace
-from minrnn_gen.run.kept import StatesAsked
+from minrnn_gen.run.kept import StatesAsked, asked_by_backward
 from minrnn_gen.run.recording.replay import Trace
 from minrnn_gen.run.saved import Forward, ForwardReplay, Saved, restored_replay
 
@@ -378,13 +378,11 @@ class Executor:
         """Return which states a forward writes after every step, and in which dtype."""
         if all_states:
             return "arithmetic"
-        if not (saves and self._backward_reads_states):
-            return "none"
-        return "read" if self.interface.recurrent_gates else "storage"
+        return self._asked_by_backward if saves else "none"
 
     @cached_property
-    def _backward_reads_states(self) -> bool:
-        return bool(self.builder.lowered_backward.needs_saved_states)
+    def _asked_by_backward(self) -> StatesAsked:
+        return asked_by_backward(self.builder)
 
     def _saved_layouts(self, run: Run, batch: int, time: int, all_states: bool) -> tuple[Layout, ...]:
         interface, asked = self.interface, self._states_out(all_states, True)

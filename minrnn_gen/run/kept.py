@@ -18,6 +18,13 @@ def states_read(builder: Builder) -> tuple[str, ...]:
     return builder.lowered_backward.needs_saved_states
 
 
+def asked_by_backward(builder: Builder) -> StatesAsked:
+    """Return what a forward is asked to write where a backward follows."""
+    if not states_read(builder):
+        return "none"
+    return "read" if builder.cell_shape.has_matrix else "storage"
+
+
 def kept_by_name(builder: Builder, kept: Sequence[Array]) -> dict[str, Array | None]:
     """Return the arrays by the names of all states, None for a state that was not written."""
     states = builder.cell_shape.states

@@ -24,7 +24,7 @@ from minrnn_gen.program.number import text
 from minrnn_gen.run.cuda import STRIDING_BLOCKS
 from minrnn_gen.run.gpu import GpuRun
 from minrnn_gen.run.interface import interface_of
-from minrnn_gen.run.kept import StatesAsked
+from minrnn_gen.run.kept import asked_by_backward
 from minrnn_gen.run.recording.describer import Describer
 from minrnn_gen.run.recording.replay import Finished
 
@@ -143,9 +143,7 @@ def plain_call(
         run.step(call)
     else:
         saves = kernel_pass == "backward"
-        reads_states = saves and bool(builder.lowered_backward.needs_saved_states)
-        asked: StatesAsked = "read" if interface.recurrent_gates else "storage"
-        forward = run.forward(call, asked if reads_states else "none", saves)
+        forward = run.forward(call, asked_by_backward(builder) if saves else "none", saves)
         names |= _names_of(backend.program)
         if saves:
             first = backend.inputs + len(backend.program.buffers)

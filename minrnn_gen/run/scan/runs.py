@@ -142,6 +142,5 @@ def specialization_of(call: Call, states_out: StatesOut, *rows: Array) -> Specia
 def read_states(builder: Builder, outputs: Outputs) -> tuple[Array, ...]:
     """Return the states that a backward reads, as written; y where it is one of them."""
     lowered = builder.lowered_backward
-    states = kept_by_name(builder, outputs.kept)
-    read = (outputs.y if name == lowered.output_state else states[name] for name in lowered.read_states)
-    return tuple(array for array in read if array is not None)
+    states = {name: array for name, array in kept_by_name(builder, outputs.kept).items() if array is not None}
+    return tuple(outputs.y if name == lowered.output_state else states[name] for name in lowered.read_states)
